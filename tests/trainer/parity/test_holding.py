@@ -36,7 +36,8 @@ class Member:
         self.me = me
         self.store = TableStore(TABLES)
         self.log = self.store.log_deltas(members, lambda table, segment: layout.lane(me, table, segment))
-        self.holding = Holding(ParityBlocks(layout, me, SHAPES), me, members)
+        self.blocks = ParityBlocks(layout, me, SHAPES)
+        self.holding = Holding(self.blocks, me, members)
         self.links: dict[int, deque[Sent]] = {peer: deque() for peer in range(members) if peer != me}
         self.sent = 0
         self.arrived = dict.fromkeys(self.links, 0)
@@ -131,7 +132,7 @@ class Group(RuleBasedStateMachine):
         for one in rest:
             one.holding.agree(lost.me, agreed)
             for table, shape in enumerate(SHAPES):
-                for block in one.holding.blocks.blocks(table):
+                for block in one.blocks.blocks(table):
                     live = block[shape.layout.fields(block)["pushes"] != 0]
                     keys = keys_of(live).tolist()
                     assert not rows[table].keys() & set(keys)
@@ -195,7 +196,8 @@ def test_a_lost_source_is_heard_no_more() -> None:
 
 
 def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, holding = Member(0, 2), Member(1, 2).holding
+    source, holder = Member(0, 2), Member(1, 2)
+    holding = holder.holding
     while not source.log.is_whole:
         source.log.fill(1 << 20)
     keys = np.arange(2, dtype=np.int64)
@@ -220,9 +222,6 @@ def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytes
     assert holding.received(0) == 3
     for table, shape in enumerate(SHAPES):
         found = [
-            row
-            for block in holding.blocks.blocks(table)
-            for row in block
-            if shape.layout.fields(row[None])["pushes"][0]
+            row for block in holder.blocks.blocks(table) for row in block if shape.layout.fields(row[None])["pushes"][0]
         ]
         assert keys_of(np.array(found)).tolist() == [table]

@@ -5,7 +5,7 @@
 """
 
 from emberscale_trainer.parity.blocks import ParityBlocks, TableShape
-from emberscale_trainer.parity.holding import Holding, SourceOverError
+from emberscale_trainer.parity.holding import Batch, Holding, SourceOverError
 from emberscale_trainer.parity.layout import ParityLayout
 
-__all__ = ["Holding", "ParityBlocks", "ParityLayout", "SourceOverError", "TableShape"]
+__all__ = ["Batch", "Holding", "ParityBlocks", "ParityLayout", "SourceOverError", "TableShape"]

@@ -6,19 +6,26 @@ the middle has reached some holders: when its server is lost, the others agree o
 have, and drop what is beyond it. So the rows that they rebuild, and the record of the batches in them, are those of
 one moment; a batch that was acknowledged is in them, and one that was not may be.
 
-There is no clock, no thread and no socket here.
+There is no clock, no thread, no socket and no row here.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from emberscale_trainer.parity.blocks import ParityBlocks
 from emberscale_trainer.partition import AppliedBatches
 
 Batch = tuple[int, int]
+
+_Deltas = TypeVar("_Deltas")
+_Sent = TypeVar("_Sent", contravariant=True)
+
+
+class Blocks(Protocol[_Sent]):
+    """The parity itself, which the deltas of all sources go into."""
+
+    def apply(self, source: int, deltas: _Sent) -> None:
+        """Applies deltas of a source; after a MemoryError, none of them is."""
 
 
 class SourceOverError(Exception):
@@ -26,37 +33,40 @@ class SourceOverError(Exception):
 
 
 @dataclass
-class _Source:
+class _Source(Generic[_Deltas]):
     """What came from one source.
 
     * `received`, `applied`: the last item that came, and the last that is in the parity.
-    * `kept`: those in between: the batch, if it is of one, and the deltas.
+    * `kept`: those in between: the batch, if it is of one, and the deltas, which the first item has none of.
     * `batches`: those in the parity.
     * `lost`: nothing more is taken. `withdrawn`: nothing of its rows is left in the parity.
     """
 
     received: int = 0
     applied: int = 0
-    kept: deque[tuple[Batch | None, NDArray[np.uint8]]] = field(default_factory=deque)
+    kept: deque[tuple[Batch | None, _Deltas | None]] = field(default_factory=deque)
     batches: AppliedBatches = field(default_factory=AppliedBatches)
     lost: bool = False
     withdrawn: bool = False
 
 
-class Holding:
+class Holding(Generic[_Deltas]):
     """One member's holding. `blocks` gets the deltas of all the others."""
 
-    def __init__(self, blocks: ParityBlocks, member: int, members: int) -> None:
-        self.blocks = blocks
-        self._sources = {source: _Source() for source in range(members) if source != member}
+    def __init__(self, blocks: Blocks[_Deltas], member: int, members: int) -> None:
+        self._blocks = blocks
+        self._sources: dict[int, _Source[_Deltas]] = {
+            source: _Source() for source in range(members) if source != member
+        }
 
     def begin(self, source: int, batches: AppliedBatches) -> None:
         """Takes the first item of a source: all batches in its rows as it begins."""
         one = self._of(source)
         one.batches = batches
-        self.take(source, 0, None, np.zeros(0, np.uint8))
+        one.kept.append((None, None))
+        one.received += 1
 
-    def take(self, source: int, settled: int, batch: Batch | None, deltas: NDArray[np.uint8]) -> None:
+    def take(self, source: int, settled: int, batch: Batch | None, deltas: _Deltas) -> None:
         """Takes the next item of a source, whose items up to `settled` are settled; the deltas are kept as they are.
 
         Raises SourceOverError, and ValueError for what are no deltas. After a MemoryError the item has not come.
@@ -98,7 +108,7 @@ class Holding:
         """The batches of a source that are in the parity."""
         return self._sources[source].batches
 
-    def _of(self, source: int) -> _Source:
+    def _of(self, source: int) -> _Source[_Deltas]:
         one = self._sources[source]
         if one.lost or one.withdrawn:
             raise SourceOverError(f"nothing more of server {source} is taken here")
@@ -110,6 +120,7 @@ class Holding:
             batch, deltas = one.kept[0]
             if batch is not None:
                 one.batches.record(*batch)
-            self.blocks.apply(source, deltas)
+            if deltas is not None:
+                self._blocks.apply(source, deltas)
             one.kept.popleft()
             one.applied += 1

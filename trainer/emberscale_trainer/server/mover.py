@@ -17,8 +17,9 @@ import structlog
 
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.group import is_parity_stream
 from emberscale_trainer.server.moves import Transfer, move_of, stream_of
-from emberscale_trainer.server.protection import RowProtection, is_parity_stream
+from emberscale_trainer.server.protection import RowProtection
 from emberscale_trainer.server.rebuild import Rebuild
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender

@@ -10,6 +10,7 @@ Lock order: that of the state, then that of a group.
 
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from emberscale_api.routing import RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
 from emberscale_trainer.partition import AppliedBatches
-from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.group import GroupCore, parity_stream, source_of
 from emberscale_trainer.server.reports import ParityFigures, ParityTotals
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
@@ -29,17 +30,10 @@ from emberscale_trainer.transport import ConnectionLostError
 
 log = structlog.get_logger()
 
-_PARITY_STREAM = 1 << 63
-_SERVERS = 1 << 10
 _FILL_BYTES = 256 << 10
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
 _NOTHING = np.zeros((0, 8), np.uint8)
-
-
-def is_parity_stream(stream: int) -> bool:
-    """Whether a row stream carries deltas for parity, and not rows of a move."""
-    return bool(stream & _PARITY_STREAM)
 
 
 class Group:
@@ -62,22 +56,17 @@ class Group:
         self.changed = threading.Condition()
         self._state = state
         self._totals = totals
-        self._over = False
-        self._whole = False
-        self._lost: int | None = None
-        self._received = 0
-        self._marks: dict[int, tuple[int, int]] = {}
         self._withdrawing = threading.Lock()
         self._rest: AppliedBatches | None = None
-        self._put = 0
         tables = state.tables
         layout = ParityLayout(len(members))
         self._log: DeltaLog = tables.log_deltas(
             len(members), lambda number, segment: layout.lane(self.me, number, segment)
         )
         shapes = [TableShape(one) for one in tables.layouts]
-        self.holding = Holding(ParityBlocks(layout, self.me, shapes), self.me, len(members))
-        stream = _PARITY_STREAM | table.version * _SERVERS | index
+        self.blocks = ParityBlocks(layout, self.me, shapes)
+        self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)))
+        stream = parity_stream(table.version, index)
         self._senders = {
             member: StreamSender(
                 server.data, server.incarnation, token, stream, table.generation, context, window_bytes=_UNBOUNDED
@@ -91,12 +80,17 @@ class Group:
     @property
     def is_whole(self) -> bool:
         """Whether all rows of this server are protected."""
-        return self._whole and self._lost is None and not self._over
+        return self._core.is_whole
 
     @property
     def lag(self) -> int:
         """How many of its items the holder that is furthest behind has yet to acknowledge."""
-        return self._put - self._settled()
+        return self._core.put_count - self._core.settled(self._acknowledged())
+
+    @property
+    def holding(self) -> Holding[NDArray[np.uint8]]:
+        """What this server holds for the others."""
+        return self._core.holding
 
     # What this server sends
 
@@ -106,37 +100,36 @@ class Group:
 
     def settle(self) -> None:
         """Returns when all that was pushed until now is stored by all holders that live, or the group is over."""
-        number = self._put
-        for member, sender in self._senders.items():
-            while not self._over and member != self._lost:
-                try:
-                    sender.reach(number, _WAIT_SECONDS)
-                    break
-                except TimeoutError:
-                    continue
-                except StreamLostError:  # the holder is lost, or takes this server for lost: the master will tell
-                    with self.changed:
-                        self.changed.wait(_WAIT_SECONDS)
+        number = self._core.put_count
+        while waits_for := self._core.waits_for(number, self._acknowledged()):
+            try:
+                self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
+            except TimeoutError:
+                continue
+            except StreamLostError:  # the holder is lost, or takes this server for lost: the master will tell
+                with self.changed:
+                    self.changed.wait(_WAIT_SECONDS)
 
     def end(self) -> None:
         """Another group, or none, comes after this one; whoever waits for it goes on."""
         self._log.stop()
         with self.changed:
-            self._over = True
+            self._core.end()
             self.changed.notify_all()
         for sender in self._senders.values():
             sender.close()
 
     def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
-        settled = np.array([self._settled()], np.int64)
+        settled = np.array([self._core.settled(self._acknowledged())], np.int64)
         deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in self._log.take()]
         self._send(Item(kind, 0, records, settled, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:
         """One item for each member, in their order."""
-        self._put += 1
+        self._core.put()
+        holders = self._core.holders
         for member, item in enumerate(items):
-            if member not in (self.me, self._lost):
+            if member in holders:
                 try:
                     self._senders[member].put(item, _WAIT_SECONDS)
                     self._totals.items += 1
@@ -144,22 +137,22 @@ class Group:
                 except StreamLostError:
                     continue  # `settle` waits for the master
 
-    def _settled(self) -> int:
-        counts = [one.acknowledged_count for member, one in self._senders.items() if member != self._lost]
-        return min(counts, default=self._put)
+    def _acknowledged(self) -> dict[int, int]:
+        """How many items each other member has."""
+        return {member: sender.acknowledged_count for member, sender in self._senders.items()}
 
     def _fill(self) -> None:
         """Protects the rows that were there before, piece by piece."""
         whole = False
         while not whole:
             with self._state.lock:
-                if self._over or self._lost is not None:
+                if not self._core.is_filling:
                     return
                 self._log.fill(_FILL_BYTES)
                 self._send_deltas(ItemKind.FILL)
                 whole = self._log.is_whole
             self.settle()
-        self._whole = True
+        self._core.filled()
         log.info("rows_protected", version=self.table.version, servers=len(self.members))
 
     # What others send
@@ -167,8 +160,6 @@ class Group:
     def receive(self, source: int, item: Item) -> None:
         """Takes an item of another member. Raises StreamLostError, and ValueError for what makes no sense."""
         with self.changed:
-            if self._over:
-                raise StreamLostError("the group is over")
             try:
                 self._take(source, item)
             except SourceOverError as error:
@@ -179,14 +170,13 @@ class Group:
         keys = item.keys.tolist()
         match item.kind:
             case ItemKind.BASE:
-                self.holding.begin(source, _from_flat(item.keys))
+                self._core.begin(source, _from_flat(item.keys))
             case ItemKind.DELTA:
-                self.holding.take(source, keys[0], (item.epoch, item.batch), item.records.reshape(-1).copy())
+                self._core.take(source, keys[0], (item.epoch, item.batch), item.records.reshape(-1).copy())
             case ItemKind.FILL:
-                self.holding.take(source, keys[0], None, item.records.reshape(-1).copy())
+                self._core.take(source, keys[0], None, item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWN:
-                self.holding.withdraw(source)
-                self._marks[source] = (keys[0], keys[1])
+                self._core.withdrawn(source, keys[0], keys[1])
             case _:
                 raise ValueError(f"an item of kind {item.kind} in a stream of parity")
 
@@ -198,12 +188,10 @@ class Group:
         Takes as long as all other members need for it. Raises NotHeldError where this group cannot.
         """
         with self._withdrawing:
+            mark = self._begin_rebuild(lost)
             if self._rest is None:
-                self._begin_rebuild(lost)
-                self._withdraw()
-                self._rest = self._agreed(lost)
-            if self._lost != lost:
-                raise NotHeldError("the rows of another server were rebuilt from this parity")
+                self._withdraw(mark)
+                self._rest = self._agreed()
             return self._rest
 
     def rest(self) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
@@ -213,49 +201,39 @@ class Group:
         """
         tables = self._state.tables
         for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
-            for block in self.holding.blocks.blocks(table):
+            for block in self.blocks.blocks(table):
                 records = block[layout.fields(block)["pushes"] != 0]
                 if len(records):
                     yield table, spec.column < 0, records
 
-    def _begin_rebuild(self, lost: int) -> None:
+    def _begin_rebuild(self, lost: int) -> tuple[int, int]:
         with self._state.lock, self.changed:
-            if self._over or not self._whole or self._lost not in (None, lost):
-                raise NotHeldError("this server's rows are not protected")
-            self._lost = lost
-            self._received = self.holding.lose(lost)
+            mark = self._core.lose(lost)
             self.changed.notify_all()
         self._senders[lost].close()
+        return mark
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, mark: tuple[int, int]) -> None:
         empty = False
         while not empty:
             with self._state.lock:
-                self._require()
+                self._core.require()
                 self._log.withdraw(_FILL_BYTES)
                 self._send_deltas(ItemKind.FILL)
                 empty = self._log.is_empty
             self.settle()
-        mark = np.array([self._lost, self._received], np.int64)
+        said = np.array(mark, np.int64)
         with self._state.lock:
-            self._require()
-            self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, mark) for _ in self.members)
+            self._core.require()
+            self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, said) for _ in self.members)
         self.settle()
 
-    def _agreed(self, lost: int) -> AppliedBatches:
+    def _agreed(self) -> AppliedBatches:
         """Waits for all others; the batches that the rows of the lost server have in all parity of them."""
-        others = self._senders.keys() - {lost}
         with self.changed:
-            self.changed.wait_for(lambda: self._over or others <= self._marks.keys())
-            self._require()
-            if any(self._marks[one][0] != lost for one in others):
-                raise NotHeldError("the servers do not agree on which one is lost")
-            self.holding.agree(lost, min([self._received, *(self._marks[one][1] for one in others)]))
-            return self.holding.applied(lost)
-
-    def _require(self) -> None:
-        if self._over:
-            raise NotHeldError("the group is over")
+            while (agreed := self._core.agreed()) is None:
+                self.changed.wait()
+            return agreed
 
 
 class RowProtection:
@@ -286,7 +264,7 @@ class RowProtection:
         group, totals = self._group, self._totals
         if group is None:
             return None
-        return ParityFigures(group.lag, totals.items, totals.bytes, group.holding.blocks.nbytes)
+        return ParityFigures(group.lag, totals.items, totals.bytes, group.blocks.nbytes)
 
     def form(self, table: RoutingTable, index: int) -> None:
         """Begins the group of a table that is in force here, unless it or a later one has begun."""
@@ -309,20 +287,20 @@ class RowProtection:
 
         Raises StreamLostError for a stream of an earlier table.
         """
-        version, source = (stream & ~_PARITY_STREAM) // _SERVERS, stream % _SERVERS
-        asked = (generation, version)
+        deadline = time.monotonic() + _WAIT_SECONDS
         with self._changed:
-            self._changed.wait_for(lambda: self._newest() >= asked, _WAIT_SECONDS)
-            group = self._group
-            if group is None or self._newest() < asked:
-                raise ConnectionLostError(f"there is no group of version {version} here yet")
-            if self._newest() > asked or source not in group.members:
-                raise StreamLostError(f"server {source} is not of the group of version {self._newest()[1]}")
-        member = group.members.index(source)
+            while (found := self._member_of(stream, generation)) is None:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise ConnectionLostError("the group of that stream has yet to begin here")
+        group, member = found
         return lambda item: group.receive(member, item)
 
-    def _newest(self) -> tuple[int, int]:
-        return (0, 0) if self._group is None else (self._group.table.generation, self._group.table.version)
+    def _member_of(self, stream: int, generation: int) -> tuple[Group, int] | None:
+        group = self._group
+        if group is None:
+            return None
+        member = source_of(stream, generation, (group.table.generation, group.table.version), group.members)
+        return None if member is None else (group, member)
 
 
 def _flat(applied: AppliedBatches) -> NDArray[np.int64]:

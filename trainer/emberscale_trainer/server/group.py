@@ -1,0 +1,161 @@
+"""One server's part in a group that keeps parity of its members' rows, as pure state, without rows and streams.
+
+    filling -> whole -> (a member is lost) -> withdrawing -> agreed
+       another table, or another assignment -> over
+
+A member sends one numbered item to each other one for each push, and a push is answered once all of them have its item.
+"""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from emberscale_trainer.parity.holding import Batch, Holding, SourceOverError
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.stream.core import StreamLostError
+
+_Deltas = TypeVar("_Deltas")
+
+_PARITY_STREAM = 1 << 63
+_SERVERS = 1 << 10
+
+
+class GroupCore(Generic[_Deltas]):
+    """The part of member `me` in a group of `members`; `holding` is what it holds for the others."""
+
+    def __init__(self, me: int, members: int, holding: Holding[_Deltas]) -> None:
+        self.holding = holding
+        self._me = me
+        self._others = tuple(member for member in range(members) if member != me)
+        self._over = False
+        self._whole = False
+        self._lost: int | None = None
+        self._put = 0
+        self._received = 0
+        self._marks: dict[int, tuple[int, int]] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of this server are protected."""
+        return self._whole and self._lost is None and not self._over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another group, or none, has come after this one."""
+        return self._over
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether rows that were there before may still be sent."""
+        return self._lost is None and not self._over
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The members that items are sent to: all others but a lost one."""
+        return tuple(member for member in self._others if member != self._lost)
+
+    @property
+    def put_count(self) -> int:
+        """The number of the last item."""
+        return self._put
+
+    def end(self) -> None:
+        """Another group, or none, comes after this one; nothing waits for it."""
+        self._over = True
+
+    # What this member sends
+
+    def put(self) -> int:
+        """Numbers the next item."""
+        self._put += 1
+        return self._put
+
+    def filled(self) -> None:
+        """All rows that were there before are with the holders."""
+        self._whole = True
+
+    def settled(self, acknowledged: Mapping[int, int]) -> int:
+        """The last item that all holders have, by what each has acknowledged."""
+        return min((acknowledged[member] for member in self.holders), default=self._put)
+
+    def waits_for(self, number: int, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
+        """The holders that have yet to store the items up to this one before a push is answered; none once over."""
+        return () if self._over else tuple(member for member in self.holders if acknowledged[member] < number)
+
+    # What others send. All of them raise SourceOverError once nothing is taken any more.
+
+    def begin(self, source: int, batches: AppliedBatches) -> None:
+        """As `Holding.begin`."""
+        self._taking()
+        self.holding.begin(source, batches)
+
+    def take(self, source: int, settled: int, batch: Batch | None, deltas: _Deltas) -> None:
+        """As `Holding.take`."""
+        self._taking()
+        self.holding.take(source, settled, batch, deltas)
+
+    def withdrawn(self, source: int, lost: int, received: int) -> None:
+        """A member has withdrawn its rows, as it takes `lost` for lost, from which it received so many items."""
+        self._taking()
+        self.holding.withdraw(source)
+        self._marks[source] = (lost, received)
+
+    def _taking(self) -> None:
+        if self._over:
+            raise SourceOverError("the group is over")
+
+    # The loss of a member
+
+    def lose(self, lost: int) -> tuple[int, int]:
+        """Takes a member for lost, once and for all; returns what `withdrawn` is to say of it to the others.
+
+        Raises NotHeldError where its rows cannot be rebuilt from this member's parity.
+        """
+        if self._over or not self._whole or self._lost not in (None, lost):
+            raise NotHeldError("this server's rows are not protected")
+        self._lost = lost
+        self._received = self.holding.lose(lost)
+        return lost, self._received
+
+    def agreed(self) -> AppliedBatches | None:
+        """The batches in the rows of the lost member, once they alone are left in the parity; None before that.
+
+        All others have said how many items came from it, and those that some lack are dropped. Raises NotHeldError.
+        """
+        self.require()
+        lost = self._lost
+        if lost is None or not set(self.holders) <= self._marks.keys():
+            return None
+        marks = [self._marks[member] for member in self.holders]
+        if any(named != lost for named, _ in marks):
+            raise NotHeldError("the servers do not agree on which one is lost")
+        self.holding.agree(lost, min([self._received, *(received for _, received in marks)]))
+        return self.holding.applied(lost)
+
+    def require(self) -> None:
+        """Raises NotHeldError once the group is over."""
+        if self._over:
+            raise NotHeldError("the group is over")
+
+
+def is_parity_stream(stream: int) -> bool:
+    """Whether a row stream carries deltas for parity, and not rows of a move."""
+    return bool(stream & _PARITY_STREAM)
+
+
+def parity_stream(version: int, source: int) -> int:
+    """The number of the row stream of a server's deltas under a routing table of this version: 64 bits."""
+    return _PARITY_STREAM | version * _SERVERS | source
+
+
+def source_of(stream: int, generation: int, newest: tuple[int, int], members: tuple[int, ...]) -> int | None:
+    """The member that a parity stream of a generation is of, to a server whose `newest` group has these `members`.
+
+    None: this server has yet to begin the group. Raises StreamLostError for a stream of an earlier one.
+    """
+    version, source = (stream & ~_PARITY_STREAM) // _SERVERS, stream % _SERVERS
+    if newest < (generation, version):
+        return None
+    if newest > (generation, version) or source not in members:
+        raise StreamLostError(f"server {source} is not of the group of version {newest[1]}")
+    return members.index(source)
