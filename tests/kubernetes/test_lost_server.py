@@ -1,0 +1,65 @@
+"""A parameter server's pod dies, and the job goes on without a roll-back: by parity, or with some batches forgotten."""
+
+from typing import Any
+
+import pytest
+
+from cluster import RECORDS, Job, Place, assert_exact, audit, eventually, manifest, submit
+from faults import ProcessKiller
+
+pytestmark = pytest.mark.timeout(1500)
+
+EPOCHS = 20
+"""So that the job outlasts its loss."""
+INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8}
+
+
+def protected(job: Job) -> bool | None:
+    return ((condition := job.condition("Protected")) is not None and condition["status"] == "True") or None
+
+
+def reasons(job: Job) -> list[str]:
+    return [event["reason"] for event in job.events()]
+
+
+def newest(job: Job) -> str:
+    """The id of the job's newest checkpoint; empty where there is none."""
+    return str((job.status().get("progress") or {}).get("checkpoint", ""))
+
+
+def complete(job: Job) -> Any:
+    """The job's progress, which tells of no roll-back."""
+    progress = job.wait_complete(900)["progress"]
+    assert progress.get("recoveries", 0) == 0
+    return progress
+
+
+def test_a_server_is_rebuilt_from_parity(place: Place, killer: ProcessKiller) -> None:
+    document = manifest("coded", place, epochs=EPOCHS, faultTolerance={"strategy": "ErasureCoding", "parity": 1})
+    document["spec"]["ps"]["replicas"] = 3
+    document["spec"]["checkpoint"]["interval"] = "1h"
+    job = submit(document, place)
+    eventually("all rows are protected", lambda: protected(job), seconds=300)
+    job.wait_for_samples(5_000)
+    killer.kill(job.running("ps")[1])
+    eventually("its rows are on its successor", lambda: "Recovered" in reasons(job) or None, seconds=300)
+    eventually("all rows are protected again", lambda: protected(job), seconds=300)
+    assert "Degraded" in reasons(job)
+    complete(job)
+    assert_exact(job, place, EPOCHS * RECORDS)
+
+
+def test_a_server_goes_back_alone_to_an_increment(place: Place, killer: ProcessKiller) -> None:
+    partial = {"strategy": "PartialRecovery", "targetPLS": 1.0}
+    document = manifest("partial", place, epochs=EPOCHS, faultTolerance=partial)
+    document["spec"]["checkpoint"] |= INCREMENTS
+    job = submit(document, place)
+    eventually("a checkpoint of all rows", lambda: newest(job), seconds=300)
+    first = newest(job)
+    eventually("an increment that builds on it", lambda: newest(job) != first or None, seconds=120)
+    killer.kill(job.running("ps")[0])
+    eventually("its rows are back", lambda: "RecoveredPartially" in reasons(job) or None, seconds=300)
+    progress = complete(job)
+    assert 0 < progress["pls"] <= 1
+    assert_exact(job, place, EPOCHS * RECORDS)
+    assert audit(job, place)["forgotten"] > 0
