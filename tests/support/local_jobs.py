@@ -129,6 +129,7 @@ class Job:
 
     def audit(self) -> dict[str, Any]:
         audited = CliRunner().invoke(app, ["audit", str(self.run_folder), "--output", "json"])
+        assert audited.stdout, audited.stderr
         result: dict[str, Any] = json.loads(audited.stdout)
         return result
 
