@@ -78,8 +78,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     if state.over or state.ends_with is not None:
         return state
     can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
-    if state.suspending and not can_save:
-        return suspend(state, spec)
+    if state.suspending_since is not None and not can_save:
+        # what survivors hold beyond the last checkpoint is kept if a partial recovery makes the rows whole again
+        is_patient = now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
+        waits = state.reload is not None and spec.checkpoint.uri is not None and is_patient
+        return state if waits else suspend(state, spec)
     begun = _begun(state, spec, _due(state, spec, now), now) if can_save else state
     wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
     if begun is state and wants_flash and flash.is_due(state.flash, spec, now):

@@ -138,7 +138,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case DrainWanted(index=index, incarnation=incarnation, why=why, replaced=replaced):
             return replace(state, job=draining.begin(job, index, incarnation, why, now, replaced=replaced)), ()
         case SuspensionWanted():
-            return replace(state, job=progress.begin_suspension(job)), ()
+            return replace(state, job=progress.begin_suspension(job, now)), ()
         case Advised(advice=advice, wall=wall):
             return replace(state, job=scaling.follow(job, spec, advice, now, wall)), ()
         case PlanMissed(why=why):

@@ -107,7 +107,7 @@ class Reload:
     * `lost`: the servers whose rows are lost. In phase WAIT, one that was silent may speak again.
     * `source`: the checkpoint. `number`: names the change of table to the servers, as that of a move.
     * `table`: the next routing table, from phase LOAD on.
-    * `loaded`, `problems`: each successor's progress, in bytes, and what it is trying again.
+    * `loaded`: each successor's progress, in bytes.
     * `done`: those that have finished their part of this phase.
     * `barrier`: its number, which ascends as those of all barriers.
     * `attempts`: barriers that failed, and calls that were refused.
@@ -124,7 +124,6 @@ class Reload:
     number: int = 0
     table: RoutingTable | None = None
     loaded: Mapping[int, int] = field(default_factory=dict)
-    problems: Mapping[int, str] = field(default_factory=dict)
     done: frozenset[int] = frozenset()
     barrier: int = 0
     attempts: int = 0

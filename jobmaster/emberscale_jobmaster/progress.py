@@ -9,9 +9,10 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.chains import Chain
+from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose, Reload, ReloadPhase, Restored
+from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose, Reload, ReloadPhase, Restored, Source
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.recovery import (
     Decode,
@@ -31,13 +32,12 @@ from emberscale_jobmaster.state import (
     Routing,
     Stage,
     allowed_pls,
+    applied_batches,
     batches_of,
-    committed_samples,
     limits_of,
     live_servers,
     phase_of,
     routed_servers,
-    samples_in,
     servers_missing,
     sizes_of,
     switching_move,
@@ -78,9 +78,9 @@ def fail(state: JobState, reason: str, message: str) -> JobState:
     return _ended(state, JobEnd(JobPhase.FAILED, reason, message))
 
 
-def begin_suspension(state: JobState) -> JobState:
+def begin_suspension(state: JobState, now: float) -> JobState:
     """The job is to rest at a checkpoint of now."""
-    return state if state.over else replace(state, suspending=True)
+    return state if state.over or state.suspending else replace(state, suspending_since=now)
 
 
 def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -88,7 +88,9 @@ def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
     if state.stage not in PREPARATION:
         state = _at_checkpoint(state, spec)
     where = f"checkpoint {state.checkpoint}" if state.checkpoint else "the start: no checkpoint was taken"
-    return _ended(replace(state, suspending=False), JobEnd(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}"))
+    return _ended(
+        replace(state, suspending_since=None), JobEnd(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}")
+    )
 
 
 def complete(state: JobState) -> JobState:
@@ -118,7 +120,7 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
             next_version=state.next_version + _LOST_VERSIONS,
         )
     if state.outcome is None and alone:
-        state = replace(state, suspending=False, troubles={})
+        state = replace(state, suspending_since=None, troubles={})
     elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
         return state
     scaling = replace(state.scaling, target=None)
@@ -191,19 +193,18 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
     is_flash_newest = newest > state.checkpointed_at
     since = state.clock.active_seconds - max(state.checkpointed_at, newest)
     survivors = _survivors(state, failure)
-    owned = sum(owner in survivors for owner in state.routing.table.bucket_owners)
-    lost_samples = 0  # since a flash checkpoint: its manifest will tell
-    if not is_flash_newest and state.stage not in PREPARATION:
-        held = samples_in(state, spec, state.restored.applied)
-        lost_samples = max(0, committed_samples(state, spec) - held)
-    total = max(1, spec.training.epochs * state.training_records)
+    pls = state.pls
+    if not is_flash_newest:  # of a flash checkpoint, its manifest will tell
+        lost = {server.index for server in state.routing.table.owners} - survivors
+        newest_persistent = Source(state.checkpoint, state.restored)
+        pls += forgotten_by(state, spec, lost, applied_batches(state, spec), newest_persistent).pls
     protection = Protection(
         state.flash.checkpoint if is_flash_newest else state.checkpoint,
         len(survivors),
         allowed_pls(state, spec),
         in_parity(state),
     )
-    estimates = Estimates(since, state.pls + lost_samples / total * (1 - owned / BUCKETS))
+    estimates = Estimates(since, pls)
     match choose(failure, protection, estimates):
         case Decode(server):
             return _degraded(state, server, failure.reason)

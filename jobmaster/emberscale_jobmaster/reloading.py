@@ -12,13 +12,15 @@ it. A batch that only some survivors have is retried by its worker, and stepped 
 SWITCH is durable before any server adopts the new table, as in a move.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from emberscale_api.checkpoint import EpochApplied, ForgottenShare
+from emberscale_api.checkpoint import ForgottenShare, is_flash
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
-from emberscale_api.routing import BUCKETS, PsAddress
+from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import retry
+from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.effects import (
     CallServer,
     Effect,
@@ -31,11 +33,12 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
 )
 from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
+from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
 from emberscale_jobmaster.progress import fail, roll_back, tell_recovery
-from emberscale_jobmaster.ranges import Applied, differing, minus, normalised, on_all
+from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR
-from emberscale_jobmaster.state import JobState, Routing, applied_batches, samples_in
+from emberscale_jobmaster.state import JobState, Routing, applied_batches
 
 KIND = "Reload"
 FIND_SECONDS = 60.0
@@ -46,6 +49,7 @@ HOLD_SECONDS = 10.0
 HELD_SECONDS = 30.0
 """How long it does so once it only waits for the switch: another master takes over within that."""
 BARRIER_SECONDS = 15.0
+UNREACHABLE = "CheckpointUnreachable"
 ATTEMPTS = 3
 """Barriers that may fail, and calls that may be refused, before the job rolls back."""
 WAIT_SECONDS = 1.0
@@ -90,10 +94,11 @@ def on_checkpoint_found(
     state: JobState, spec: TrainingJobSpec, operation: Reload, event: CheckpointFound, now: float
 ) -> JobState:
     """The checkpoint folder was read: the successors load, unless too much would be lost."""
-    state = replace(state.untroubled(KIND), damaged={**state.damaged, **event.damaged})
-    source = event.source
+    state, source = _refusing(state.untroubled(KIND), event.damaged), event.source
     if source is None or event.incompatible:
         return roll_back(state, spec, operation.reason, event.incompatible or "no checkpoint can be used")
+    if state.checkpoint in state.damaged and not is_flash(source.checkpoint):
+        state = replace(state, checkpoint=source.checkpoint, restored=source.restored)
     operation = replace(answered(operation, STORAGE), source=source)
     if why := _too_much(state, spec, operation, applied_batches(state, spec)):
         return roll_back(state, spec, operation.reason, why)
@@ -119,10 +124,14 @@ def on_prepared(state: JobState, operation: Reload, server: int, answer: Prepare
     """A successor says how far it is in loading; a survivor knows of the table to come."""
     before = operation.loaded.get(server, 0)
     gets_on = answer.loaded_bytes > before or (answer.done and server not in operation.done)
+    if answer.problem:
+        trouble = retry.failed_again(state.troubles.get(KIND), now, UNREACHABLE, f"ps-{server}: {answer.problem}")
+        state = replace(state, troubles={**state.troubles, KIND: trouble})
+    elif any(one.index == server for one in operation.successors) and gets_on:
+        state = state.untroubled(KIND)
     operation = replace(
         answered(operation, server),
         loaded={**operation.loaded, server: max(answer.loaded_bytes, before)},
-        problems={**operation.problems, server: answer.problem},
         deadline=now + LOAD_SECONDS if gets_on else operation.deadline,
     )
     if not answer.done:
@@ -207,8 +216,7 @@ def on_server_failed(
     if code == "INVALID_ARGUMENT":
         return fail(state, "ModelRefused", f"ps-{server}: {problem}")
     if code == "DATA_LOSS" and operation.source is not None:
-        damaged = {**state.damaged, operation.source.checkpoint: problem}
-        return _waiting(replace(state, damaged=damaged), operation)
+        return _waiting(_refusing(state, {operation.source.checkpoint: problem}), operation)
     attempts = operation.attempts + 1
     if code == "FAILED_PRECONDITION" and attempts < ATTEMPTS:  # another process answers there, and will register
         return state.having(asking_later(replace(operation, attempts=attempts), server, now + KEPT_SECONDS))
@@ -217,7 +225,7 @@ def on_server_failed(
 
 def on_storage_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:
     """The checkpoint folder cannot be read. It is tried again, as a roll-back would have to; later the job fails."""
-    trouble = retry.failed_again(state.troubles.get(KIND), now, "CheckpointUnreachable", problem)
+    trouble = retry.failed_again(state.troubles.get(KIND), now, UNREACHABLE, problem)
     if retry.exhausted(trouble, now):
         return fail(state, trouble.reason, trouble.message)
     return _waiting(replace(state, troubles={**state.troubles, KIND: trouble}), operation)
@@ -233,14 +241,18 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
     elif now >= operation.deadline:
         waiting = sorted({*operation.pending, *operation.again_at} - operation.done - {STORAGE})
         names = ", ".join(f"ps-{server}" for server in waiting)
-        said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
         if operation.phase is ReloadPhase.FIND:
             problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"
             return on_storage_failed(state, spec, operation, problem, now)
         if operation.phase is ReloadPhase.BARRIER:
             return _barrier_failed(state, spec, operation, f"{names} did not answer", now)
-        problem = f"{names} loaded nothing for {LOAD_SECONDS:g} s"
-        return roll_back(state, spec, operation.reason, f"{problem}: {said}" if said else problem)
+        trouble = state.troubles.get(KIND)
+        if trouble is None:
+            return roll_back(state, spec, operation.reason, f"{names} loaded nothing for {LOAD_SECONDS:g} s")
+        if retry.exhausted(trouble, now):
+            return fail(state, trouble.reason, trouble.message)
+        operation = replace(operation, deadline=now + AGAIN_SECONDS)  # they read the storage again and again
+        state = state.having(operation)
     due = [whom for whom, at in operation.again_at.items() if now >= at]
     return state.asking(operation, *due) if due else state
 
@@ -291,23 +303,15 @@ def _too_much(state: JobState, spec: TrainingJobSpec, operation: Reload, applied
 
 
 def _forgotten(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> ForgottenShare:
-    """What the lost rows lack of `applied` in the checkpoint, by CPR equation 3."""
-    table, source = state.routing.table, operation.source
-    assert source is not None, "a checkpoint is found before anything is forgotten"
-    lost = {server.index for server in operation.lost}
-    batches = minus(applied, source.restored.applied)
-    samples = samples_in(state, spec, batches)
-    buckets = normalised((number, number + 1) for number, owner in enumerate(table.bucket_owners) if owner in lost)
-    share = sum(stop - first for first, stop in buckets) / BUCKETS
-    return ForgottenShare(
-        servers=tuple(sorted(lost)),
-        checkpoint=source.checkpoint,
-        epochs=tuple(EpochApplied(epoch=epoch, ranges=spans) for epoch, spans in sorted(batches.items())),
-        samples=samples,
-        buckets=buckets,
-        pieces=normalised((number, number + 1) for number, owner in enumerate(table.piece_owners) if owner in lost),
-        pls=samples * share / (spec.training.epochs * state.training_records),
-    )
+    """What the lost rows lack of `applied` in the checkpoint."""
+    assert operation.source is not None, "a checkpoint is found before anything is forgotten"
+    return forgotten_by(state, spec, {server.index for server in operation.lost}, applied, operation.source)
+
+
+def _refusing(state: JobState, damaged: Mapping[str, str]) -> JobState:
+    """Checkpoints are damaged, how is said by id: nothing is loaded from them, and the next one builds on none."""
+    chain = state.chain if all(map(is_flash, damaged)) else Chain()
+    return replace(state, damaged={**state.damaged, **damaged}, chain=chain)
 
 
 def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:

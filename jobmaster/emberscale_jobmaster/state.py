@@ -162,7 +162,8 @@ class JobState:
     """Seconds between checkpoints that the brain advises."""
     advised_partial: bool = False
     """Whether the brain expects partial recovery to cost least, of what the manifest allows."""
-    suspending: bool = False
+    suspending_since: float | None = None
+    """When the job was told to rest, on its clock; None unless it was."""
     ends_with: CheckpointPurpose | None = None
     outcome: JobEnd | None = None
     plan_version: int = 1
@@ -240,6 +241,11 @@ class JobState:
     def pls(self) -> float:
         """The portion of samples whose effect on the model partial recoveries have lost (CPR equation 3)."""
         return sum((share.pls for share in self.forgotten), 0.0)
+
+    @property
+    def suspending(self) -> bool:
+        """Whether the job is to rest at a checkpoint."""
+        return self.suspending_since is not None
 
     @property
     def over(self) -> bool:

@@ -113,12 +113,16 @@ class ServerDouble:
 
 @dataclass
 class Fault:
-    """What becomes of a call: it fails with `code`, is never answered (`hangs`), or a batch slips in after it."""
+    """What becomes of a call: it fails with `code`, is never answered (`hangs`), or a batch slips in after it.
+
+    `problem`: the server says what it is trying again, and answers the next call only when it is told to.
+    """
 
     code: str = ""
     hangs: bool = False
     lapses: bool = False
     batch: int | None = None
+    problem: str = ""
     times: int = 1
 
 
@@ -170,6 +174,7 @@ class Driven:
         self.faults: dict[tuple[str, int], Fault] = {}
         self.storage = "works"
         self.checkpoints: dict[str, tuple[Holding, bool]] = {}
+        self.damaged: dict[str, str] = {}
         self.built_on: dict[str, str] = {}
         self.lost: Holding = {}
         self.stored: dict[str, str] = {}
@@ -303,6 +308,9 @@ class Driven:
         advice = Advice(self.job.scaling.plan_version + 1, "GrowMemory", sizes, "tables grow")
         self.tell(Advised(now=self.now, advice=advice, wall=1e9))
 
+    def suspend(self) -> None:
+        self.tell(SuspensionWanted(now=self.now))
+
     def kill(self, role: Role, index: int) -> None:
         member = self.ps[index].member if role is Role.PS else self.workers[index]
         if role is Role.PS:
@@ -386,7 +394,8 @@ class Driven:
         return (StorageFailed(now=self.now, operation=operation, serial=serial, problem="EIO"),)
 
     def _find(self, effect: FindCheckpoint) -> Event:
-        sound = [name for name, (_, whole) in self.checkpoints.items() if whole and name not in effect.refused]
+        refused = {*effect.refused, *self.damaged}
+        sound = [name for name, (_, whole) in self.checkpoints.items() if whole and name not in refused]
         source = None
         self.found.append(effect)
         if sound:
@@ -395,7 +404,12 @@ class Driven:
             source = Source(newest_sound, Restored(applied, data=(("/data/day_0", 1000),)))
         newest = max(map(number_of, self.checkpoints), default=0)
         return CheckpointFound(
-            now=self.now, operation=effect.operation, serial=effect.serial, source=source, newest=newest
+            now=self.now,
+            operation=effect.operation,
+            serial=effect.serial,
+            source=source,
+            damaged=self.damaged,
+            newest=newest,
         )
 
     def _call(self, call: CallServer) -> Event | None:
@@ -414,6 +428,9 @@ class Driven:
             return None
         if fault.code:
             return ServerFailed(code=fault.code, problem=f"{name} failed", **where)
+        if fault.problem:
+            self.faults[name, index] = Fault(hangs=True)
+            return ServerAnswered(answer=Prepared(done=False, problem=fault.problem), **where)
         if fault.lapses:
             self._let_go(server)
         answer = self._answer(server, call)
@@ -645,7 +662,7 @@ class Scenario:
             case ["plan", servers, "ps"]:
                 driven.plan(int(servers))
             case ["suspend"]:
-                driven.tell(SuspensionWanted(now=driven.now))
+                driven.suspend()
             case _:
                 raise ValueError(f"unknown command: {line}")
 

@@ -216,7 +216,7 @@ def test_a_stand_in_is_not_drained_before_it_has_the_rows() -> None:
 def test_a_job_that_is_to_rest_starts_no_stand_in() -> None:
     driven = training(servers=1)
     drain(driven, 0)
-    suspending = progress.begin_suspension(driven.job)
+    suspending = progress.begin_suspension(driven.job, driven.now)
     assert (servers_wanted(driven.job, driven.spec), servers_wanted(suspending, driven.spec)) == (2, 1)
 
 

@@ -232,7 +232,7 @@ def test_while_suspending_only_what_was_begun_is_finished() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)
     task = unwrap(pure.acquire())
-    pure.apply(progress.begin_suspension(pure.state))
+    pure.apply(progress.begin_suspension(pure.state, 0.0))
     assert pure.acquire() is None
     pure.apply(lifecycle.expire_leases(pure.state, [task.token]))
     rest = unwrap(pure.acquire())
@@ -242,7 +242,7 @@ def test_while_suspending_only_what_was_begun_is_finished() -> None:
 def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)
-    pure.apply(progress.begin_suspension(pure.state))
+    pure.apply(progress.begin_suspension(pure.state, 0.0))
     pure.checkpointed(CheckpointPurpose.SUSPENSION)
 
     pure.apply(progress.on_takeover(pure.state, pure.spec, wall=1000.0))

@@ -375,12 +375,14 @@ def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server:
     assert server.state.known == (0, 0), "nothing is adopted before the switch"
     assert server.control.Copy(master_pb2.CopyRequest(move=1, incarnation="i"), CONTEXT).ready
     applied = [master_pb2.AppliedBatches(epoch=0, ranges=[0, 3])]
-    switch = master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=1, applied=applied)
+    pulls = [master_pb2.OutstandingPull(session=0, epoch=0, batch=3)]
+    switch = master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=1, applied=applied, pulls=pulls)
     for _ in range(2):
         assert ranges(server.control.Switch(switch, CONTEXT)) == [[0, 3]]
     assert server.state.known == (2, 2)
-    assert server.push(2, generation=2) is Status.REPEATED
     assert server.push(3, generation=2) is Status.OK
+    assert server.push(2, generation=2) is Status.REPEATED
+    assert server.push(4, generation=2) is Status.REFRESH, "its pull was not handed over"
 
 
 def test_an_abandoned_move_is_not_switched(server: Server) -> None:

@@ -20,7 +20,7 @@ from emberscale_trainer.server.core import (
     Wait,
 )
 from emberscale_trainer.server.pressure import LONGEST_DELAY_SECONDS
-from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from moves import EVERYTHING, table_of
 
 NO_KEYS = np.empty(0, dtype=np.int64)
@@ -96,6 +96,18 @@ class TestReplacedServers:
         assert core.admit(2, header(0, version=2), 0.0) is Status.OK
         assert push(core, header(0, version=2), session=2) is Status.OK
         assert push(core, header(0, version=2), session=2) is Status.REPEATED
+
+    def test_the_next_server_that_orders_staleness_refuses_them_too(self) -> None:
+        """A move after the recovery hands over the pulls that are known, and no others."""
+        successor, following = ServerCore(), ServerCore()
+        self.replaced(successor, StalenessBound(2))
+        assert successor.admit(2, header(1, version=2), 0.0) is Status.OK
+        bound = StalenessBound(2)
+        bound.take_over([OutstandingPull(Ticket(2, 0, 1), token=1, unseen=0)])
+        following.prepare(8, 0, table_of(3), 0, 0.0)
+        following.switch(1, 6, 8, AppliedBatches(), bound, 0.0)
+        assert push(following, header(0, version=3), session=1) is Status.REFRESH
+        assert push(following, header(1, version=3), session=2) is Status.OK
 
 
 class TestVersionsAndGenerations:

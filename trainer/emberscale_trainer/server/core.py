@@ -80,7 +80,7 @@ class _Serving:
     `trained`: a batch was applied since the rows were loaded. `ordered_since`: the version by which the server began or
     ceased to order the staleness of all. `handed_over`: the move by which another one is about to. `whole_since`: the
     version by which lost servers were replaced: an earlier table names some that may go on serving rows of before.
-    `knows_pulls`: False where the pulls are lost that another server had admitted.
+    `knows_pulls`: False where another server ordered before, and may have admitted pulls that were not handed over.
     """
 
     generation: int
@@ -461,7 +461,7 @@ class ServerCore:
             serving.version, serving.owned = table.version, transfer.after
         if transfer.orders is (serving.bound is None):
             serving.bound, serving.ordered_since = bound if transfer.orders else None, table.version
-            serving.knows_pulls = not (transfer.replaces or transfer.lost is not None)
+            serving.knows_pulls = False  # but those that were handed over: a recovery before may have lost others
             if serving.bound is not None:
                 for session in self._ended:
                     serving.bound.forget_session(session)

@@ -1,0 +1,196 @@
+"""Partial recovery, beyond what its scenarios tell: storage that is away, suspension, damage, and what is forgotten."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.fakes import job
+
+from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_jobmaster import reloading, retry
+from emberscale_jobmaster.effects import CallServer
+from emberscale_jobmaster.forgetting import forgotten_by
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.operations import ReloadPhase, Restored, Source
+from emberscale_jobmaster.ranges import normalised
+from emberscale_jobmaster.state import DataFile, JobState, Routing, phase_of
+from emberscale_jobmaster.status import explanation, job_status
+
+
+def losing(trained: int = 5, **settings: object) -> Driven:
+    """A job that has trained so many batches after a checkpoint of 20, and has lost ps-1."""
+    driven = Driven(interval=20.0, target_pls=1.0, **settings)  # type: ignore[arg-type]  # any of its fields
+    driven.start()
+    driven.train(20)
+    driven.pass_time(22)
+    driven.train(trained)
+    driven.kill(Role.PS, 1)
+    return driven
+
+
+class TestStorage:
+    """A successor that says what keeps it from loading is waited for, as storage is everywhere else."""
+
+    def outage(self, driven: Driven, seconds: float) -> None:
+        """The successor says every minute that it cannot read."""
+        for _ in range(round(seconds / 60)):
+            driven.pass_time(60)
+            driven.faults["Prepare", 1] = Fault(problem="ps-1/rows: EIO; trying again")
+            self.asked_again(driven)
+
+    def asked_again(self, driven: Driven) -> None:
+        calls = [call for call in driven.unanswered if isinstance(call, CallServer) and call.server.index == 1]
+        driven.unanswered.clear()
+        for call in calls:
+            driven.answer(call)
+
+    def test_an_outage_while_rows_are_loaded_is_waited_for_with_a_condition(self) -> None:
+        driven = losing()
+        driven.faults["Prepare", 1] = Fault(problem="ps-1/rows: EIO; trying again")
+        driven.join(Role.PS, 1)
+        self.outage(driven, 2 * reloading.LOAD_SECONDS)
+
+        assert driven.job.reload is not None
+        assert driven.job.reload.phase is ReloadPhase.LOAD
+        reason, message = explanation(driven.job, driven.spec)
+        assert reason == "CheckpointUnreachable"
+        assert "ps-1: ps-1/rows: EIO; trying again" in message
+        driven.faults.clear()
+        self.asked_again(driven)
+        assert phase_of(driven.job, driven.spec) is JobPhase.TRAINING
+        assert driven.job.routing.table.generation == 1
+        assert not driven.job.troubles
+
+    def test_an_outage_that_outlasts_the_patience_fails_the_job(self) -> None:
+        driven = losing()
+        driven.faults["Prepare", 1] = Fault(problem="EIO")
+        driven.join(Role.PS, 1)
+        self.outage(driven, retry.PATIENCE_SECONDS + 120)
+        assert driven.job.outcome is not None
+        assert driven.job.outcome.reason == "CheckpointUnreachable"
+
+    def test_a_successor_that_says_nothing_takes_the_job_back(self) -> None:
+        driven = losing()
+        driven.faults["Prepare", 1] = Fault(hangs=True)
+        driven.join(Role.PS, 1)
+        driven.pass_time(reloading.LOAD_SECONDS + 1)
+        assert driven.job.routing.table.generation == 2
+
+
+class TestSuspension:
+    def test_a_suspension_keeps_what_survivors_hold(self) -> None:
+        driven = losing()
+        driven.suspend()
+        assert driven.job.outcome is None
+        driven.join(Role.PS, 1)
+        driven.pass_time(2)
+        assert driven.job.outcome is not None
+        assert driven.job.outcome.message == "resumes from checkpoint 00000002"
+        assert job_status(driven.job, Observations(), driven.spec, driven.now).samples == 250
+
+    def test_a_suspension_does_not_wait_for_a_successor_for_ever(self) -> None:
+        driven = losing()
+        driven.suspend()
+        driven.pass_time(retry.SUSPENSION_PATIENCE_SECONDS - 2)
+        assert driven.job.outcome is None
+        driven.suspend()  # again: that does not prolong it
+        driven.pass_time(4)
+        assert driven.job.outcome is not None
+        assert driven.job.outcome.message == "resumes from checkpoint 00000001"
+
+
+class TestDamage:
+    @pytest.mark.parametrize("found", ["by its manifest", "while it is loaded"])
+    def test_no_increment_builds_on_a_checkpoint_that_is_found_damaged(self, found: str) -> None:
+        driven = losing(incremental="OneShot")
+        driven.join(Role.PS, 1)
+        driven.pass_time(22)
+        assert driven.built_on["00000002"] == "00000001"
+        driven.kill(Role.PS, 1)
+        if found == "by its manifest":
+            driven.damaged = {"00000002": "crc32 differs"}
+        else:
+            driven.faults["Prepare", 1] = Fault(code="DATA_LOSS")
+        driven.join(Role.PS, 1)
+        assert driven.job.checkpoint == "00000001"
+        driven.pass_time(2)
+        assert driven.job.forgotten[-1].checkpoint == "00000001"
+        driven.pass_time(22)
+        assert driven.built_on["00000003"] == ""
+
+
+class TestForgetting:
+    def test_what_is_forgotten_twice_counts_once(self) -> None:
+        driven = losing()
+        driven.join(Role.PS, 1)
+        first = driven.job.pls
+        assert first == pytest.approx(50 / 500 / 2)
+        driven.train(2)
+        driven.kill(Role.PS, 1)
+        driven.join(Role.PS, 1)
+        assert driven.job.pls - first == pytest.approx(20 / 500 / 2)
+        assert [share.samples for share in driven.job.forgotten] == [50, 20]
+
+    def test_a_job_goes_on_partially_where_only_twice_counted_samples_exceed_the_target(self) -> None:
+        driven = Driven(interval=20.0, target_pls=0.08)
+        driven.start()
+        driven.train(20)
+        driven.pass_time(22)
+        driven.train(5)
+        for _ in range(3):  # 0.05 each, of the same five batches
+            driven.kill(Role.PS, 1)
+            driven.join(Role.PS, 1)
+        assert driven.job.routing.table.generation == 1
+        assert driven.job.pls == pytest.approx(0.05)
+
+
+NUMBERS = st.integers(0, 12)
+SPANS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(normalised)
+LOSSES = st.tuples(st.sets(st.integers(0, 2), min_size=1, max_size=2), SPANS, st.integers(0, 3))
+"""The servers that are lost, the batches in the checkpoint, and how the buckets are shared out meanwhile."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(LOSSES, max_size=5))
+def test_each_row_counts_each_batch_that_it_has_forgotten_once(losses: list[tuple[set[int], object, int]]) -> None:
+    spec = job(training={"batchSize": 10, "epochs": 1}).spec
+    state = replace(JobState(), training_files=(DataFile("/data/day_0", 1, 115),))
+    forgotten: dict[tuple[str, int], set[int]] = {}
+    for lost, held, turn in losses:
+        owners = [(number // 100 + turn) % 3 for number in range(BUCKETS)]
+        pieces = [(number // 10 + turn) % 3 for number in range(DENSE_PIECES)]
+        servers = tuple(PsAddress(index, f"ps-{index}", "", "") for index in range(3))
+        table = RoutingTable(
+            generation=1, version=1, servers=servers, bucket_owners=tuple(owners), piece_owners=tuple(pieces)
+        )
+        state = replace(state, routing=Routing(table, True))
+        source = Source("00000001", Restored({0: held}))  # type: ignore[dict-item]  # ranges
+        share = forgotten_by(state, spec, lost, {0: ((0, 12),)}, source)
+        state = replace(state, forgotten=(*state.forgotten, share))
+        gone = {number for number in range(12) if not any(first <= number < stop for first, stop in held)}  # type: ignore[attr-defined]  # ranges
+        for kind, owned in (("buckets", owners), ("pieces", pieces)):
+            for number, owner in enumerate(owned):
+                if owner in lost:
+                    forgotten[kind, number] = forgotten.get((kind, number), set()) | gone
+    for (kind, number), batches in forgotten.items():
+        assert _told(state.forgotten, kind, number) == batches
+    samples = {batch: 5 if batch == 11 else 10 for batch in range(12)}
+    lost_samples = sum(samples[one] for (kind, _), batches in forgotten.items() if kind == "buckets" for one in batches)
+    assert state.pls == pytest.approx(lost_samples / BUCKETS / 115)
+
+
+def _told(shares: tuple[ForgottenShare, ...], kind: str, number: int) -> set[int]:
+    """What the records say that a bucket or piece has forgotten."""
+    return {
+        batch
+        for share in shares
+        if any(first <= number < stop for first, stop in (share.buckets if kind == "buckets" else share.pieces))
+        for part in share.epochs
+        for first, stop in part.ranges
+        for batch in range(first, stop)
+    }
