@@ -8,7 +8,7 @@ transitions (stages, operations that are due) follow every event.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
@@ -256,8 +256,9 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
             job = lifecycle.count_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
-        if event.served.protected_version:
-            job = rebuilding.note_protected(job, member, event.generation, event.served.protected_version)
+        coded = spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
+        if coded and seen.has_heard_servers(job.members):  # else one that a master before lost may be lost indeed
+            job = rebuilding.note_parity(job, spec, member, event.generation, event.served)
         seen = seen.served(member, event.served, event.now, training=job.stage is Stage.TRAIN)
     return replace(state, job=job, seen=seen), (LeasesVoid(tuple(dropped)),)
 

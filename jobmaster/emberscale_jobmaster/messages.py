@@ -9,6 +9,7 @@ import numpy as np
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EVALUATION_BINS
+from emberscale_api.parity import ParityTrouble
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import role_from_wire, wire_role
@@ -103,7 +104,16 @@ def server_report(report: pb.PsReport) -> ServerReport:
         {table: (told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
         report.delays_for_memory,
         report.protected_version,
+        _parity_trouble(report),
     )
+
+
+def _parity_trouble(report: pb.PsReport) -> ParityTrouble | None:
+    if not report.HasField("parity_trouble"):
+        return None
+    told = report.parity_trouble
+    _finite("ps.parity_trouble.seconds", [told.seconds])
+    return ParityTrouble(told.routing_version, told.message[:_MAX_TEXT], told.seconds, told.broken)
 
 
 def bad_records(records: Iterable[pb.BadRecord]) -> list[BadRecord]:

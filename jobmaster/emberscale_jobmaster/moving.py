@@ -152,7 +152,7 @@ def on_copied(
     """A server says how far it is. It is asked on: one that hears no more of a move gives it up."""
     before = operation.copied.get(server)
     newly_ready = answer.ready and server not in operation.done
-    gets_on = before is None or answer.copied_bytes > before.copied_bytes or newly_ready
+    gets_on = before is None or newly_ready or _reached(answer) != _reached(before)
     operation = replace(
         operation,
         copied={**operation.copied, server: answer},
@@ -164,6 +164,11 @@ def on_copied(
     if answer.ready:
         return state.having(asking_later(operation, server, now + KEPT_SECONDS))
     return state.asking(answered(operation, server), server)
+
+
+def _reached(report: CopyReport) -> tuple[int, int]:
+    """What grows while a server gets on: it sends rows, or takes its own out of the parity before it can."""
+    return report.copied_bytes, report.rounds
 
 
 def on_applied(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from emberscale_api.job.roles import Role
+from emberscale_api.parity import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership
 from emberscale_jobmaster.slowness import Pace, Slowness, factors, judged
@@ -75,6 +76,7 @@ class ServerReport:
     """Whether pushes wait, as the server is near its limit of memory."""
     protected_version: int = 0
     """The routing table under which others hold parity of all its rows; 0: none."""
+    parity_trouble: ParityTrouble | None = None
 
 
 @dataclass(frozen=True)

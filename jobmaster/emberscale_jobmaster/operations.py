@@ -258,7 +258,8 @@ class MovePhase(StrEnum):
 class CopyReport:
     """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round.
 
-    Of the rows of a lost server, `rebuilt` are the batches in them.
+    Where the rows of a lost server are rebuilt, `rounds` are pieces of its own rows that the server took out of the
+    parity, and `rebuilt` the batches in the lost rows.
     """
 
     ready: bool

@@ -274,6 +274,11 @@ def in_parity(state: JobState) -> frozenset[int]:
     return owners if whole and trains and switching_move(state) is None and state.rebuilding is None else frozenset()
 
 
+def is_protected(state: JobState) -> bool:
+    """Whether nothing is lost with any one server now."""
+    return bool(in_parity(state)) and not state.parity.troubles
+
+
 def _degraded(state: JobState, server: int, reason: str) -> JobState:
     """The rows of a server are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
     incarnation = state.routing.table.servers[server].incarnation

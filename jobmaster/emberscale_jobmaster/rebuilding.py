@@ -13,40 +13,66 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
+from emberscale_api.parity import ParityTrouble
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.membership import MemberId, slot_name
+from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
-from emberscale_jobmaster.progress import in_parity, recover
+from emberscale_jobmaster.progress import is_protected, recover
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure, Parity, Rebuilt
-from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, with_scaling
+from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, switching_move, with_scaling
 
 MOST_ATTEMPTS = 5
 AGAIN_SECONDS = 1.0
 PREPARE_SECONDS = 180.0
 """How long the successor may take to build the model and its tables."""
+PARTED_SECONDS = 5.0
+"""How long servers that have parted may take to hear of another table, or the master of one that is lost."""
+SILENT_SECONDS = 30.0
+"""How long a server may acknowledge nothing at least; twice as long as one may be silent, if that is longer."""
 _MIB = 1 << 20
 
 
-def note_protected(state: JobState, member: MemberId, generation: int, version: int) -> JobState:
-    """A server says that others hold parity of all its rows under a table of this version."""
-    table = state.routing.table
-    if (generation, version) != (table.generation, table.version) or not state.routing.ready:
+def note_parity(
+    state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int, report: ServerReport
+) -> JobState:
+    """A server says under which table others hold parity of all its rows, and what is wrong with that.
+
+    Where servers that live do not get together again, nobody recovers by itself: the job does.
+    """
+    table, trouble = state.routing.table, report.parity_trouble
+    if generation != table.generation or not state.routing.ready or state.over:
         return state
     if (member.index, member.incarnation) not in {(one.index, one.incarnation) for one in table.owners}:
         return state
     parity = state.parity
-    if (parity.generation, parity.version) != (generation, version):
-        parity = Parity(generation, version)
-    if member.index in parity.servers:
+    if (parity.generation, parity.version) != (generation, table.version):
+        parity = Parity(generation, table.version)
+    if report.protected_version == table.version:
+        parity = replace(parity, servers=parity.servers | {member.index})
+    troubles = {index: told for index, told in parity.troubles.items() if index != member.index}
+    if trouble is not None and trouble.version == table.version and state.rebuilding is None:
+        troubles[member.index] = trouble.message
+    parity = replace(parity, troubles=troubles)
+    if parity != state.parity and (parity.servers or parity.troubles):
+        state = replace(state, parity=parity)
+    if member.index not in troubles or trouble is None or not _is_broken(state, spec, trouble):
         return state
-    return replace(state, parity=replace(parity, servers=parity.servers | {member.index}))
+    return recover(state, spec, Failure((), f"{member.slot} cannot protect its rows: {trouble.message}"))
+
+
+def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble) -> bool:
+    """Whether pushes wait for what will not come. Servers that change their table part for a moment."""
+    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE)
+    patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
+    return trains and switching_move(state) is None and trouble.seconds >= patience
 
 
 def unprotected_reason(state: JobState) -> str:
     """Why a lost server could not be rebuilt now, for people; empty where it could."""
-    if in_parity(state):
+    if is_protected(state):
         return ""
     if state.rebuilding is not None:
         return f"ps-{state.rebuilding.server} is lost, and its rows are being rebuilt"
@@ -54,6 +80,9 @@ def unprotected_reason(state: JobState) -> str:
         return "the job does not train"
     if len(state.routing.table.owners) < 2:
         return "only one parameter server has rows"
+    if state.parity.version == state.routing.table.version and state.parity.troubles:
+        index, told = min(state.parity.troubles.items())
+        return f"{slot_name(Role.PS, index)}: {told}"
     said = state.parity.servers if state.parity.version == state.routing.table.version else frozenset()
     waiting = sorted({one.index for one in state.routing.table.owners} - said)
     names = ", ".join(slot_name(Role.PS, index) for index in waiting)

@@ -1,7 +1,9 @@
 """Chooses how a job recovers lost rows: a pure function of its arguments."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+NOBODY_LOST = "no parameter server is lost, but pushes wait until all begin anew"
 NO_SURVIVOR = "no parameter server has kept its rows"
 
 
@@ -9,6 +11,7 @@ NO_SURVIVOR = "no parameter server has kept its rows"
 class Failure:
     """Parameter servers, by index, whose rows are lost or whose history the master does not know.
 
+    * `servers`: none where all have their rows, but cannot go on with them.
     * `is_loss`: those servers are gone, and all others serve the table that the ledger knows.
     """
 
@@ -76,11 +79,15 @@ Recovery = RollBack | Partial | Decode
 
 @dataclass(frozen=True)
 class Parity:
-    """The servers, by index, that have parity of all their rows on others, under a routing table of this version."""
+    """The servers, by index, that have parity of all their rows on others, under a routing table of this version.
+
+    * `troubles`: by the index of a server, what keeps its rows from being protected now; for people.
+    """
 
     generation: int = 0
     version: int = 0
     servers: frozenset[int] = frozenset()
+    troubles: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,8 @@ def choose(failure: Failure, protection: Protection, estimates: Estimates) -> Re
     """
     if failure.is_loss and len(failure.servers) == 1 and protection.parity.issuperset(failure.servers):
         return Decode(failure.servers[0])
+    if not failure.servers:
+        return RollBack(protection.checkpoint, NOBODY_LOST)
     if not protection.allowed_pls:
         return RollBack(protection.checkpoint)
     if not failure.is_loss:

@@ -27,7 +27,7 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.progress import in_parity
+from emberscale_jobmaster.progress import is_protected
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
 from emberscale_jobmaster.state import JobState, committed_samples, phase_of
@@ -198,7 +198,7 @@ class JobMetrics(Collector):
 def _protection(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:
     if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
         return
-    protected, rebuilt = bool(in_parity(state)), state.rebuilt
+    protected, rebuilt = is_protected(state), state.rebuilt
     yield GaugeMetricFamily(metrics.JOB_PROTECTED, "Whether any parameter server can be rebuilt from parity", protected)
     yield CounterMetricFamily(metrics.JOB_REBUILDS_TOTAL, "Parameter servers rebuilt from parity", rebuilt.count)
     yield GaugeMetricFamily(metrics.JOB_REBUILD_SECONDS, "Time that the last rebuild took", rebuilt.seconds)

@@ -15,7 +15,7 @@ from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.messages import wire_applied, wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
-from emberscale_jobmaster.progress import in_parity
+from emberscale_jobmaster.progress import is_protected
 from emberscale_jobmaster.rebuilding import unprotected_reason
 from emberscale_jobmaster.state import (
     OVER,
@@ -191,7 +191,7 @@ def _protection(state: JobState, spec: TrainingJobSpec) -> pb.ProtectionStatus |
     if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
         return None
     return pb.ProtectionStatus(
-        protected=bool(in_parity(state)),
+        protected=is_protected(state),
         problem=unprotected_reason(state),
         lost="" if state.rebuilding is None else slot_name(Role.PS, state.rebuilding.server),
         rebuilds=state.rebuilt.count,

@@ -13,6 +13,7 @@ from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.checkpoint import is_flash, number_of, rows_suffix
 from emberscale_api.job.roles import Role
+from emberscale_api.parity import ParityTrouble
 from emberscale_api.routing import RoutingTable
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import progress, ranges
@@ -169,6 +170,7 @@ class Driven:
         self.names = 0
         self.quiet: set[str] = set()
         self.factors: dict[str, float] = {}
+        self.troubles: dict[int, ParityTrouble] = {}
         self.worked: Counter[str] = Counter()
         self.spent: dict[str, float] = {}
         self.faults: dict[tuple[str, int], Fault] = {}
@@ -269,7 +271,16 @@ class Driven:
         self._work(member)
         name = member.incarnation
         protected = self.ps[member.index].version if self.parity else 0
-        return ServerReport({}, 0, self.worked[name], 0, {"push": self.spent[name]}, protected_version=protected)
+        trouble = self.troubles.get(member.index)
+        return ServerReport(
+            {},
+            0,
+            self.worked[name],
+            0,
+            {"push": self.spent[name]},
+            protected_version=protected,
+            parity_trouble=trouble,
+        )
 
     def _speaks(self, member: MemberId) -> bool:
         slot = self.job.members.slot(member.role, member.index)

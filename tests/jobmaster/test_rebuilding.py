@@ -6,10 +6,11 @@ import pytest
 from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster import rebuilding
+from emberscale_api.parity import ParityTrouble
+from emberscale_jobmaster import moving, rebuilding
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived
-from emberscale_jobmaster.operations import MovePhase
+from emberscale_jobmaster.operations import CopyReport, MovePhase
 from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Protection, RollBack, choose
 from emberscale_jobmaster.state import Stage
 from eventually import unwrap
@@ -186,6 +187,67 @@ def test_servers_that_differ_about_the_lost_rows_take_the_job_back() -> None:
     driven.lost = {0: {0}}
     driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
     assert driven.job.recoveries == 1
+
+
+def parted(driven: Driven, seconds: float, *, broken: bool = True) -> ParityTrouble:
+    return ParityTrouble(driven.job.routing.table.version, "ps-2 takes no more of its changes", seconds, broken)
+
+
+@pytest.mark.parametrize(
+    ("broken", "seconds"), [(True, rebuilding.PARTED_SECONDS), (False, 2 * 15.0)], ids=["parted", "silent"]
+)
+def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broken: bool, seconds: float) -> None:
+    driven = protected()
+    driven.troubles[1] = parted(driven, seconds - 1, broken=broken)
+    driven.pass_time(2)
+    assert driven.job.recoveries == 0
+    assert rebuilding.unprotected_reason(driven.job) == "ps-1: ps-2 takes no more of its changes"
+    driven.troubles[1] = parted(driven, seconds, broken=broken)
+    driven.pass_time(2)
+    assert driven.job.recoveries == 1
+    step = driven.job.scaling.steps[-1]
+    assert step.reason == "RolledBack"
+    assert step.message.startswith("ps-1 cannot protect its rows: ps-2 takes no more of its changes; the whole job")
+    driven.pass_time(2)  # what is said of the table before means nothing
+    assert driven.job.recoveries == 1
+    assert not rebuilding.unprotected_reason(driven.job)
+    driven.troubles.clear()
+    driven.train_all()
+
+
+def test_a_server_that_is_being_rebuilt_is_trouble_for_nobody() -> None:
+    driven = protected()
+    driven.kill(Role.PS, 2)
+    driven.troubles[1] = parted(driven, 100)
+    driven.pass_time(60)
+    assert driven.job.recoveries == 0
+    driven.join(Role.PS, 2)
+    assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
+
+
+def test_a_new_master_that_does_not_know_of_a_rebuild_first_sees_who_is_lost() -> None:
+    driven = protected()
+    driven.quiet.add(driven.ps[2].member.slot)
+    driven.troubles[1] = parted(driven, 100)  # as the master before had it rebuilt, and its last second is lost
+    driven.master_dies()
+    driven.pass_time(40)
+    assert driven.job.recoveries == 0
+    driven.join(Role.PS, 2)
+    assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
+
+
+def test_a_server_that_takes_its_rows_out_of_the_parity_gets_on() -> None:
+    driven = protected()
+    driven.kill(Role.PS, 1)
+    driven.faults["Copy", 2] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    job, spec, move = driven.job, driven.spec, unwrap(driven.job.move)
+    answer = CopyReport(ready=False, copied_bytes=0, rounds=1, changed_rows=0)
+    job = moving.on_copied(job, spec, move, 2, answer, move.deadline - 1)
+    renewed = unwrap(job.move).deadline
+    assert renewed == move.deadline - 1 + moving.COPY_SECONDS
+    job = moving.on_copied(job, spec, unwrap(job.move), 2, answer, move.deadline)
+    assert unwrap(job.move).deadline == renewed
 
 
 def test_no_checkpoint_and_no_move_begins_until_the_rows_are_there_again() -> None:

@@ -328,6 +328,40 @@ class AdmissionCounts(_message.Message):
 Global___AdmissionCounts: _TypeAlias = AdmissionCounts  # noqa: Y015
 
 @_typing.final
+class ParityTrouble(_message.Message):
+    """What keeps rows of a server from being protected by the parity that others hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    routing_version: _builtins.int
+    """the table whose servers it is about"""
+    message: _builtins.str
+    """for people, about the server that reports it"""
+    seconds: _builtins.float
+    """for which the servers have parted, or one has acknowledged nothing"""
+    broken: _builtins.bool
+    """they have parted for good: pushes wait until they get another table"""
+    def __init__(
+        self,
+        *,
+        routing_version: _builtins.int = ...,
+        message: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        broken: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "message", b"message", "routing_version", b"routing_version", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParityTrouble: _TypeAlias = ParityTrouble  # noqa: Y015
+
+@_typing.final
 class PsReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -405,6 +439,7 @@ class PsReport(_message.Message):
     ADMISSION_FIELD_NUMBER: _builtins.int
     DELAYS_FOR_MEMORY_FIELD_NUMBER: _builtins.int
     PROTECTED_VERSION_FIELD_NUMBER: _builtins.int
+    PARITY_TROUBLE_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
@@ -434,6 +469,10 @@ class PsReport(_message.Message):
     def admission(self) -> _containers.MessageMap[_builtins.str, Global___AdmissionCounts]:
         """per table with admission or eviction"""
 
+    @_builtins.property
+    def parity_trouble(self) -> Global___ParityTrouble:
+        """absent: there is none"""
+
     def __init__(
         self,
         *,
@@ -450,10 +489,11 @@ class PsReport(_message.Message):
         admission: _abc.Mapping[_builtins.str, Global___AdmissionCounts] | None = ...,
         delays_for_memory: _builtins.bool = ...,
         protected_version: _builtins.int = ...,
+        parity_trouble: Global___ParityTrouble | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parity_trouble", b"parity_trouble"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "protected_version", b"protected_version", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "parity_trouble", b"parity_trouble", "protected_version", b"protected_version", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,9 +18,10 @@ from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.guard import Group
 from emberscale_trainer.server.metrics import ServerMetrics
-from emberscale_trainer.table import DensePieces, Reader, TableStore
-from eventually import eventually
+from emberscale_trainer.table import DeltaLog, DensePieces, Reader, TableStore
+from eventually import eventually, unwrap
 from moves import EVERYTHING, SECONDS, MovingServer, table_of
 from snapshots import records_of
 
@@ -332,6 +333,167 @@ def test_a_history_of_the_same_version_is_protected_anew(make_servers: Callable[
     assert servers.push(servers.batch()) == [Status.OK, Status.OK]
     servers.replace(1)
     servers.check()
+
+
+def group_of(server: MovingServer) -> Group:
+    return unwrap(server.mover.protection.group)
+
+
+def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    assert all(server.mover.protection.trouble is None for server in servers.serving)
+    group_of(servers.serving[2]).holding.lose(1)  # by a master whose successor does not know of it
+    with ThreadPoolExecutor(1) as threads:
+        pushing = threads.submit(servers.push, servers.batch(), 1)
+        eventually(lambda: servers.serving[1].mover.protection.trouble is not None)
+        trouble = unwrap(servers.serving[1].mover.protection.trouble)
+        assert (trouble.version, trouble.broken) == (1, True)
+        assert trouble.message.startswith("ps-2 takes no more of its changes: the receiver refuses the stream")
+        assert not pushing.done()
+        servers.serving[1].state.assign(Assignment(2, 2, ""))  # what the master does then
+        assert pushing.result(SECONDS) == [Status.OK]
+    assert servers.serving[1].mover.protection.trouble is None
+
+
+def test_a_server_that_took_another_for_lost_says_so(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    joined, table = servers.successor(1)
+    servers.rebuild(1, joined, table, 2)
+    trouble = unwrap(servers.serving[0].mover.protection.trouble)
+    assert trouble.broken
+    assert trouble.message.startswith("ps-1 was taken for lost")
+    servers.switch(1, joined, table, 2, AppliedBatches())
+    assert servers.serving[0].mover.protection.trouble is None
+
+
+def test_a_holder_that_acknowledges_nothing_is_told_of(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberscale_trainer.server.guard._SLOW_SECONDS", 0.05)
+    servers = make_servers(3)
+    servers.protect()
+    protection = servers.serving[0].mover.protection
+    with ThreadPoolExecutor(1) as threads:
+        with group_of(servers.serving[2]).changed:  # as if it was stopped
+            pushing = threads.submit(servers.push, servers.batch(), 0)
+            eventually(lambda: protection.trouble is not None)
+            trouble = unwrap(protection.trouble)
+            assert (trouble.broken, trouble.message) == (False, "ps-2 does not acknowledge its changes")
+            eventually(lambda: unwrap(protection.trouble).seconds > trouble.seconds)
+        assert pushing.result(SECONDS) == [Status.OK]
+    assert protection.trouble is None
+
+
+def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    server, store = servers.serving[1], servers.stores[1]
+    sent = group_of(server).lag, group_of(servers.serving[0]).holding.received(1)
+    with server.state.lock:
+        for number in range(len(TABLES)):
+            store.retire(number, np.arange(KEYS))
+            servers.twins[1].retire(number, np.arange(KEYS))
+    holding = group_of(servers.serving[0]).holding
+    eventually(lambda: holding.received(1) > sent[1] and group_of(server).lag == 0)
+    servers.replace(1)
+    servers.check()
+
+
+def test_rows_for_which_there_is_no_memory_are_protected_later(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, lacking = DeltaLog.fill, threading.Event()
+
+    def no_memory(log: DeltaLog, most_bytes: int) -> None:
+        if lacking.is_set():
+            raise MemoryError("cannot allocate")
+        fill(log, most_bytes)
+
+    monkeypatch.setattr("emberscale_trainer.server.guard._LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(DeltaLog, "fill", no_memory)
+    servers = make_servers(2)
+    servers.push(servers.batch())
+    lacking.set()
+    for server in servers.serving:
+        server.mover.protection.form(servers.table, server.index)
+    protection = servers.serving[0].mover.protection
+    eventually(lambda: protection.trouble is not None)
+    trouble = unwrap(protection.trouble)
+    assert (trouble.broken, protection.version) == (False, 0)
+    assert trouble.message == "it has no memory to send its rows to their parity servers, and tries again"
+    assert servers.push(servers.batch()) == [Status.OK] * 2
+    lacking.clear()
+    eventually(lambda: protection.version == 1)
+    assert protection.trouble is None
+    servers.protect()
+    servers.replace(1)
+    servers.check()
+
+
+def test_a_group_that_cannot_go_on_says_so(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(log: DeltaLog, most_bytes: int) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(DeltaLog, "fill", defect)
+    servers = make_servers(2)
+    servers.serving[0].mover.protection.form(servers.table, 0)
+    eventually(lambda: servers.serving[0].mover.protection.trouble is not None)
+    trouble = unwrap(servers.serving[0].mover.protection.trouble)
+    assert trouble.broken
+    assert "KeyError('a defect')" in trouble.message
+
+
+def test_deltas_that_could_not_be_taken_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> NDArray[np.uint8]:
+        raise MemoryError("cannot allocate")
+
+    store = tables()
+    log = store.log_deltas(2, lambda _, segment: segment % 2)
+    while not log.is_whole:
+        log.fill(1 << 20)
+    part = Batch(np.random.default_rng(0), 0, rows=2000).part(EVERYTHING)
+    for _ in range(8):  # more than one chunk of the log
+        store.push(*part)
+    pending = log.pending_bytes
+    assert pending > 1 << 20
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "concatenate", fails)
+        with pytest.raises(MemoryError):
+            log.take()
+    assert sum(map(len, log.take())) == pending
+    assert log.pending_bytes == 0
+
+
+def test_what_is_pushed_while_a_lost_server_is_rebuilt_waits_for_nobody(
+    make_servers: Callable[[int], Servers],
+) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    joined, table = servers.successor(1)
+    rebuilt = servers.rebuild(1, joined, table, 2)
+    batch = servers.batch()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(servers.push, batch, 0, 2).result(SECONDS) == [Status.OK] * 2
+    servers.switch(1, joined, table, 2, rebuilt[0])
+    assert servers.push(batch) == [Status.REPEATED, Status.OK, Status.REPEATED]
+    servers.check()
+
+
+def test_a_server_counts_what_it_takes_out_of_the_parity(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(2)
+    servers.protect()
+    servers.push(servers.batch())
+    joined, table = servers.successor(1)
+    servers.rebuild(1, joined, table, 2)
+    assert servers.serving[0].mover.copy(2, SECONDS).rounds == group_of(servers.serving[0]).withdrawn_pieces > 1
 
 
 def test_a_new_assignment_ends_protection(make_servers: Callable[[int], Servers]) -> None:

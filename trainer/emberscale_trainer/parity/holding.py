@@ -118,9 +118,9 @@ class Holding(Generic[_Deltas]):
         one = self._sources[source]
         while one.applied < number:
             batch, deltas = one.kept[0]
+            if deltas is not None:  # first: without memory for it, the item comes again
+                self._blocks.apply(source, deltas)
             if batch is not None:
                 one.batches.record(*batch)
-            if deltas is not None:
-                self._blocks.apply(source, deltas)
             one.kept.popleft()
             one.applied += 1

@@ -87,6 +87,11 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.stage_seconds.update(stage_seconds(state))
         request.ps.delays_for_memory = state.delays_for_memory
         request.ps.protected_version = mover.protection.version
+        if (trouble := mover.protection.trouble) is not None:
+            request.ps.parity_trouble.routing_version = trouble.version
+            request.ps.parity_trouble.message = trouble.message
+            request.ps.parity_trouble.seconds = trouble.seconds
+            request.ps.parity_trouble.broken = trouble.broken
         request.memory_bytes = max(request.memory_bytes, memory.used())
 
     def heed(reply: master_pb2.HeartbeatReply) -> None:

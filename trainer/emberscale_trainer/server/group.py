@@ -30,6 +30,7 @@ class GroupCore(Generic[_Deltas]):
         self._over = False
         self._whole = False
         self._lost: int | None = None
+        self._withdrew = False
         self._put = 0
         self._received = 0
         self._marks: dict[int, tuple[int, int]] = {}
@@ -59,6 +60,11 @@ class GroupCore(Generic[_Deltas]):
         """The number of the last item."""
         return self._put
 
+    @property
+    def has_withdrawn(self) -> bool:
+        """Whether this member has withdrawn its rows: it sends nothing more, as the others take nothing more of it."""
+        return self._withdrew
+
     def end(self) -> None:
         """Another group, or none, comes after this one; nothing waits for it."""
         self._over = True
@@ -81,6 +87,10 @@ class GroupCore(Generic[_Deltas]):
     def waits_for(self, number: int, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
         """The holders that have yet to store the items up to this one before a push is answered; none once over."""
         return () if self._over else tuple(member for member in self.holders if acknowledged[member] < number)
+
+    def withdrew(self) -> None:
+        """Nothing of this member's rows is left with the holders, who know it."""
+        self._withdrew = True
 
     # What others send. All of them raise SourceOverError once nothing is taken any more.
 

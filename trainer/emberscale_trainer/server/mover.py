@@ -47,7 +47,8 @@ class CopyProgress:
     """A server's progress with the rows that it gives away.
 
     * `ready`: what remains fits into a barrier.
-    * `rounds`: those that are done. `changed_rows`: rows of the last one.
+    * `rounds`: those that are done; where rows are rebuilt, pieces of its own that the server took out of the parity.
+    * `changed_rows`: rows of the last round.
     * `rebuilt`: where the rows of a lost server were rebuilt, the batches in them.
     """
 
@@ -123,7 +124,9 @@ class RowMover:
                     rebuild.close()
                 rebuild = self._rebuild = Rebuild(self._state, group, transfer, self._token, self._context)
         progress = rebuild.progress(wait_seconds)
-        return CopyProgress(progress.applied is not None, progress.sent_bytes, rebuilt=progress.applied)
+        return CopyProgress(
+            progress.applied is not None, progress.sent_bytes, progress.withdrawn_pieces, rebuilt=progress.applied
+        )
 
     def _sending_of(self, transfer: Transfer) -> "_Sending | None":
         with self._lock:

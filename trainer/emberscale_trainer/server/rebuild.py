@@ -3,15 +3,15 @@
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.guard import Group
 from emberscale_trainer.server.moves import Transfer, stream_of
-from emberscale_trainer.server.protection import Group
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
 from emberscale_trainer.table import keys_of
@@ -23,8 +23,13 @@ _STALLED_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class RebuildProgress:
-    """How far a server is: bytes that it has sent, and once all are there the batches in the lost rows."""
+    """How far a server is.
 
+    * `withdrawn_pieces`: of its own rows, taken out of the parity. `sent_bytes`: of the lost server's.
+    * `applied`: once all rows are sent, the batches in them.
+    """
+
+    withdrawn_pieces: int = 0
     sent_bytes: int = 0
     applied: AppliedBatches | None = None
 
@@ -64,7 +69,7 @@ class Rebuild:
             self._changed.wait_for(lambda: self._progress.applied is not None or self._problem, wait_seconds)
             if self._problem:
                 raise NotHeldError(f"the rebuild of move {self.move} has failed here: {self._problem}")
-            return self._progress
+            return replace(self._progress, withdrawn_pieces=self._group.withdrawn_pieces)
 
     def close(self) -> None:
         """Ends the stream and, soon, the thread; calls that wait fail."""
@@ -92,7 +97,7 @@ class Rebuild:
             self._fail(repr(error))
             raise
         with self._changed:
-            self._progress = RebuildProgress(self._progress.sent_bytes, applied)
+            self._progress = replace(self._progress, applied=applied)
             self._changed.notify_all()
         log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
 
@@ -107,5 +112,5 @@ class Rebuild:
             self._sender.put(item, _STALLED_SECONDS)
             rows += len(records)
             with self._changed:
-                self._progress = RebuildProgress(self._progress.sent_bytes + item.nbytes)
+                self._progress = replace(self._progress, sent_bytes=self._progress.sent_bytes + item.nbytes)
         return rows

@@ -42,6 +42,9 @@ class Guard(Protocol):
     def settle(self) -> None:
         """Waits until all that was pushed is safe. The lock is not held."""
 
+    def catch_up(self) -> None:
+        """Waits until little of what changed without a push is not safe yet. The lock is not held."""
+
     def end(self) -> None:
         """The rows are no longer served, or guarded by something else. The lock is held."""
 
@@ -439,6 +442,12 @@ class ServerState:
         for first in range(0, len(item.records), _RECEIVED_ROWS):
             with self._changed:
                 self._receiving(number).load(item.table, item.records[first : first + _RECEIVED_ROWS])
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        guard = self._guard
+        if guard is not None:
+            guard.catch_up()
 
     def _receiving(self, number: int) -> TableStore:
         transfer = self._core.moving(number)
@@ -530,8 +539,9 @@ class ServerState:
                 if not self._given_away:
                     break
                 self._retire_one()
+            self._catch_up()
         try:
-            compact(tables, self._changed, lambda: self._may_compact(tables))
+            compact(tables, self._changed, lambda: self._may_compact(tables), self._catch_up)
         except BaseException as error:
             self._fatal(error)
             raise

@@ -52,6 +52,7 @@ class StreamSender:
         self._window: SendWindow[Item] = SendWindow(window_bytes)
         self._connection: Connection | None = None
         self._problem: Exception | None = None
+        self._moved_at = time.monotonic()
         self._closed = False
         threading.Thread(target=self._run, name="stream", daemon=True).start()
 
@@ -62,6 +63,8 @@ class StreamSender:
         """
         with self._changed:
             self._wait(lambda: self._window.has_room(item.nbytes), wait_seconds, "room for an item")
+            if self._window.acknowledged_count == self._window.put_count:
+                self._moved_at = time.monotonic()
             number = self._window.put(item, item.nbytes)
             self._changed.notify_all()
             return number
@@ -76,6 +79,18 @@ class StreamSender:
     def acknowledged_count(self) -> int:
         """The number of items, from the first, that the receiver has dealt with."""
         return self._window.acknowledged_count
+
+    @property
+    def problem(self) -> str:
+        """Why the stream has ended by itself; empty where it has not."""
+        return "" if self._problem is None else str(self._problem)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long the receiver has dealt with nothing of what there is for it, or the stream has ended; or 0."""
+        with self._changed:
+            waits = self._problem is not None or self._window.acknowledged_count < self._window.put_count
+            return time.monotonic() - self._moved_at if waits and not self._closed else 0.0
 
     def reach(self, number: int, wait_seconds: float) -> None:
         """Waits until the receiver has dealt with all items up to this one. Raises as `put` does."""
@@ -115,9 +130,7 @@ class StreamSender:
             except (ConnectionLostError, OSError) as error:
                 log.info("stream_broke", address=self._address, problem=str(error))
             except (StreamLostError, WireError, ValueError) as error:
-                with self._changed:
-                    self._problem = error
-                    self._changed.notify_all()
+                self._end(error)
                 return
             pause = _FIRST_PAUSE if self._window.acknowledged_count > before else min(2 * pause, _LONGEST_PAUSE)
             with self._changed:
@@ -129,7 +142,9 @@ class StreamSender:
         try:
             stands_at = self._open(connection)
             with self._changed:
+                before = self._window.acknowledged_count
                 self._window.connected(stands_at)
+                self._note_moved(before)
                 self._connection = connection
                 self._changed.notify_all()
                 if self._closed:
@@ -171,7 +186,9 @@ class StreamSender:
             while True:
                 number = _require_ok(connection).batch
                 with self._changed:
+                    before = self._window.acknowledged_count
                     self._window.acknowledged(number)
+                    self._note_moved(before)
                     self._changed.notify_all()
         except (ConnectionLostError, WireError):
             problem = None
@@ -181,7 +198,19 @@ class StreamSender:
         with self._changed:  # whoever sends may wait for items
             if self._connection is connection:
                 self._connection = None
-            self._problem = self._problem or problem
+            self._changed.notify_all()
+        if problem is not None:
+            self._end(problem)
+
+    def _note_moved(self, before: int) -> None:
+        if self._window.acknowledged_count > before:
+            self._moved_at = time.monotonic()
+
+    def _end(self, problem: Exception) -> None:
+        """The first problem counts."""
+        with self._changed:
+            if self._problem is None:
+                self._problem, self._moved_at = problem, time.monotonic()
             self._changed.notify_all()
 
 

@@ -49,10 +49,11 @@ class Compaction:
         return True
 
 
-def compact(tables: TableStore, lock: Lock, wanted: Callable[[], bool]) -> None:
+def compact(tables: TableStore, lock: Lock, wanted: Callable[[], bool], catch_up: Callable[[], None]) -> None:
     """Gives back what rows have left in all tables but the dense one, unless `wanted`, under the lock, ends it.
 
-    Rests as long as it works. After an error the tables must not be used any more.
+    Rests as long as it works; `catch_up` is called without the lock, and may make it rest for longer. After an error
+    the tables must not be used any more.
     """
     released, rest = 0, threading.Event()
     for table in range(len(tables.specs) - 1):
@@ -70,6 +71,7 @@ def compact(tables: TableStore, lock: Lock, wanted: Callable[[], bool]) -> None:
                 except MemoryError:
                     return
             rest.wait(time.monotonic() - began)
+            catch_up()
         released += compaction.released_bytes
     if released >= _WORTH_TRIMMING:
         trim_heap()  # of what the move needed

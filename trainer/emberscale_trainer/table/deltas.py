@@ -161,14 +161,26 @@ class DeltaLog:
                 self._begin_chunk(lane, size)
 
     def take(self) -> list[NDArray[np.uint8]]:
-        """The deltas that were written since the last call, lane by lane: uint8[]. They are the caller's."""
+        """The deltas that were written since the last call, lane by lane: uint8[]. They are the caller's.
+
+        Raises MemoryError, nothing being taken.
+        """
         taken = []
         for lane in range(len(self._chunks)):
             parts = [*self._full[lane], self._rest(lane)]
-            self._full[lane] = []
-            self._taken[lane] = int(self._cells[lane]) - address_of(self._chunks[lane])
             taken.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        for lane, chunk in enumerate(self._chunks):
+            self._full[lane] = []
+            self._taken[lane] = int(self._cells[lane]) - address_of(chunk)
         return taken
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the deltas that were written and not taken."""
+        return sum(
+            sum(map(len, self._full[lane])) + int(self._cells[lane]) - address_of(chunk) - self._taken[lane]
+            for lane, chunk in enumerate(self._chunks)
+        )
 
     @property
     def is_whole(self) -> bool:

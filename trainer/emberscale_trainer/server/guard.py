@@ -1,0 +1,333 @@
+"""What guards the rows of a server: its part in a group of servers that hold parity of each other's rows.
+
+The servers of a routing table are a group. A push is answered once all of them have its deltas, so what is answered is
+never lost with one server. What changes rows without a push (a move, eviction, compaction) is sent behind it. When a
+server is lost, the others *withdraw* their own rows from the parity: what remains in it are the rows of the lost
+server, which each holder then sends to the process that takes its place. Nobody else changes, and nothing rolls back.
+
+A group that has come apart though its servers live, such as when one of them was taken for lost and speaks again, does
+not come together again: pushes wait until another group begins. `trouble` says so, and the master sees to it.
+
+Lock order: that of the state, then that of a group.
+"""
+
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from emberscale_api.parity import ParityTrouble
+from emberscale_api.routing import RoutingTable
+from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.group import GroupCore, parity_stream
+from emberscale_trainer.server.reports import ParityTotals
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
+from emberscale_trainer.table import DeltaLog
+
+log = structlog.get_logger()
+
+_FILL_BYTES = 256 << 10
+_UNBOUNDED = 1 << 62
+_WAIT_SECONDS = 5.0
+_SLOW_SECONDS = 5.0
+"""A holder that has acknowledged nothing for so long is told of."""
+_FLUSH_SECONDS = 0.2
+"""How long a change without a push may wait before it is sent."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_NOTHING = np.zeros((0, 8), np.uint8)
+
+
+class Group:
+    """One server's part in the group of one routing table, until another table or assignment ends it."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        table: RoutingTable,
+        index: int,
+        token: str,
+        context: ssl.SSLContext | None,
+        totals: ParityTotals,
+    ) -> None:
+        """The caller holds the lock of the state, which serves rows under this table."""
+        members = tuple(server.index for server in table.owners)
+        self.table = table
+        self.members = members
+        self.me = members.index(index)
+        self.changed = threading.Condition()
+        self._state = state
+        self._totals = totals
+        self._withdrawing = threading.Lock()
+        self._rest: AppliedBatches | None = None
+        self._withdrawn_pieces = 0
+        self._parted_at: float | None = None
+        self._problem = ""
+        self._sends_no_more = threading.Event()
+        tables = state.tables
+        layout = ParityLayout(len(members))
+        self._log: DeltaLog = tables.log_deltas(
+            len(members), lambda number, segment: layout.lane(self.me, number, segment)
+        )
+        shapes = [TableShape(one) for one in tables.layouts]
+        self.blocks = ParityBlocks(layout, self.me, shapes)
+        self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)))
+        stream = parity_stream(table.version, index)
+        self._senders = {
+            member: StreamSender(
+                server.data, server.incarnation, token, stream, table.generation, context, window_bytes=_UNBOUNDED
+            )
+            for member, server in enumerate(table.owners)
+            if member != self.me
+        }
+        self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(state.applied)) for _ in members)
+        threading.Thread(target=self._run, name="parity", daemon=True).start()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of this server are protected."""
+        return self._core.is_whole
+
+    @property
+    def lag(self) -> int:
+        """How many of its items the holder that is furthest behind has yet to acknowledge."""
+        return self._core.put_count - self._core.settled(self._acknowledged())
+
+    @property
+    def withdrawn_pieces(self) -> int:
+        """How many pieces of this server's rows are taken out of the parity, for a rebuild."""
+        return self._withdrawn_pieces
+
+    @property
+    def holding(self) -> Holding[NDArray[np.uint8]]:
+        """What this server holds for the others."""
+        return self._core.holding
+
+    @property
+    def trouble(self) -> ParityTrouble | None:
+        """What keeps rows of this server from being protected; None where nothing does."""
+        if self._core.is_over:
+            return None
+        version = self.table.version
+        if self._parted_at is not None:
+            return ParityTrouble(version, self._problem, time.monotonic() - self._parted_at, broken=True)
+        for member, sender in self._senders.items():
+            if problem := sender.problem:
+                refused = f"{self._name(member)} takes no more of its changes: {problem}"
+                return ParityTrouble(version, refused, sender.waiting_seconds, broken=True)
+        waiting, slowest = max((sender.waiting_seconds, member) for member, sender in self._senders.items())
+        if waiting >= _SLOW_SECONDS:
+            return ParityTrouble(version, f"{self._name(slowest)} does not acknowledge its changes", waiting)
+        return ParityTrouble(version, self._problem) if self._problem else None
+
+    def _name(self, member: int) -> str:
+        return f"ps-{self.members[member]}"
+
+    # What this server sends
+
+    def pushed(self, epoch: int, batch: int) -> None:
+        """Sends what a push has changed. The caller holds the lock of the state."""
+        self._send_deltas(ItemKind.DELTA, epoch, batch)
+
+    def settle(self) -> None:
+        """Returns when all that was pushed until now is stored by all holders that live, or the group is over."""
+        number = self._core.put_count
+        while waits_for := self._core.waits_for(number, self._acknowledged()):
+            try:
+                self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
+            except TimeoutError:
+                continue
+            except StreamLostError:  # the holder is lost, or takes this server for lost: the master will tell
+                with self.changed:
+                    self.changed.wait(_WAIT_SECONDS)
+
+    def end(self) -> None:
+        """Another group, or none, comes after this one; whoever waits for it goes on."""
+        self._log.stop()
+        with self.changed:
+            self._core.end()
+            self._sends_no_more.set()
+            self.changed.notify_all()
+        for sender in self._senders.values():
+            sender.close()
+
+    def catch_up(self) -> None:
+        """Sends what has changed without a push, where that is much, and waits as `settle` does."""
+        if self._log.pending_bytes >= _FILL_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Sends what has changed without a push. Without memory it is left for later."""
+        with self._state.lock:
+            if not self._core.is_filling or not self._log.pending_bytes:
+                return
+            try:
+                self._send_deltas(ItemKind.FILL)
+            except MemoryError as error:
+                log.warning("changes_not_sent_for_parity", problem=str(error))
+                return
+        self.settle()
+
+    def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
+        """Raises MemoryError, nothing being sent."""
+        taken = self._log.take()
+        if self._core.has_withdrawn:
+            return
+        settled = np.array([self._core.settled(self._acknowledged())], np.int64)
+        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
+        self._send(Item(kind, 0, records, settled, epoch, batch) for records in deltas)
+
+    def _send(self, items: Iterable[Item]) -> None:
+        """One item for each member, in their order."""
+        self._core.put()
+        holders = self._core.holders
+        for member, item in enumerate(items):
+            if member in holders:
+                try:
+                    self._senders[member].put(item, _WAIT_SECONDS)
+                    self._totals.items += 1
+                    self._totals.bytes += item.nbytes
+                except StreamLostError:
+                    continue  # `settle` waits for the master
+
+    def _acknowledged(self) -> dict[int, int]:
+        """How many items each other member has."""
+        return {member: sender.acknowledged_count for member, sender in self._senders.items()}
+
+    def _run(self) -> None:
+        try:
+            self._fill()
+            while not self._sends_no_more.wait(_FLUSH_SECONDS):
+                if self._log.pending_bytes:
+                    self._flush()
+        except BaseException as error:
+            self._part(f"its changes can no longer be sent: {error!r}")
+            log.critical("protection_failed", version=self.table.version, problem=repr(error))
+            raise
+
+    def _part(self, problem: str) -> None:
+        """This group does not come together again."""
+        with self.changed:
+            self._problem, self._parted_at = problem, time.monotonic()
+            self._sends_no_more.set()
+            self.changed.notify_all()
+
+    def _fill(self) -> None:
+        """Protects the rows that were there before, piece by piece; without memory for a piece, it tries again."""
+        pause, whole = _FIRST_PAUSE, False
+        while not whole:
+            try:
+                with self._state.lock:
+                    if not self._core.is_filling:
+                        return
+                    self._log.fill(_FILL_BYTES)
+                    self._send_deltas(ItemKind.FILL)
+                    whole = self._log.is_whole
+            except MemoryError as error:
+                self._problem = "it has no memory to send its rows to their parity servers, and tries again"
+                log.warning("rows_not_protected", version=self.table.version, problem=str(error))
+                self._sends_no_more.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            self._problem = ""
+            self.settle()
+        self._core.filled()
+        log.info("rows_protected", version=self.table.version, servers=len(self.members))
+
+    # What others send
+
+    def receive(self, source: int, item: Item) -> None:
+        """Takes an item of another member. Raises StreamLostError, and ValueError for what makes no sense."""
+        with self.changed:
+            try:
+                self._take(source, item)
+            except SourceOverError as error:
+                raise StreamLostError(str(error)) from error
+            self.changed.notify_all()
+
+    def _take(self, source: int, item: Item) -> None:
+        keys = item.keys.tolist()
+        match item.kind:
+            case ItemKind.BASE:
+                self._core.begin(source, _from_flat(item.keys))
+            case ItemKind.DELTA:
+                self._core.take(source, keys[0], (item.epoch, item.batch), item.records.reshape(-1).copy())
+            case ItemKind.FILL:
+                self._core.take(source, keys[0], None, item.records.reshape(-1).copy())
+            case ItemKind.WITHDRAWN:
+                self._core.withdrawn(source, keys[0], keys[1])
+            case _:
+                raise ValueError(f"an item of kind {item.kind} in a stream of parity")
+
+    # The loss of a member
+
+    def rebuild(self, lost: int) -> AppliedBatches:
+        """Leaves nothing in the parity but the rows of a lost member; returns the batches in them.
+
+        Takes as long as all other members need for it. Raises NotHeldError where this group cannot.
+        """
+        with self._withdrawing:
+            mark = self._begin_rebuild(lost)
+            if self._rest is None:
+                self._withdraw(mark)
+                self._rest = self._agreed()
+            return self._rest
+
+    def rest(self) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
+        """The rows of the member that was rebuilt, as far as their parity is here.
+
+        Yields tables, whether each is the dense one, and uint8[n, stride].
+        """
+        tables = self._state.tables
+        for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
+            for block in self.blocks.blocks(table):
+                records = block[layout.fields(block)["pushes"] != 0]
+                if len(records):
+                    yield table, spec.column < 0, records
+
+    def _begin_rebuild(self, lost: int) -> tuple[int, int]:
+        with self._state.lock, self.changed:
+            mark = self._core.lose(lost)
+            if self._parted_at is None:
+                self._part(f"{self._name(lost)} was taken for lost, and nothing more of it is taken")
+        self._senders[lost].close()
+        return mark
+
+    def _withdraw(self, mark: tuple[int, int]) -> None:
+        empty = False
+        while not empty:
+            with self._state.lock:
+                self._core.require()
+                self._log.withdraw(_FILL_BYTES)
+                self._send_deltas(ItemKind.FILL)
+                empty = self._log.is_empty
+            self.settle()
+            self._withdrawn_pieces += 1
+        said = np.array(mark, np.int64)
+        with self._state.lock:
+            self._core.require()
+            self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, said) for _ in self.members)
+            self._core.withdrew()
+        self.settle()
+
+    def _agreed(self) -> AppliedBatches:
+        """Waits for all others; the batches that the rows of the lost server have in all parity of them."""
+        with self.changed:
+            while (agreed := self._core.agreed()) is None:
+                self.changed.wait()
+            return agreed
+
+
+def _flat(applied: AppliedBatches) -> NDArray[np.int64]:
+    """All runs of a record, as `epoch, first, stop, times` after each other."""
+    runs = [(epoch, *run) for epoch in applied.epochs() for run in applied.runs(epoch)]
+    return np.array(runs, np.int64).reshape(-1)
+
+
+def _from_flat(keys: NDArray[np.int64]) -> AppliedBatches:
+    return AppliedBatches.from_runs((epoch, [run]) for epoch, *run in keys.reshape(-1, 4).tolist())
