@@ -169,6 +169,40 @@ def test_a_stream_outlives_its_connections_and_delivers_each_item_once(
     assert all(same(arrived, item(number)) for number, arrived in enumerate(received.items))
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_whoever_waits_for_items_sends_them(
+    received: Received, address: str, send: Send, held: ExitStack, tmp_path: Path, breaks: bool
+) -> None:
+    limits = iter([20_000] * 10 * breaks + [1 << 40] * 1000)
+    middle = BreakingMiddle(address, held, tmp_path, limits)
+    sender, putting, numbers = send(middle.address), threading.Lock(), iter(range(400))
+
+    def push() -> None:
+        while True:
+            with putting:
+                number = next(numbers, None)
+                if number is None:
+                    return
+                count = sender.put(item(number), SECONDS, now=False)
+            sender.send_queued()
+            sender.reach(count, SECONDS)
+
+    with ThreadPoolExecutor(4) as threads:
+        for pushing in [threads.submit(push) for _ in range(4)]:
+            pushing.result(SECONDS)
+    assert (middle.broken >= 5) is breaks
+    assert len(received.items) == 400
+    assert all(same(one, item(number)) for number, one in enumerate(received.items))
+
+
+def test_an_item_that_nobody_waits_for_is_sent_with_the_next(received: Received, address: str, send: Send) -> None:
+    sender = send(address)
+    deliver(sender, item(0))
+    sender.put(item(1), SECONDS, now=False)
+    deliver(sender, item(2))
+    assert [one.batch for one in received.items] == [item(number).batch for number in range(3)]
+
+
 def test_a_receiver_that_is_slow_holds_the_sender_and_not_the_memory(
     received: Received, address: str, send: Send
 ) -> None:

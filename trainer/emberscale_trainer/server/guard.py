@@ -137,6 +137,8 @@ class Group:
     def settle(self) -> None:
         """Returns when all that was pushed until now is stored by all holders that live, or the group is over."""
         number = self._core.put_count
+        for member in self._core.waits_for(number, self._acknowledged()):
+            self._senders[member].send_queued()
         while waits_for := self._core.waits_for(number, self._acknowledged()):
             try:
                 self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
@@ -183,13 +185,13 @@ class Group:
         self._send(Item(kind, 0, records, settled, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:
-        """One item for each member, in their order."""
+        """One item for each member, in their order; `settle` sends them."""
         self._core.put()
         holders = self._core.holders
         for member, item in enumerate(items):
             if member in holders:
                 try:
-                    self._senders[member].put(item, _WAIT_SECONDS)
+                    self._senders[member].put(item, _WAIT_SECONDS, now=False)
                     self._totals.items += 1
                     self._totals.bytes += item.nbytes
                 except StreamLostError:

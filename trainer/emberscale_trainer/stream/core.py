@@ -57,6 +57,11 @@ class SendWindow(Generic[_Payload]):
         self._let_go(acknowledged)
         self._sent = acknowledged
 
+    @property
+    def has_next(self) -> bool:
+        """Whether there is an item to send."""
+        return self._sent < self._put
+
     def next(self) -> tuple[int, _Payload] | None:
         """The number and payload of the item to send now, if there is one; it counts as sent on this connection."""
         if self._sent == self._put:

@@ -48,29 +48,37 @@ class StreamSender:
         self._stream = stream
         self._generation = generation
         self._context = context
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._to_send = threading.Condition(lock)  # of its own, so that acknowledgements do not wake who sends
         self._window: SendWindow[Item] = SendWindow(window_bytes)
+        self._sending = (
+            threading.Lock()
+        )  # held while an item is taken from the window and sent, so that they keep order
         self._connection: Connection | None = None
         self._problem: Exception | None = None
         self._moved_at = time.monotonic()
         self._closed = False
         threading.Thread(target=self._run, name="stream", daemon=True).start()
 
-    def put(self, item: Item, wait_seconds: float) -> int:
+    def put(self, item: Item, wait_seconds: float, *, now: bool = True) -> int:
         """Queues an item; its arrays must not change until it is acknowledged. Returns its number.
 
-        Waits for room. Raises TimeoutError, and StreamLostError once the stream has ended.
+        Waits for room. Unless it is to be sent `now`, the caller is to call `reach` or `send_queued`, which send it
+        without waking a thread. Raises TimeoutError, and StreamLostError once the stream has ended.
         """
         with self._changed:
             self._wait(lambda: self._window.has_room(item.nbytes), wait_seconds, "room for an item")
             if self._window.acknowledged_count == self._window.put_count:
                 self._moved_at = time.monotonic()
             number = self._window.put(item, item.nbytes)
-            self._changed.notify_all()
+            if now:
+                self._to_send.notify()
             return number
 
     def flush(self, wait_seconds: float) -> None:
         """Waits until the receiver has dealt with all that was put. Raises as `put` does."""
+        self.send_queued()
         with self._changed:
             wanted = self._window.put_count
             self._wait(lambda: self._window.acknowledged_count >= wanted, wait_seconds, "acknowledgements")
@@ -94,8 +102,27 @@ class StreamSender:
 
     def reach(self, number: int, wait_seconds: float) -> None:
         """Waits until the receiver has dealt with all items up to this one. Raises as `put` does."""
+        self.send_queued()
         with self._changed:
             self._wait(lambda: self._window.acknowledged_count >= number, wait_seconds, "acknowledgements")
+
+    def send_queued(self) -> None:
+        """Sends what is queued in this thread, unless another one does."""
+        while self._is_queued() and self._sending.acquire(blocking=False):  # again, or what came at the end is left
+            connection = self._connection
+            try:
+                while connection is not None and self._send_next(connection):
+                    pass
+            except ConnectionLostError:
+                if connection is not None:
+                    connection.hang_up()  # the thread of the stream sees to the rest
+                return
+            finally:
+                self._sending.release()
+
+    def _is_queued(self) -> bool:
+        with self._changed:
+            return self._window.has_next and self._connection is not None and not self._closed
 
     def close(self) -> None:
         """Ends the stream; what is not acknowledged may have arrived or not."""
@@ -103,7 +130,7 @@ class StreamSender:
             self._closed = True
             if self._connection is not None:
                 self._connection.hang_up()
-            self._changed.notify_all()
+            self._notify_all()
 
     def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
@@ -159,7 +186,8 @@ class StreamSender:
         finally:
             with self._changed:
                 self._connection = None
-            connection.close()
+            with self._sending:
+                connection.close()
 
     def _open(self, connection: Connection) -> int:
         """Says HELLO and which stream this is; returns where the receiver stands."""
@@ -171,15 +199,26 @@ class StreamSender:
 
     def _send(self, connection: Connection) -> None:
         while True:
+            with self._sending:
+                while self._send_next(connection):
+                    pass
             with self._changed:
-                following = self._window.next()
-                while following is None and not self._closed and self._connection is connection:
-                    self._changed.wait()
-                    following = self._window.next()
-                if self._closed or self._connection is not connection or following is None:
+                while not self._window.has_next and not self._closed and self._connection is connection:
+                    self._to_send.wait()
+                if self._closed or self._connection is not connection:
                     return
-            number, item = following
-            connection.send(Header(Kind.ITEM, batch=number, payload_bytes=item.nbytes), item.buffers())
+
+    def _send_next(self, connection: Connection) -> bool:
+        """Sends the next item, if there is one; the caller is alone in it. Raises ConnectionLostError."""
+        with self._changed:
+            if self._closed or self._connection is not connection:
+                return False
+            following = self._window.next()
+        if following is None:
+            return False
+        number, item = following
+        connection.send(Header(Kind.ITEM, batch=number, payload_bytes=item.nbytes), item.buffers())
+        return True
 
     def _take_acknowledgements(self, connection: Connection) -> None:
         try:
@@ -198,7 +237,7 @@ class StreamSender:
         with self._changed:  # whoever sends may wait for items
             if self._connection is connection:
                 self._connection = None
-            self._changed.notify_all()
+            self._notify_all()
         if problem is not None:
             self._end(problem)
 
@@ -211,7 +250,11 @@ class StreamSender:
         with self._changed:
             if self._problem is None:
                 self._problem, self._moved_at = problem, time.monotonic()
-            self._changed.notify_all()
+            self._notify_all()
+
+    def _notify_all(self) -> None:
+        self._changed.notify_all()
+        self._to_send.notify_all()
 
 
 def _require_ok(connection: Connection) -> Header:
