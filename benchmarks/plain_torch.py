@@ -1,5 +1,6 @@
 """The reference: the same model, trained on the same rows by PyTorch alone, in one process."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -59,37 +60,89 @@ class PlainModel(nn.Module):
         return logits
 
 
-def train(job: TrainingJob) -> HeldOut:
-    """Trains on the job's rows in the job's order, and evaluates."""
-    spec = job.spec
+@dataclass(frozen=True)
+class NumberedBatch:
+    """Labels float32 [B], dense features float32 [B, features], and row numbers int64 [B, columns]."""
+
+    labels: torch.Tensor
+    dense: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class NumberedData:
+    """A job's batches in its order, all epochs, and the rows of its tables.
+
+    `firsts` is int64 [columns + 1]: where the rows of each column begin, and how many there are in all.
+    """
+
+    training: list[NumberedBatch]
+    evaluation: list[NumberedBatch]
+    firsts: NDArray[np.int64]
+
+
+def numbered(job: TrainingJob, most_rows: int = 0) -> NumberedData:
+    """Reads a job's data. With `most_rows`, ids of a table share so many rows, as by DLRM's `--max-ind-range`."""
     source = indexed(job)
-    training = _batches(source, TRAINING_DATA, spec.training.epochs)
+    training = _batches(source, TRAINING_DATA, job.spec.training.epochs)
     evaluation = _batches(source, EVALUATION_DATA, 1)
-    numbers, firsts = number_rows(np.concatenate([ids for _, _, ids in training + evaluation]))
+    ids = np.concatenate([ids for _, _, ids in training + evaluation])
+    numbers, firsts = number_rows(ids % most_rows if most_rows else ids)
     rows = torch.split(torch.from_numpy(numbers), [len(ids) for _, _, ids in training + evaluation])
-    torch.manual_seed(spec.training.seed)
-    model = PlainModel(job, firsts)
-    sparse, dense = spec.optimizers.sparse, spec.optimizers.dense
-    tables = RowWiseAdagrad(
-        [embedding.weight for embedding in model.embeddings],  # type: ignore[misc]  # an Embedding's weight
-        sparse.learning_rate,
-        sparse.epsilon,
-    )
-    mlps = torch.optim.Adagrad(model.dense_model.parameters(), lr=dense.learning_rate, eps=dense.epsilon)
-    for (labels, features, _), numbered in zip(training, rows[: len(training)], strict=True):
-        logits = model(torch.from_numpy(features), numbered)
-        nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        for optimizer in (tables, mlps):
+    batches = [
+        NumberedBatch(torch.from_numpy(labels), torch.from_numpy(dense), of_batch)
+        for (labels, dense, _), of_batch in zip(training + evaluation, rows, strict=True)
+    ]
+    return NumberedData(batches[: len(training)], batches[len(training) :], firsts)
+
+
+class PlainTraining:
+    """A model under training. Its rows are `tables.weights` and `tables.accumulators`, one pair a dimension."""
+
+    def __init__(self, job: TrainingJob, firsts: NDArray[np.int64]) -> None:
+        torch.manual_seed(job.spec.training.seed)
+        self.model = PlainModel(job, firsts)
+        sparse, dense = job.spec.optimizers.sparse, job.spec.optimizers.dense
+        self.tables = RowWiseAdagrad(
+            [embedding.weight for embedding in self.model.embeddings],  # type: ignore[misc]  # an Embedding's weight
+            sparse.learning_rate,
+            sparse.epsilon,
+        )
+        self._mlps = torch.optim.Adagrad(self.model.dense_model.parameters(), lr=dense.learning_rate, eps=dense.epsilon)
+
+    def step(self, batch: NumberedBatch) -> None:
+        """Trains on a batch."""
+        logits = self.model(batch.dense, batch.rows)
+        nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for optimizer in (self.tables, self._mlps):
             optimizer.step()
             optimizer.zero_grad()
-    with torch.no_grad():
-        predictions = [
-            torch.sigmoid(model(torch.from_numpy(features), numbered))
-            for (_, features, _), numbered in zip(evaluation, rows[len(training) :], strict=True)
-        ]
-    labels = np.concatenate([labels for labels, _, _ in evaluation])
-    probabilities = torch.cat(predictions).numpy().astype(np.float64)
-    return HeldOut(roc_auc_score(labels, probabilities), log_loss(labels, probabilities))
+
+    @torch.no_grad()
+    def held_out(self, batches: Iterable[NumberedBatch]) -> HeldOut:
+        """The quality on these batches."""
+        predictions = [(batch.labels, torch.sigmoid(self.model(batch.dense, batch.rows))) for batch in batches]
+        labels = torch.cat([wanted for wanted, _ in predictions]).numpy()
+        probabilities = torch.cat([predicted for _, predicted in predictions]).numpy().astype(np.float64)
+        return HeldOut(roc_auc_score(labels, probabilities), log_loss(labels, probabilities))
+
+
+def train(
+    job: TrainingJob,
+    data: NumberedData | None = None,
+    before: Callable[[int, PlainTraining], None] | None = None,
+) -> HeldOut:
+    """Trains on the job's rows in the job's order, and evaluates.
+
+    `data` are those that `numbered` reads. `before` is called ahead of each batch, with its number.
+    """
+    data = numbered(job) if data is None else data
+    training = PlainTraining(job, data.firsts)
+    for number, batch in enumerate(data.training):
+        if before is not None:
+            before(number, training)
+        training.step(batch)
+    return training.held_out(data.evaluation)
 
 
 Batches = list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]]

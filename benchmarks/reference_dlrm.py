@@ -33,15 +33,15 @@ class RowWiseAdagrad:
     """
 
     def __init__(self, weights: Sequence[Tensor], learning_rate: float, epsilon: float) -> None:
-        self._weights = weights
-        self._accumulators = [torch.zeros(len(weight)) for weight in weights]
+        self.weights = weights
+        self.accumulators = [torch.zeros(len(weight)) for weight in weights]
         self._learning_rate = learning_rate
         self._epsilon = epsilon
 
     @torch.no_grad()
     def step(self) -> None:
         """Applies the sparse gradients."""
-        for weight, accumulator in zip(self._weights, self._accumulators, strict=True):
+        for weight, accumulator in zip(self.weights, self.accumulators, strict=True):
             assert weight.grad is not None
             gradient = weight.grad.coalesce()
             rows, values = gradient.indices()[0], gradient.values()
@@ -51,7 +51,7 @@ class RowWiseAdagrad:
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
-        for weight in self._weights:
+        for weight in self.weights:
             weight.grad = None
 
 

@@ -1,0 +1,394 @@
+"""Partial recovery (CPR) against full recovery: what it saves, what it costs in accuracy, and real servers killed.
+
+* Overhead: the share of a job's time that saving, loading and repeating take, by the brain's equations (1 and 2 of the
+  paper) for the job that the paper emulates: 56 hours, a failure every 28, target PLS 0.1. The paper does not print its
+  O_save, O_load and O_res; they follow from the overheads that it does print (see `PAPER_COSTS`).
+* Accuracy: a DLRM on synthetic Criteo-like records, its failures emulated (`recovery_emulation`), each run against the
+  same run without failures. First, random numbers of failures, of servers that are lost and of intervals (section 6.5):
+  how far AUC follows PLS. Then two failures a run and the interval of a target PLS, with each priority (6.1 and 6.3).
+* Real kills: the same job of real processes with full and with partial recovery in turns, a server killed as many
+  samples after a checkpoint. How long until samples/s is back, and how many samples are trained again.
+"""
+
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest
+from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_brain.fault_tolerance import FailureCosts, full_recovery, partial_recovery
+from losing_job import LosingJob
+from plain_torch import NumberedData, numbered, train
+from recovery_emulation import Failure, Plan, Priority, emulate
+from reporting import Ratio, arguments, report, say
+from whole_run import manifest, synthesise
+
+HOUR = 3600.0
+TOTAL, BETWEEN = 56 * HOUR, 28 * HOUR
+"""The job that the paper emulates: its length, and the time between its failures (section 5.1)."""
+
+PAPER_OVERHEADS = {"Kaggle": (0.085, 0.044, 0.0053), "Terabyte": (0.082, 0.044, 0.0068)}
+"""Of full recovery, of partial recovery at the same interval, and of CPR with a target PLS of 0.1 (figure 7)."""
+
+PAPER_LOSSES = {Priority.NONE: 0.0003, Priority.SCAR: 0.0001, Priority.MFU: 0.0001, Priority.SSU: 0.0002}
+"""AUC below that of full recovery, at a target PLS of 0.1, the worse of both data sets (section 6.1)."""
+
+PAPER_R = {"Kaggle": 0.8764, "Terabyte": 0.8175}
+"""The correlation of PLS and loss of AUC (figure 11)."""
+
+ALLOWED_LOSS = {Priority.MFU: 0.0002, Priority.SSU: 0.0005}
+TARGET_PLS = 0.1
+TARGETS = (0.02, 0.1, 0.2)
+"""Of the paper's figure 9."""
+
+SHARES = (8, 4, 2)
+"""Emulated servers, of which a failure takes one: 12.5%, 25% and 50% of the rows."""
+
+MOST_ROWS = 8192
+"""Of a table: accesses a row are then about as many as in Criteo's Kaggle data."""
+
+SERVERS = 16
+"""Of a random run, which loses one to eight of them at a time."""
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Shares of a job's time: by full recovery, by partial recovery at the same interval, and at that of the target."""
+
+    full: float
+    same_interval: float
+    partial: float
+
+
+def paper_costs(full: float, same_interval: float, servers: int) -> FailureCosts:
+    """The costs with which full recovery has these overheads at its best interval.
+
+    What partial recovery avoids is the repeated work, T_save / 2 T_fail. At the best interval that is also what saving
+    costs, O_save / T_save; what remains is loading and rescheduling.
+    """
+    repeated = full - same_interval
+    interval = 2 * repeated * BETWEEN
+    return FailureCosts(
+        total_seconds=TOTAL,
+        ps=servers,
+        between_failures=BETWEEN,
+        save=repeated * interval,
+        load=(same_interval - repeated) * BETWEEN,
+        reschedule=0.0,
+        target_pls=TARGET_PLS,
+    )
+
+
+def overheads(data: str, servers: int) -> Overheads:
+    """The overheads of the job that the paper emulates on this data set, by the brain."""
+    full, same_interval, _ = PAPER_OVERHEADS[data]
+    costs = paper_costs(full, same_interval, servers)
+    ours = full_recovery(costs)
+    return Overheads(
+        ours.overhead, ours.overhead - ours.interval / 2 / costs.between_failures, partial_recovery(costs).overhead
+    )
+
+
+def dlrm(data: Path, seed: int) -> TrainingJob:
+    """The example job, in smaller."""
+    spec = {
+        "data": {"train": [str(data / "train-*.tsv")], "evaluation": [str(data / "evaluation.tsv")]},
+        "model": {"architecture": "DLRM", "embeddings": {"dimension": 16}},
+        "training": {"batchSize": 512, "seed": seed},
+    }
+    return parse_manifest(manifest("partial-recovery", spec))
+
+
+def random_plan(random_of: random.Random, batches: int) -> Plan:
+    """1 to 32 failures, each of 6.25 to 50% of the rows, and an interval by which 0 to 1 of PLS is expected."""
+    failures, lost = 2 ** random_of.randint(0, 5), 2 ** random_of.randint(0, 3)
+    expected = random_of.random()
+    interval = min(2 * expected * batches * SERVERS / lost / failures, 2.0 * batches)
+    return Plan(SERVERS, max(1.0, interval), _failures(random_of, batches, failures, SERVERS, lost))
+
+
+def _failures(random_of: random.Random, batches: int, count: int, servers: int, lost: int) -> tuple[Failure, ...]:
+    return tuple(
+        Failure(random_of.randrange(1, batches), tuple(random_of.sample(range(servers), lost))) for _ in range(count)
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with failures: its PLS, how far its AUC is below that of the run without, and rows saved over all rows."""
+
+    pls: float
+    loss: float
+    saves: float
+
+
+@dataclass
+class Accuracy:
+    """What the emulated runs lost: those at random, and those with a target PLS and a priority."""
+
+    random: list[Run]
+    targeted: dict[tuple[float, Priority], list[Run]]
+
+    @property
+    def correlation(self) -> float:
+        """Pearson's r of PLS and loss."""
+        return float(np.corrcoef([run.pls for run in self.random], [run.loss for run in self.random])[0, 1])
+
+
+def measure_accuracy(folder: Path, quick: bool) -> Accuracy:
+    """Trains with emulated failures."""
+    synthesise(folder, 60_000 if quick else 200_000)
+    found = Accuracy([], {})
+    for seed in range(2 if quick else 3):
+        job = dlrm(folder, seed)
+        data = numbered(job, MOST_ROWS)
+        undisturbed = train(job, data).auc
+        say(f"seed {seed}: AUC {undisturbed:.5f} without failures, {len(data.training)} batches")
+        random_of, batches = random.Random(seed), len(data.training)
+        for _ in range(8 if quick else 24):
+            found.random.append(_run(job, data, random_plan(random_of, batches), undisturbed))
+        for target, priority, plan in _targeted(random_of, batches, quick):
+            run = _run(job, data, plan, undisturbed)
+            found.targeted.setdefault((target, priority), []).append(run)
+    return found
+
+
+def _targeted(random_of: random.Random, batches: int, quick: bool) -> Iterator[tuple[float, Priority, Plan]]:
+    """The same failures under each target and priority."""
+    for servers in SHARES[1:2] if quick else SHARES:
+        failures = _failures(random_of, batches, 2, servers, 1)
+        for target in TARGETS[1:] if quick else TARGETS:
+            interval = min(2 * target * servers * BETWEEN / TOTAL, 1.0) * batches
+            for priority in Priority:
+                if priority in (Priority.NONE, Priority.SSU) or target == TARGET_PLS:
+                    yield target, priority, Plan(servers, interval, failures, priority)
+
+
+def _run(job: TrainingJob, data: NumberedData, plan: Plan, undisturbed: float) -> Run:
+    outcome = emulate(job, data, plan)
+    run = Run(outcome.pls, undisturbed - outcome.auc, outcome.saves)
+    say(
+        f"  {len(plan.failures)} failures of {len(plan.failures[0].servers)} in {plan.servers}, a save every "
+        f"{plan.interval:.1f} batches, priority {plan.priority}: PLS {run.pls:.4f}, AUC lower by {run.loss:.5f}"
+    )
+    return run
+
+
+INTERVAL_SECONDS = 20.0
+WARM_UP = 2
+"""Checkpoints before the kill."""
+
+SINCE_SAVED = 200_000
+"""Samples that are trained since the checkpoint when a server is killed."""
+
+WINDOW_SECONDS = 3.0
+BACK = 0.8
+"""The part of the samples/s before the kill at which it is back, over a window."""
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "full": {"strategy": "FullRecovery"},
+    "partial": {"strategy": "PartialRecovery", "targetPLS": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A server killed: seconds until training began again, until samples/s were back, and until the samples of the kill
+    were reached again; the samples trained again; those forgotten on a share of the rows.
+
+    `line` is (seconds after the kill, samples beyond those of the kill).
+    """
+
+    trains: float
+    rate_back: float
+    caught_up: float
+    repeated: int
+    forgotten: int
+    line: list[tuple[float, int]]
+
+
+def kill(folder: Path, data: Path, strategy: str) -> Loss:
+    """Runs a job, and kills a server once it has trained SINCE_SAVED samples more than a checkpoint holds."""
+    spec = {
+        "data": {"train": [str(data / "train-*.tsv")]},
+        "model": {"embeddings": {"dimension": 64}},
+        "training": {"batchSize": 1024, "epochs": 10_000},
+        "ps": {"replicas": 2},
+        "worker": {"replicas": 2},
+        "checkpoint": {"interval": f"{INTERVAL_SECONDS:g}s", "flash": {"mode": "Disabled"}},
+        "faultTolerance": STRATEGIES[strategy],
+    }
+    job = LosingJob(folder, manifest(f"loses-{strategy}", spec))
+    try:
+        job.expect(lambda: len(job.logged("checkpoint_complete")) >= WARM_UP)
+        saved = _saved_samples(job)
+        job.expect(lambda: job.latest()[1] >= saved + SINCE_SAVED)
+        seconds, samples, _ = job.latest()
+        saved = _saved_samples(job)
+        killed = job.kill_server(1)
+        job.expect(lambda: job.trains_since(killed) is not None)
+        job.expect(lambda: job.latest()[0] > seconds + 10 and job.latest()[1] >= samples + SINCE_SAVED)
+        trains = (job.trains_since(killed) or killed) - killed
+        forgotten = sum(entry["forgotten_samples"] for entry in job.logged("recovered_partially", killed))
+        return _loss(job.timeline(), seconds, samples, trains, 0 if forgotten else samples - saved, forgotten)
+    finally:
+        job.end()
+
+
+def _saved_samples(job: LosingJob) -> int:
+    """The samples in the newest checkpoint."""
+    newest = max(job.root.glob(f"checkpoints/*/{MANIFEST_NAME}"))
+    return CheckpointManifest.from_json(newest.read_bytes(), str(newest)).applied_samples
+
+
+def _loss(line: list[tuple[float, int]], at: float, samples: int, trains: float, repeated: int, forgotten: int) -> Loss:
+    before = [(seconds, count) for seconds, count in line if at - 10 <= seconds <= at]
+    rate = (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0])
+    after = [(seconds - at, count) for seconds, count in line if seconds > at]
+    caught_up = next(seconds for seconds, count in after if seconds >= trains and count > samples)
+    back = caught_up
+    for seconds, count in (one for one in after if trains <= one[0]):
+        later = next((one for one in after if one[0] >= seconds + WINDOW_SECONDS), None)
+        if later is not None and (later[1] - count) / (later[0] - seconds) >= BACK * rate:
+            back = seconds
+            break
+    return Loss(trains, back, caught_up, repeated, forgotten, [(one, count - samples) for one, count in after])
+
+
+def measure_kills(folder: Path, rounds: int) -> dict[str, list[Loss]]:
+    """Kills a server under both strategies, in turns."""
+    data = folder / "kills"
+    synthesise(data, 100_000)
+    found: dict[str, list[Loss]] = {strategy: [] for strategy in STRATEGIES}
+    for _ in range(rounds):
+        for strategy, seen in found.items():
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                seen.append(kill(Path(place), data, strategy))
+            last = seen[-1]
+            say(
+                f"{strategy} recovery: training after {last.trains:.1f} s, samples/s back after {last.rate_back:.1f} "
+                f"s, the samples of the kill after {last.caught_up:.1f} s; {last.repeated:,} samples trained again, "
+                f"{last.forgotten:,} forgotten on half of the rows"
+            )
+    return found
+
+
+def draw(path: Path, accuracy: Accuracy | None, kills: dict[str, list[Loss]]) -> None:
+    """Overheads, loss by PLS, loss by priority, and samples after a kill."""
+    figure = Figure(figsize=(14, 10), layout="constrained")
+    axes = figure.subplots(2, 2)
+    _draw_overheads(axes[0][0])
+    if accuracy is not None:
+        _draw_correlation(axes[0][1], accuracy)
+        _draw_priorities(axes[1][0], accuracy)
+    for strategy, losses in kills.items():
+        for number, loss in enumerate(losses):
+            color = {"full": "tab:red", "partial": "tab:blue"}[strategy]
+            label = f"{strategy} recovery" if not number else None
+            axes[1][1].plot(*zip(*loss.line, strict=True), color=color, label=label)
+    axes[1][1].axhline(0, color="grey", linewidth=0.5)
+    axes[1][1].set(xlabel="seconds after SIGKILL of one of two servers", ylabel="samples beyond those at the kill")
+    if kills:
+        axes[1][1].legend()
+    figure.savefig(path, dpi=120)
+
+
+def _draw_overheads(axis: Axes) -> None:
+    labels = ["full", "partial,\nsame interval", *(f"partial, PLS 0.1,\n{servers} servers" for servers in SHARES)]
+    for number, data in enumerate(PAPER_OVERHEADS):
+        ours = [overheads(data, servers) for servers in SHARES]
+        heights = [ours[0].full, ours[0].same_interval, *(one.partial for one in ours)]
+        places = np.arange(len(labels)) + 0.4 * (number - 0.5)
+        bars = axis.bar(places, [100 * one for one in heights], 0.36, label=f"equations, costs of {data}")
+        axis.bar_label(bars, fmt="%.2f")
+        paper = [100 * one for one in PAPER_OVERHEADS[data]]
+        axis.plot(places[:3], paper, "kx", label="the paper" if not number else None)
+    axis.set_xticks(range(len(labels)), labels)
+    axis.set(ylabel="overhead, % of the job's time")
+    axis.legend()
+
+
+def _draw_correlation(axis: Axes, accuracy: Accuracy) -> None:
+    pls, losses = np.array([run.pls for run in accuracy.random]), np.array([run.loss for run in accuracy.random])
+    slope, offset = np.polyfit(pls, losses, 1)
+    axis.plot(pls, losses, "o", label=f"emulated, r = {accuracy.correlation:.3f}")
+    axis.plot(pls, slope * pls + offset, "-", label=f"{slope:.4f} of AUC per PLS")
+    said = ", ".join(f"{value:.2f} ({data})" for data, value in PAPER_R.items())
+    axis.set(xlabel="PLS", ylabel="AUC below the run without failures", title=f"the paper's r: {said}")
+    axis.legend()
+
+
+def _draw_priorities(axis: Axes, accuracy: Accuracy) -> None:
+    ours = [mean(run.loss for run in accuracy.targeted[TARGET_PLS, priority]) for priority in PAPER_LOSSES]
+    places = np.arange(len(PAPER_LOSSES))
+    axis.bar(places - 0.2, ours, 0.36, label="emulated, mean")
+    axis.bar(places + 0.2, list(PAPER_LOSSES.values()), 0.36, label="the paper, worse of two")
+    for place, priority in zip(places, PAPER_LOSSES, strict=True):
+        runs = accuracy.targeted[TARGET_PLS, priority]
+        axis.plot([place - 0.2] * len(runs), [run.loss for run in runs], "k.", markersize=3)
+    axis.set_xticks(places, [str(priority) for priority in PAPER_LOSSES])
+    axis.set(xlabel="priority of saves, two failures, target PLS 0.1", ylabel="AUC below the run without failures")
+    axis.legend()
+
+
+def main() -> None:
+    """Calculates, emulates, kills and reports."""
+    parser = arguments(__doc__)
+    parser.add_argument("--only", choices=["overhead", "accuracy", "kills"], help="one part alone")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ratios: dict[str, Ratio] = {}
+    for data, (full, _, paper) in PAPER_OVERHEADS.items():
+        for servers in SHARES:
+            ours = overheads(data, servers)
+            say(
+                f"{data}, {servers} servers: overhead {ours.full:.2%} by full recovery, {ours.same_interval:.2%} by "
+                f"partial at its interval, {ours.partial:.2%} at that of PLS {TARGET_PLS:g} (paper {full:.1%}, "
+                f"{paper:.2%})"
+            )
+    best = [overheads(data, SHARES[0]).partial for data in PAPER_OVERHEADS]
+    ratios["overhead / 0.5%: partial recovery, 8 servers"] = Ratio([(one, 0.005) for one in best], 1.0, "max")
+    accuracy, kills = None, {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.only in (None, "accuracy"):
+            accuracy = measure_accuracy(folder / "data", options.quick)
+            ratios["r of PLS and loss of AUC"] = Ratio([(accuracy.correlation, 1.0)], 0.9, "min")
+            for (target, priority), runs in sorted(accuracy.targeted.items()):
+                losses = [run.loss for run in runs]
+                say(
+                    f"target PLS {target:g}, priority {priority}: AUC lower by {mean(losses):.5f} on average, at most "
+                    f"{max(losses):.5f}; PLS {mean(run.pls for run in runs):.3f}, each row saved "
+                    f"{mean(run.saves for run in runs):.2f} times"
+                )
+                if target == TARGET_PLS and priority in ALLOWED_LOSS:
+                    allowed = ALLOWED_LOSS[priority]
+                    ratios[f"loss of AUC / {allowed:g}: {priority}"] = Ratio([(mean(losses), allowed)], 1.0, "max")
+        if options.only in (None, "kills"):
+            kills = measure_kills(folder, 1 if options.quick else 3)
+            pairs = list(zip(kills["partial"], kills["full"], strict=True))
+            ratios["until samples/s is back: partial / full"] = Ratio(
+                [(ours.rate_back, theirs.rate_back) for ours, theirs in pairs], 1.0, "max"
+            )
+            ratios["until new samples: partial / full"] = Ratio(
+                [(ours.caught_up, theirs.caught_up) for ours, theirs in pairs], 1.0, "max"
+            )
+            repeated = statistics.median(loss.repeated for loss in kills["partial"])
+            ratios["samples trained again: partial"] = Ratio([(repeated, 1.0)], 0.0, "max")
+    if options.plot:
+        draw(options.plot, accuracy, kills)
+    report("partial_recovery", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Partial recovery emulated in one process, as in section 5.1 of CPR: failures take rows back to what was saved last.
+
+A model is trained by plain PyTorch. Its rows belong to emulated servers at random. Every so many batches the rows are
+saved; a failure loads what was saved for the rows of the servers that it takes. Dense parameters are never lost: in the
+paper, trainers hold them, each a copy.
+
+With a priority, the rows of the largest tables are saved 1 / SHARE times as often, but at each save only the SHARE of
+them that comes first (section 4.2); all other tables are saved whole each time. So the bytes written stay about the
+same, and what many samples have changed is rarely old.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from emberscale_api.job import TrainingJob
+from plain_torch import NumberedData, PlainTraining, train
+
+SHARE = 0.125
+"""r of the paper: the part of the rows in a prioritised save, and of the interval between two of them."""
+
+LARGEST = 7
+"""Tables whose saves are prioritised."""
+
+SAMPLED_EVERY = 2
+"""Of so many samples, SSU looks at one."""
+
+
+class Priority(StrEnum):
+    """Which rows a save takes first."""
+
+    NONE = "None"
+    MFU = "MFU"
+    """Those accessed most since they were saved last, by a counter a row."""
+    SSU = "SSU"
+    """Those that a sample of the samples accessed, of which a list keeps as many as a save takes."""
+    SCAR = "SCAR"
+    """Those that changed most since they were saved last, by the L2 norm: the reference, which needs a second copy."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The loss of emulated servers, by index, ahead of a batch."""
+
+    batch: int
+    servers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run: how many servers there are, the batches between saves (T_save), the priority, and what fails."""
+
+    servers: int
+    interval: float
+    failures: tuple[Failure, ...] = ()
+    priority: Priority = Priority.NONE
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The held-out AUC of a run, its portion of lost samples, and how often each row was saved, on average."""
+
+    auc: float
+    pls: float
+    saves: float
+
+
+def lost_samples(plan: Plan, batches: int) -> float:
+    """The PLS of a run (equation 3): the progress of lost rows since the last save or their last loss, whichever is
+    later. A priority does not change it.
+    """
+    gone_back = [0.0] * plan.servers
+    pls = 0.0
+    for failure in sorted(plan.failures, key=lambda one: one.batch):
+        saved = failure.batch // plan.interval * plan.interval
+        for server in failure.servers:
+            pls += (failure.batch - max(saved, gone_back[server])) / (batches * plan.servers)
+            gone_back[server] = failure.batch
+    return pls
+
+
+class SavedRows:
+    """What was saved of each row, and which rows the next save takes."""
+
+    def __init__(self, plan: Plan, data: NumberedData, training: PlainTraining, seed: int) -> None:
+        rows = int(data.firsts[-1])
+        self._plan = plan
+        self._training = training
+        self._random = np.random.default_rng(seed)
+        self._server_of = torch.from_numpy(self._random.integers(0, plan.servers, rows))
+        self._prioritised = _largest(data.firsts)
+        self._taken = int(SHARE * int(self._prioritised.sum()))
+        self._counters = np.zeros(rows, np.uint32)
+        self._sampled = np.empty(0, np.int64)
+        self._saved = [part.detach().clone() for part in self._parts()]
+        self._next_save = self._between_saves
+        self.rows_saved = 0
+
+    @property
+    def _between_saves(self) -> float:
+        return self._plan.interval * (1.0 if self._plan.priority is Priority.NONE else SHARE)
+
+    def _parts(self) -> list[torch.Tensor]:
+        """Weights and optimizer state, whose first dimension counts rows."""
+        return [*self._training.tables.weights, *self._training.tables.accumulators]
+
+    def trained(self, rows: NDArray[np.int64]) -> None:
+        """Notes the rows, int64 [B, columns], of a batch that was just trained."""
+        match self._plan.priority:
+            case Priority.MFU:
+                distinct, counts = np.unique(rows, return_counts=True)
+                self._counters[distinct] += counts.astype(np.uint32)
+            case Priority.SSU:
+                accessed = np.unique(rows[::SAMPLED_EVERY])
+                listed = np.union1d(self._sampled, accessed[self._prioritised[accessed]])
+                kept = min(len(listed), self._taken)
+                self._sampled = self._random.choice(listed, kept, replace=False) if kept < len(listed) else listed
+
+    @torch.no_grad()
+    def save_if_due(self, batch: int) -> None:
+        """Saves ahead of a batch."""
+        if batch < self._next_save:
+            return
+        self._next_save += self._between_saves
+        rows = torch.from_numpy(self._next_rows())
+        for saved, part in zip(self._saved, self._parts(), strict=True):
+            saved[rows] = part[rows]
+        self.rows_saved += len(rows)
+
+    def _next_rows(self) -> NDArray[np.int64]:
+        """The rows of this save, which begin anew with what decides about the next."""
+        if self._plan.priority is Priority.NONE:
+            return np.arange(len(self._counters))
+        prioritised = np.flatnonzero(self._prioritised)
+        if self._plan.priority is Priority.SSU:
+            first, self._sampled = self._sampled, np.empty(0, np.int64)
+        else:
+            order = self._counters[prioritised] if self._plan.priority is Priority.MFU else self._changes()[prioritised]
+            first = prioritised[np.argpartition(order, -self._taken)[-self._taken :]]
+            self._counters[first] = 0
+        return np.concatenate([np.flatnonzero(~self._prioritised), first])
+
+    def _changes(self) -> NDArray[np.float32]:
+        """How far the weights of each row are from those that were saved, as L2 norms."""
+        weights = self._training.tables.weights
+        squares = sum((now - saved).square().sum(1) for now, saved in zip(weights, self._saved, strict=False))
+        assert isinstance(squares, torch.Tensor), "a model has a table"
+        changes: NDArray[np.float32] = squares.detach().sqrt().numpy()
+        return changes
+
+    @torch.no_grad()
+    def lose(self, servers: Iterable[int]) -> None:
+        """The rows of these servers go back to what was saved."""
+        lost = torch.isin(self._server_of, torch.tensor(sorted(servers)))
+        for saved, part in zip(self._saved, self._parts(), strict=True):
+            part[lost] = saved[lost]
+
+
+def emulate(job: TrainingJob, data: NumberedData, plan: Plan) -> Outcome:
+    """Trains a model whose servers fail as planned."""
+    found: list[SavedRows] = []
+
+    def before(number: int, training: PlainTraining) -> None:
+        if not found:
+            found.append(SavedRows(plan, data, training, job.spec.training.seed))
+        [rows] = found
+        if number:
+            rows.trained(data.training[number - 1].rows.numpy())
+            rows.save_if_due(number)
+        for failure in plan.failures:
+            if failure.batch == number:
+                rows.lose(failure.servers)
+
+    auc = train(job, data, before).auc
+    return Outcome(auc, lost_samples(plan, len(data.training)), found[0].rows_saved / int(data.firsts[-1]))
+
+
+def _largest(firsts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each row belongs to one of the largest tables."""
+    chosen = np.zeros(int(firsts[-1]), np.bool_)
+    for column in np.argsort(np.diff(firsts))[-LARGEST:]:
+        chosen[firsts[column] : firsts[column + 1]] = True
+    return chosen
