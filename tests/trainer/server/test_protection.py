@@ -20,6 +20,7 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.guard import Group
 from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import DeltaLog, DensePieces, Reader, TableStore
 from eventually import eventually, unwrap
 from moves import EVERYTHING, SECONDS, MovingServer, table_of
@@ -385,6 +386,16 @@ def test_a_holder_that_acknowledges_nothing_is_told_of(
             eventually(lambda: unwrap(protection.trouble).seconds > trouble.seconds)
         assert pushing.result(SECONDS) == [Status.OK]
     assert protection.trouble is None
+
+
+def test_a_holder_does_not_wait_for_who_is_held_up_by_another(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    monkeypatch.setattr(StreamSender, "send_queued", lambda _: None)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(servers.push, servers.batch()).result(SECONDS) == [Status.OK] * 3
 
 
 def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], Servers]) -> None:

@@ -16,6 +16,7 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
 from emberscale_trainer.stream.receiver import Deliver
 from emberscale_trainer.transport import listen
+from eventually import eventually
 
 SECONDS = 60.0
 STRIDE = 24
@@ -201,6 +202,19 @@ def test_an_item_that_nobody_waits_for_is_sent_with_the_next(received: Received,
     sender.put(item(1), SECONDS, now=False)
     deliver(sender, item(2))
     assert [one.batch for one in received.items] == [item(number).batch for number in range(3)]
+
+
+def test_an_item_that_nobody_waits_for_is_sent_when_asked_to(received: Received, address: str, send: Send) -> None:
+    sender = send(address)
+    deliver(sender, item(0))
+    received.gate.clear()
+    sender.put(item(1), SECONDS, now=False)
+    assert sender.waiting_seconds == 0
+    sender.wake()
+    eventually(lambda: sender.waiting_seconds > 0)
+    received.gate.set()
+    eventually(lambda: sender.waiting_seconds == 0)
+    assert len(received.items) == 2
 
 
 def test_a_receiver_that_is_slow_holds_the_sender_and_not_the_memory(

@@ -205,6 +205,8 @@ class Group:
         try:
             self._fill()
             while not self._sends_no_more.wait(_FLUSH_SECONDS):
+                for sender in self._senders.values():  # who sends to them may be held up by another one
+                    sender.wake()
                 if self._log.pending_bytes:
                     self._flush()
         except BaseException as error:

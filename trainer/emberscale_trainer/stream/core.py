@@ -62,6 +62,11 @@ class SendWindow(Generic[_Payload]):
         """Whether there is an item to send."""
         return self._sent < self._put
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether there is an item that is sent on this connection and not acknowledged."""
+        return self._sent > self._acknowledged
+
     def next(self) -> tuple[int, _Payload] | None:
         """The number and payload of the item to send now, if there is one; it counts as sent on this connection."""
         if self._sent == self._put:

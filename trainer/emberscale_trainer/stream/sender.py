@@ -52,9 +52,7 @@ class StreamSender:
         self._changed = threading.Condition(lock)
         self._to_send = threading.Condition(lock)  # of its own, so that acknowledgements do not wake who sends
         self._window: SendWindow[Item] = SendWindow(window_bytes)
-        self._sending = (
-            threading.Lock()
-        )  # held while an item is taken from the window and sent, so that they keep order
+        self._sending = threading.Lock()  # held while an item is taken from the window and sent: they keep order
         self._connection: Connection | None = None
         self._problem: Exception | None = None
         self._moved_at = time.monotonic()
@@ -95,9 +93,14 @@ class StreamSender:
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long the receiver has dealt with nothing of what there is for it, or the stream has ended; or 0."""
+        """For how long the receiver has dealt with nothing of what there is for it, or the stream has ended; or 0.
+
+        What is queued only because who is to send it is held up by another stream is not the receiver's to deal with.
+        """
         with self._changed:
-            waits = self._problem is not None or self._window.acknowledged_count < self._window.put_count
+            window = self._window
+            is_behind = window.acknowledged_count < window.put_count
+            waits = self._problem is not None or (is_behind and (window.is_sent or self._connection is None))
             return time.monotonic() - self._moved_at if waits and not self._closed else 0.0
 
     def reach(self, number: int, wait_seconds: float) -> None:
@@ -119,6 +122,12 @@ class StreamSender:
                 return
             finally:
                 self._sending.release()
+
+    def wake(self) -> None:
+        """Has the thread of the stream send what is queued, such as where who waits for it is held up elsewhere."""
+        with self._changed:
+            if self._window.has_next:
+                self._to_send.notify()
 
     def _is_queued(self) -> bool:
         with self._changed:
