@@ -13,7 +13,7 @@ FOUND_WITHIN = 2000
 FOUND_AT = {
     "checkpoints come again": 1686,
     "a barrier over another table is held": 637,
-    "tickets are forgotten by worker": 301,
+    "tickets are forgotten by worker": 443,
     "an unreachable file is damaged": 273,
     "a switch lets go of its barrier": 187,
     "other histories may push": 105,
