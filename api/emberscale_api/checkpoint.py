@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from emberscale_api.errors import InvalidError
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import DataContinuation, TrainingJob
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import BUCKETS
 
@@ -72,6 +72,24 @@ class DataFileIdentity(_Part):
 
     uri: str
     bytes: int
+
+
+class Origin(_Part):
+    """The checkpoint of another history that a job started from.
+
+    * `checkpoint`: the URI of its folder. `job`, `job_uid`: whose it is. `samples`: that its rows had seen.
+    * `continuation`: what the job made of its data.
+    * `trained`: training files that count as trained before the job, which does not read them.
+    * `dense_steps`: how many steps each dense piece counts beyond the batches that are applied.
+    """
+
+    checkpoint: str
+    job: str
+    job_uid: str
+    samples: int = Field(ge=0)
+    continuation: DataContinuation
+    trained: tuple[DataFileIdentity, ...] = ()
+    dense_steps: int = Field(default=0, ge=0)
 
 
 _QUANTISED = re.compile(r"\.q([2348])")
@@ -144,7 +162,8 @@ class CheckpointManifest(_Part):
 
     `format_version` is 2 if weights are quantised or files of earlier checkpoints are needed, which readers of version
     1 do not know, and else 1. `forgotten` says what partial recoveries took from the rows before the checkpoint.
-    `restores` says how often the rows were restored from quantised weights before, by the bits of these.
+    `restores` says how often the rows were restored from quantised weights before, by the bits of these. `origin` is
+    the checkpoint that the job started from; None: it started from nothing.
 
     `seal` is the CRC-32 of the manifest itself, with `seal` set to 0, sorted keys and no spaces. It covers the document
     as written, including fields of a newer version, which are kept.
@@ -170,6 +189,7 @@ class CheckpointManifest(_Part):
     files: tuple[CheckpointFile, ...]
     forgotten: tuple[ForgottenShare, ...] = ()
     restores: dict[int, int] = {}
+    origin: Origin | None = None
     seal: int = 0
 
     @property

@@ -122,6 +122,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
             table.version,
             state.forgotten,
             state.restores,
+            state.restored.origin,
         ),
         flash_bytes=spec.checkpoint.flash.bytes_limit // len(table.owners) if is_for_flash else 0,
         weight_bits=weight_bits,
@@ -173,7 +174,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
                 applied=operation.barrier.settled,
                 files=tuple(file for _, files in sorted(operation.files.items()) for file in files),
                 training_records=state.training_records,
-                training_files=tuple((file.uri, file.bytes) for file in state.training_files),
+                training_files=tuple((file.uri, file.bytes) for file in state.read_files),
                 evaluation_files=tuple((file.uri, file.bytes) for file in state.evaluation_files),
             ),
         )
@@ -341,7 +342,7 @@ def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, ser
 
 def _held(state: JobState, operation: Checkpointing) -> Restored:
     """Returns what the checkpoint holds, for the ledger of a job that goes back to it."""
-    files = (*state.training_files, *state.evaluation_files)
+    files = (*state.read_files, *state.evaluation_files)
     image = operation.image
     return Restored(
         operation.barrier.settled,
@@ -350,6 +351,7 @@ def _held(state: JobState, operation: Checkpointing) -> Restored:
         image.training_seconds,
         image.forgotten,
         image.restores,
+        image.origin,
     )
 
 

@@ -18,13 +18,16 @@ _log = structlog.get_logger()
 
 
 class CheckpointFolder:
-    """Checkpoints below one URI. Raises InvalidError; all methods raise OSError if the storage is unreachable."""
+    """Checkpoints below one URI, which `field` of the manifest names.
 
-    def __init__(self, uri: str) -> None:
+    Raises InvalidError; all methods raise OSError if the storage is unreachable.
+    """
+
+    def __init__(self, uri: str, field: str = "spec.checkpoint.uri") -> None:
         try:
             self._filesystem, self._root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError) as error:
-            raise InvalidError(f"spec.checkpoint.uri ({uri}): {error}") from error
+            raise InvalidError(f"{field} ({uri}): {error}") from error
         self.uri = uri.rstrip("/")
 
     def uri_of(self, identifier: str) -> str:

@@ -3,8 +3,6 @@
 One thread takes each effect and starts it. The outcome reaches the machine later, as an event.
 """
 
-from collections.abc import Callable
-
 import structlog
 
 from emberscale_api.checkpoint import is_flash
@@ -19,6 +17,7 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.flash_manifests import FlashManifests
+from emberscale_jobmaster.initial import InitialFolder
 from emberscale_jobmaster.parameter_servers import ServerChannels
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.storage import CheckpointStorage
@@ -34,17 +33,19 @@ class Conductor:
     ) -> None:
         self._runtime = runtime
         uri = runtime.spec.checkpoint.uri
+        folder = None if uri is None else CheckpointFolder(uri)
+        flash = FlashManifests(flash_redis_url, runtime.job_uid) if flash_redis_url and folder is not None else None
+        initial = InitialFolder.of(runtime.job)
+
+        def uri_of(checkpoint: str) -> str:
+            if folder is None or is_flash(checkpoint) or "/" in checkpoint:  # another job's is known by its URI
+                return checkpoint
+            return folder.uri_of(checkpoint)
+
         self._storage: CheckpointStorage | None = None
-        uri_of: Callable[[str], str] = str
-        if uri is not None:
-            folder = CheckpointFolder(uri)
-
-            def uri_of(checkpoint: str) -> str:
-                return checkpoint if is_flash(checkpoint) else folder.uri_of(checkpoint)
-
-            flash = FlashManifests(flash_redis_url, runtime.job_uid) if flash_redis_url else None
+        if folder is not None or initial is not None:
             self._storage = CheckpointStorage(
-                folder, runtime.job, runtime.job_uid, runtime.store, runtime.note, runtime.now, flash
+                folder, runtime.job, runtime.job_uid, runtime.store, runtime.note, runtime.now, flash, initial
             )
         self._servers = ServerChannels(token, authority, runtime.job.to_json(), uri_of, runtime.note, runtime.now)
 

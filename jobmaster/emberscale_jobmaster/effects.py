@@ -4,7 +4,8 @@ An event with the same operation, server and serial number answers a call. A cal
 reported. Losing an effect that has no such answer does no harm.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.job.roles import Role
@@ -19,11 +20,15 @@ from emberscale_jobmaster.tasks import Task
 
 @dataclass(frozen=True)
 class AssignCall:
-    """Adopt a table of a new generation, and load rows from the checkpoint with this id; empty: from nothing."""
+    """Adopt a table of a new generation, and load rows from the checkpoint with this id; empty: from nothing.
+
+    Of another job's checkpoint it is the URI. With `anew`, none of its batches counts as applied.
+    """
 
     table: RoutingTable
     checkpoint: str
     wait_seconds: float
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,10 +183,23 @@ class CallServer:
 
 
 @dataclass(frozen=True)
+class InitialWanted:
+    """Where the job has no checkpoint, take the one of `spec.checkpoint.initialFrom`.
+
+    * `pinned`: the URI of the one that the job started from before; empty: none.
+    * `refused`: by URI, why checkpoints failed when they were loaded.
+    """
+
+    pinned: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class FindCheckpoint:
     """Look for the newest sound checkpoint that is not among `refused`.
 
     Where `flash`, the flash checkpoint that is known to be the newest of all, is there, the folder is not asked.
+    `initial` says what to take where the job has no checkpoint at all; None: nothing.
     Answered by `CheckpointFound` or `StorageFailed`.
     """
 
@@ -189,6 +207,7 @@ class FindCheckpoint:
     serial: int
     refused: tuple[str, ...]
     flash: str = ""
+    initial: InitialWanted | None = None
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,7 @@ class CheckpointFound(_At):
 
     * `damaged`: the newer ones that failed their checks, and how.
     * `incompatible`: why the job cannot continue from it; empty if it can.
+    * `unusable`: why the job has none, and can start from none of `spec.checkpoint.initialFrom`; empty if it can.
     * `newest`: the largest number of a checkpoint, complete or not; 0 if there is none.
     """
 
@@ -286,6 +287,7 @@ class CheckpointFound(_At):
     source: Source | None
     damaged: Mapping[str, str] = field(default_factory=dict)
     incompatible: str = ""
+    unusable: str = ""
     newest: int = 0
 
 

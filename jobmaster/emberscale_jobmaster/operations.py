@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.checkpoint import ForgottenShare, Origin
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.barrier import DrivenBarrier
@@ -27,7 +27,8 @@ class Restored:
 
     `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
     `forgotten` tells what earlier partial recoveries took from the rows. `restores` counts how often the rows were
-    restored from quantised weights before, by their bits.
+    restored from quantised weights before, by their bits. `origin` is the checkpoint of another job that this one
+    started from.
     """
 
     applied: Mapping[int, Ranges] = field(default_factory=dict)
@@ -36,18 +37,27 @@ class Restored:
     training_seconds: float = 0.0
     forgotten: tuple[ForgottenShare, ...] = ()
     restores: Mapping[int, int] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
 class Source:
     """A checkpoint to restore: its id, and what its manifest says beyond the applied batches.
 
-    `weight_bits`: the fewest in which it stores weights; 0: all are exact.
+    `weight_bits`: the fewest in which it stores weights; 0: all are exact. The `checkpoint` of an `initial` one, which
+    is another job's, is the URI of its folder; with `anew`, its rows begin another history: nothing is applied.
     """
 
     checkpoint: str
     restored: Restored
     weight_bits: int = 0
+    initial: bool = False
+    anew: bool = False
+
+    @property
+    def own_checkpoint(self) -> str:
+        """The id of a checkpoint of this job; empty if it is another's."""
+        return "" if self.initial else self.checkpoint
 
 
 class RestorePhase(StrEnum):
@@ -181,6 +191,7 @@ class Image:
     version: int
     forgotten: tuple[ForgottenShare, ...] = ()
     restores: Mapping[int, int] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)

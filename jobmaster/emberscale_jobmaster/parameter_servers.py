@@ -102,12 +102,13 @@ class ServerChannels:
     def _translated(self, call: CallServer) -> tuple[Any, Any, Callable[[Any], ServerAnswer]]:
         stub = self._stub(call.server)
         match call.request:
-            case AssignCall(table=table, checkpoint=checkpoint, wait_seconds=seconds):
+            case AssignCall(table=table, checkpoint=checkpoint, wait_seconds=seconds, anew=anew):
                 assign = pb.AssignRequest(
                     routing=messages.wire_routing(table, ready=False),
                     manifest_json=self._manifest,
                     checkpoint_uri=self._uri_of(checkpoint) if checkpoint else "",
                     wait_seconds=seconds,
+                    anew=anew,
                 )
                 return stub.Assign, assign, _loaded
             case HoldCall(generation=generation, version=version, barrier=number, hold_seconds=seconds) as hold:

@@ -6,6 +6,7 @@ from emberscale_api.checkpoint import is_flash
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.origin import changed_file
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.chains import Chain
@@ -14,6 +15,7 @@ from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose, Reload, ReloadPhase, Restored, Source
 from emberscale_jobmaster.placement import NOBODY, placed
+from emberscale_jobmaster.ranges import normalised
 from emberscale_jobmaster.recovery import (
     Decode,
     Estimates,
@@ -378,10 +380,11 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     if state.ends_with is not None and not state.prunings:
         return _ended_by(state, spec, state.ends_with)
     match state.stage:
-        case Stage.DISCOVER if state.ledger.complete:
-            files = len(state.training_files) + len(state.evaluation_files)
-            return replace(state, stage=Stage.INDEX, ledger=Ledger.fresh(files))
+        case Stage.DISCOVER if state.ledger.complete and not _awaits_origin(state, spec):
+            return _indexing(state)
         case Stage.INDEX if state.ledger.complete:
+            if not state.read_files:
+                return fail(state, "DataEmpty", "spec.data.train: the checkpoint has trained all files; add new ones")
             if not state.training_records:
                 return fail(state, "DataEmpty", "spec.data.train: the files hold no records")
             return replace(state, stage=Stage.READY, ledger=Ledger.fresh(0))
@@ -400,6 +403,26 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     return state
 
 
+def _awaits_origin(state: JobState, spec: TrainingJobSpec) -> bool:
+    """Whether the checkpoint that the job starts from is not known yet: it says which files are trained already."""
+    return spec.checkpoint.initial_from is not None and not state.routing.ready
+
+
+def _indexing(state: JobState) -> JobState:
+    """Indexes the files that are read. Those that were trained before the job must be as they were."""
+    origin, present = state.restored.origin, {file.uri: file.bytes for file in state.training_files}
+    if origin is not None and (changed := changed_file(origin, present)):
+        advice = "restore it, or give the new data under another name"
+        return fail(state, "DataChanged", f"{changed}; data.continuation Append trains new files only: {advice}")
+    before = set() if origin is None else {file.uri for file in origin.trained}
+    files = tuple(
+        replace(file, records=0, trained=True) if file.uri in before else file for file in state.training_files
+    )
+    done = normalised((number, number + 1) for number, file in enumerate(files) if file.trained)
+    ledger = Ledger.fresh(len(files) + len(state.evaluation_files), done)
+    return replace(state, stage=Stage.INDEX, training_files=files, ledger=ledger)
+
+
 def _ended_by(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose) -> JobState:
     """A checkpoint of this purpose is complete, and old ones are removed."""
     state = replace(state, ends_with=None)
@@ -411,8 +434,8 @@ def _ended_by(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose
 def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Starts training from the servers' rows, in the first epoch with something left to do."""
     if changed := _changed_file(state):
-        advice = "restore the files, or start a new job with the new ones"
-        return fail(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data yet: {advice}")
+        advice = "restore the files, or start a new job with checkpoint.initialFrom"
+        return fail(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data: {advice}")
     return _at_checkpoint(state, spec)
 
 
@@ -440,7 +463,7 @@ def _changed_file(state: JobState) -> str:
     """Describes how the data differs from the checkpoint's; empty if it does not, or without a checkpoint."""
     if state.restored.data is None:
         return ""
-    found = {file.uri: file.bytes for file in (*state.training_files, *state.evaluation_files)}
+    found = {file.uri: file.bytes for file in (*state.read_files, *state.evaluation_files)}
     seen = dict(state.restored.data)
     for uri in sorted(found.keys() | seen.keys()):
         if uri not in found:

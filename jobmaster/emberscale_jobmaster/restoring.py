@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from emberscale_api.checkpoint import is_flash, number_of
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.status import STARTED_STEP
 from emberscale_jobmaster import retry
-from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint
+from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
 from emberscale_jobmaster.events import CheckpointFound, Loaded
 from emberscale_jobmaster.operations import (
     STORAGE,
@@ -21,7 +22,14 @@ from emberscale_jobmaster.operations import (
     answered,
     asking_later,
 )
-from emberscale_jobmaster.progress import LOST_CHECKPOINTS, begin_assignment, complete_assignment, fail, unroute
+from emberscale_jobmaster.progress import (
+    LOST_CHECKPOINTS,
+    begin_assignment,
+    complete_assignment,
+    fail,
+    tell_recovery,
+    unroute,
+)
 from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.state import JobState, servers_missing
 
@@ -47,7 +55,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     operation = Restore(state.next_operation, RestorePhase.FIND, deadline=now + FIND_SECONDS)
     state = replace(state, next_operation=state.next_operation + 1)
-    if spec.checkpoint.uri is None:
+    if spec.checkpoint.uri is None and spec.checkpoint.initial_from is None:
         return _loading(state, spec, operation, now)
     return state.asking(operation, STORAGE)
 
@@ -55,10 +63,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> tuple[Effect, ...]:
     """The call that the operation waits for."""
     if whom == STORAGE:
-        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state)),)
-    table = state.routing.table
-    checkpoint = operation.source.checkpoint if operation.source is not None else ""
-    request = AssignCall(table, checkpoint, WAIT_SECONDS)
+        initial = InitialWanted(_pinned(state), {uri: why for uri, why in state.damaged.items() if "/" in uri})
+        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state), initial),)
+    table, source = state.routing.table, operation.source
+    checkpoint, anew = (source.checkpoint, source.anew) if source is not None else ("", False)
+    request = AssignCall(table, checkpoint, WAIT_SECONDS, anew)
     return (CallServer(operation.id, serial, table.servers[whom], request, CALL_SECONDS),)
 
 
@@ -70,6 +79,8 @@ def on_checkpoint_found(
     state = replace(state, damaged=damaged)
     if event.newest >= state.next_checkpoint:  # what a master before may still be writing is newer than what is seen
         state = replace(state, next_checkpoint=event.newest + LOST_CHECKPOINTS)
+    if event.unusable:
+        return fail(state, "InitialCheckpointUnusable", event.unusable)
     lasting = {checkpoint: problem for checkpoint, problem in damaged.items() if not is_flash(checkpoint)}
     if event.source is None and lasting:
         problems = "; ".join(f"{checkpoint}: {problem}" for checkpoint, problem in sorted(lasting.items()))
@@ -101,7 +112,9 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
     if source is not None and (bits := source.weight_bits):
         before[bits] = before.get(bits, 0) + 1
     state = replace(state, restores=before)
-    return complete_assignment(state, restored, source.checkpoint if source is not None else "")
+    if source is not None and source.initial:
+        state = _told(state, restored)
+    return complete_assignment(state, restored, source.own_checkpoint if source is not None else "")
 
 
 def on_server_failed(
@@ -133,7 +146,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
     """Repeats the calls that are due, and gives up a restore that makes no progress."""
     if now >= operation.deadline:
         if operation.phase is RestorePhase.FIND:
-            problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"
+            problem = f"{_folders(spec)} does not answer within {FIND_SECONDS:g} s"
             return try_again(state, spec, "CheckpointUnreachable", problem, now)
         waiting = sorted({*operation.pending, *operation.again_at})
         said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
@@ -149,6 +162,31 @@ def newest_flash(state: JobState) -> str:
     if not newest or newest in state.damaged:
         return ""
     return newest if not state.checkpoint or number_of(newest) >= number_of(state.checkpoint) else ""
+
+
+def _pinned(state: JobState) -> str:
+    """The URI of the other job's checkpoint that this one started from before; empty if it has not started."""
+    origin = state.restored.origin
+    return "" if origin is None else origin.checkpoint
+
+
+def _told(state: JobState, restored: Restored) -> JobState:
+    """Tells, once, from which checkpoint of which job this one starts."""
+    origin = restored.origin
+    if origin is None or state.restored.origin == origin:
+        return state
+    kept = "" if restored.data is None else ", and goes on where that stood"
+    skipped = f"; {len(origin.trained)} files count as trained" if origin.trained else ""
+    message = f"from {origin.checkpoint} of job {origin.job}, trained on {origin.samples:,} samples{kept}{skipped}"
+    return tell_recovery(state, STARTED_STEP, message, 0.0)
+
+
+def _folders(spec: TrainingJobSpec) -> str:
+    """The folders in which a checkpoint is looked for."""
+    own, initial = spec.checkpoint.uri, spec.checkpoint.initial_from
+    named = [f"spec.checkpoint.uri ({own})"] if own is not None else []
+    named += [f"spec.checkpoint.initialFrom.uri ({initial.uri})"] if initial is not None else []
+    return " or ".join(named)
 
 
 def _loading(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:

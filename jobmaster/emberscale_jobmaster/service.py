@@ -61,7 +61,7 @@ class DatasetCatalog:
         by_file = {key: pb.TaskResult.FromString(blocks).blocks for key, blocks in self._store.blocks().items()}
 
         def blocks(split: Split, files: tuple[DataFile, ...]) -> list[pb.Block]:
-            return [block for number in range(len(files)) for block in by_file[split, number]]
+            return [block for number, file in enumerate(files) if not file.trained for block in by_file[split, number]]
 
         return pb.Dataset(
             training_files=[wire_file(file) for file in state.training_files],

@@ -53,11 +53,15 @@ OVER = frozenset({JobPhase.SUSPENDED, JobPhase.COMPLETE, JobPhase.FAILED})
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file; `records` is None until it is indexed."""
+    """A data file; `records` is None until it is indexed.
+
+    One that was `trained` before the job, by the one whose checkpoint it started from, is not read: it has none.
+    """
 
     uri: str
     bytes: int
     records: int | None = None
+    trained: bool = False
 
 
 NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owners=(), piece_owners=())
@@ -181,6 +185,11 @@ class JobState:
     def training_records(self) -> int:
         """Records of one epoch, 0 until all files are indexed."""
         return _records(self.training_files)
+
+    @property
+    def read_files(self) -> tuple[DataFile, ...]:
+        """The training files that the job reads."""
+        return tuple(file for file in self.training_files if not file.trained)
 
     @property
     def evaluation_records(self) -> int:

@@ -6,6 +6,7 @@ process alive.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -20,12 +21,14 @@ from emberscale_api.checkpoint import (
     is_flash,
     number_of,
 )
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
 from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
 from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
 from emberscale_jobmaster.flash_manifests import FlashManifests, FlashOutOfReachError
-from emberscale_jobmaster.operations import Restored, Source
+from emberscale_jobmaster.initial import InitialFolder, InitialUnreachableError, restored_of
+from emberscale_jobmaster.operations import Source
 from emberscale_jobmaster.store import JobStore
 
 _MOST_CALLS = 32
@@ -36,19 +39,24 @@ _log = structlog.get_logger()
 
 
 class CheckpointStorage:
-    """Carries out effects on one folder. `tell` is called with the outcome of each, from any thread."""
+    """Carries out effects on one folder. `tell` is called with the outcome of each, from any thread.
+
+    A job without a `folder` takes no checkpoints, but may start from one of the folder `initial`.
+    """
 
     def __init__(
         self,
-        folder: CheckpointFolder,
+        folder: CheckpointFolder | None,
         job: TrainingJob,
         job_uid: str,
         store: JobStore,
         tell: Callable[[Event], None],
         now: Callable[[], float],
         flash: FlashManifests | None = None,
+        initial: InitialFolder | None = None,
     ) -> None:
         self._flash = flash
+        self._initial = initial
         self._folder = folder
         self._job = job
         self._job_uid = job_uid
@@ -69,6 +77,8 @@ class CheckpointStorage:
     def _run(self, effect: StorageEffect) -> None:
         try:
             event = self._carry_out(effect)
+        except InitialUnreachableError as error:
+            self._report_failure(effect, str(error))
         except Exception as error:  # noqa: BLE001  # file systems raise errors of their own libraries
             self._fail(effect, f"{type(error).__name__}: {error}")
         else:
@@ -86,29 +96,37 @@ class CheckpointStorage:
                 return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
             case PruneCheckpoints():
                 self._store.confirm()
-                self._folder.prune(effect.keep, effect.damaged)
+                self._own.prune(effect.keep, effect.damaged)
                 return PruningDone(now=self._now(), operation=effect.operation, serial=effect.serial)
             case DeleteCheckpoint():
                 self._store.confirm()
-                self._folder.discard(effect.checkpoint)
+                self._own.discard(effect.checkpoint)
                 return None
+
+    @property
+    def _own(self) -> CheckpointFolder:
+        if self._folder is None:
+            raise InvalidError("spec.checkpoint.uri: the job has no folder for checkpoints")
+        return self._folder
 
     def _fail(self, effect: StorageEffect, problem: str) -> None:
         if isinstance(effect, DeleteCheckpoint):
             _log.warning("checkpoint_stays", checkpoint=effect.checkpoint, problem=problem)
             return
-        if isinstance(effect, WriteManifest) and is_flash(effect.checkpoint):
+        if self._folder is not None and not (isinstance(effect, WriteManifest) and is_flash(effect.checkpoint)):
+            problem = f"spec.checkpoint.uri ({self._folder.uri}) cannot be used: {problem}"
+        self._report_failure(effect, problem)
+
+    def _report_failure(self, effect: StorageEffect, problem: str) -> None:
+        if not isinstance(effect, DeleteCheckpoint):
             self._tell(
                 StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem)
             )
-            return
-        problem = f"spec.checkpoint.uri ({self._folder.uri}) cannot be used: {problem}"
-        self._tell(StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem))
 
     def _write(self, manifest: CheckpointManifest, operation: int) -> None:
         if not is_flash(manifest.id):
             self._store.confirm()  # a master that was deposed writes nothing, and removes nothing
-            self._folder.write(manifest)
+            self._own.write(manifest)
         elif self._flash is not None:
             with self._flash_turn:
                 if operation < self._found_by:
@@ -142,9 +160,11 @@ class CheckpointStorage:
             flash = None
         if flash is not None and flash.id == effect.flash:
             return self._found(effect, _source(flash), damaged, "", 0)
+        if self._folder is None:
+            return self._started(effect, flash, number)
         newest = max([number, *map(int, self._folder.folders())])
-        source, problem = None, ""
-        for identifier in reversed(self._folder.complete()):
+        source, problem, complete = None, "", self._folder.complete()
+        for identifier in reversed(complete):
             if flash is not None and int(identifier) < flash.number:
                 break
             if identifier in effect.refused:
@@ -158,7 +178,17 @@ class CheckpointStorage:
             if reason := incompatibility(manifest, self._job):
                 problem = f"{self._folder.uri_of(identifier)}: {reason}"
             return self._found(effect, source, damaged, problem, newest)
+        if not complete:
+            return self._started(effect, flash, newest)
         return self._found(effect, None if flash is None else _source(flash), damaged, "", newest)
+
+    def _started(self, effect: FindCheckpoint, flash: CheckpointManifest | None, newest: int) -> CheckpointFound:
+        """Where the job has no checkpoint in the folder: that in Redis, else the one of another job."""
+        if flash is not None or self._initial is None or effect.initial is None:
+            return self._found(effect, None if flash is None else _source(flash), {}, "", newest)
+        found = self._initial.find(effect.initial)
+        event = self._found(effect, found.source, found.damaged, "", newest)
+        return replace(event, unusable=found.unusable)
 
     def _found(
         self, effect: FindCheckpoint, source: Source | None, damaged: dict[str, str], incompatible: str, newest: int
@@ -197,14 +227,10 @@ class CheckpointStorage:
             training_seconds=image.training_seconds,
             forgotten=image.forgotten,
             restores=dict(image.restores),
+            origin=image.origin,
             files=tuple(CheckpointFile(**vars(file)) for file in effect.files),
         )
 
 
 def _source(manifest: CheckpointManifest) -> Source:
-    data = tuple((file.uri, file.bytes) for file in (*manifest.training_files, *manifest.evaluation_files))
-    applied = {entry.epoch: entry.ranges for entry in manifest.applied}
-    restored = Restored(
-        applied, manifest.evaluations, data, manifest.training_seconds, manifest.forgotten, manifest.restores
-    )
-    return Source(manifest.id, restored, manifest.weight_bits)
+    return Source(manifest.id, restored_of(manifest, manifest.origin), manifest.weight_bits)

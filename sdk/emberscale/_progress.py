@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from emberscale_api.job.status import RECOVERY_STEPS
+from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP
 from emberscale_api.job.units import clock_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import phase_from_wire
@@ -149,6 +149,7 @@ def _new_steps(old: pb.JobStatus, new: pb.JobStatus) -> list[pb.ScalingStep]:
 def step_remark(step: pb.ScalingStep) -> str:
     """A step of a change of shape, or a recovery, and how long it took."""
     what = "recovery" if step.reason in RECOVERY_STEPS else "scaling"
+    what = "start" if step.reason == STARTED_STEP else what
     return f"{what}: {step.message}" + (f" ({step.seconds:.2f} s)" if step.seconds else "")
 
 

@@ -15,7 +15,13 @@ import typer
 from emberscale._progress import open_progress
 from emberscale._run.audit import AuditReport
 from emberscale._run.brain_choice import choose_brain
-from emberscale._run.checkpoints import ModelUnavailableError, SavedCheckpoints, audit_checkpoints, export_model
+from emberscale._run.checkpoints import (
+    ModelUnavailableError,
+    SavedCheckpoints,
+    audit_checkpoints,
+    check_initial,
+    export_model,
+)
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable, local_path
@@ -144,6 +150,9 @@ def run_job(
     for remark in check_model(job):
         _warn(remark)
     _check_checkpoint_uri(job, resume)
+    if not resume:  # one that resumes may have checkpoints of its own, and those of the other job may be gone
+        for skipped in check_initial(job):
+            _warn(f"warning: {skipped}")
     try:
         with open_run(root, job, resume, overwrite) as held:
             if held.scaled:

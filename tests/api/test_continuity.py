@@ -17,8 +17,8 @@ SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV
     ("changed", "path", "keeper"),
     [
         ({"training": {"batchSize": 7}}, "spec.training.batchSize", Keeper.CHECKPOINT),
-        ({"model": {"topMlp": [7]}}, "spec.model.topMlp", Keeper.CHECKPOINT),
-        ({"optimizers": {"sparse": {"type": "Adam"}}}, "spec.optimizers.sparse.type", Keeper.CHECKPOINT),
+        ({"model": {"topMlp": [7]}}, "spec.model.topMlp", Keeper.MODEL),
+        ({"optimizers": {"sparse": {"type": "Adam"}}}, "spec.optimizers.sparse.type", Keeper.MODEL),
         ({"data": {"train": ["b.tsv"]}}, "spec.data.train", Keeper.RUN),
         ({"checkpoint": {"uri": "s3://b"}}, "spec.checkpoint.uri", Keeper.RUN),
         ({"name": "b"}, "metadata.name", Keeper.RUN),

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
-from emberscale_api.checkpoint import is_flash, number_of, rows_suffix
+from emberscale_api.checkpoint import CheckpointManifest, is_flash, number_of, rows_suffix
 from emberscale_api.job.roles import Role
+from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.parity import ParityTrouble
 from emberscale_api.routing import RoutingTable
 from emberscale_api.shape import RoleShape
@@ -62,6 +63,7 @@ from emberscale_jobmaster.events import (
     TaskWanted,
     TimePassed,
 )
+from emberscale_jobmaster.initial import initial_source
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, WorkReport
@@ -92,6 +94,9 @@ def as_ranges(holding: Holding) -> Applied:
         for epoch, batches in holding.items()
         if batches
     }
+
+
+INITIAL = "/another/checkpoints"
 
 
 @dataclass
@@ -132,7 +137,8 @@ class Driven:
     """One job. `now` is the clock; `saves` are the durable states, the last of which a new master begins with.
 
     Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. `built_on` is on which
-    checkpoint each was to build, and `stored` how the names of the files of its rows end.
+    checkpoint each was to build, and `stored` how the names of the files of its rows end. `initial` are the checkpoints
+    of another job in the folder from which this one starts, by id.
     """
 
     records: int = 500
@@ -147,9 +153,13 @@ class Driven:
     changed_bytes: int = 2
     parity: bool = False
     now: float = 0.0
+    initial: dict[str, CheckpointManifest] | None = None
+    continuation: str = "Fresh"
+    files: tuple[str, ...] = ("/data/day_0",)
 
     def __post_init__(self) -> None:
-        self.spec = job(
+        self.manifest = job(
+            data={"continuation": self.continuation},
             ps={"replicas": None, "minReplicas": self.servers} if self.sizes_open else {"replicas": self.servers},
             worker={"replicas": None, "minReplicas": 2} if self.sizes_open else {"replicas": 2},
             sharding={"minBatches": 1, "maxBatches": 4, "leaseTimeout": self.lease_timeout, "heartbeatInterval": 1},
@@ -160,9 +170,12 @@ class Driven:
                 "incremental": self.incremental,
                 "quantization": self.quantization,
                 "flash": {"interval": self.flash_interval},
+                "initialFrom": None if self.initial is None else {"uri": INITIAL},
             },
             faultTolerance=self._tolerance,
-        ).spec
+        )
+        self.spec = self.manifest.spec
+        self.written: dict[str, WriteManifest] = {}
         self.ps: dict[int, ServerDouble] = {}
         self.workers: dict[int, MemberId] = {}
         self.tasks: dict[MemberId, Task] = {}
@@ -309,9 +322,15 @@ class Driven:
         """All members join, and the data is prepared."""
         for index in range(self.servers):
             self.join(Role.PS, index)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """A worker joins, and prepares the data as far as it may."""
         worker = self.join(Role.WORKER, 0)
-        for finding in (Discovered((DataFile("/data/day_0", 1000),), ()), Indexed(self.records)):
-            self._finish(worker, self._ask(worker), finding)
+        found = tuple(DataFile(file, 1000) for file in self.files)
+        self._finish(worker, self._ask(worker), Discovered(found, ()))
+        while self.job.stage is Stage.INDEX and not self.job.over:
+            self._finish(worker, self._ask(worker), Indexed(self.records))
 
     def plan(self, servers: int, workers: int = 2) -> None:
         """The brain plans another number of servers, or of workers."""
@@ -380,6 +399,7 @@ class Driven:
                     return failed[0]
                 applied = {epoch: _numbers(batches) for epoch, batches in effect.applied.items()}
                 self.checkpoints[effect.checkpoint] = (applied, True)
+                self.written[effect.checkpoint] = effect
                 return ManifestWritten(now=self.now, operation=operation, serial=serial)
             case PruneCheckpoints(operation=operation, serial=serial):
                 if (failed := self._storage_fails(effect, operation, serial)) is not None:
@@ -396,6 +416,14 @@ class Driven:
                 self.moved.append(effect)
         return None
 
+    def _held(self, checkpoint: str) -> Holding:
+        """The batches in a checkpoint of the job, or in one of another by its URI."""
+        if "/" not in checkpoint:
+            return self.checkpoints[checkpoint][0]
+        assert self.initial is not None
+        applied = self.initial[checkpoint.rpartition("/")[2]].applied
+        return {each.epoch: _numbers(each.ranges) for each in applied}
+
     def _storage_fails(self, effect: Effect, operation: int, serial: int) -> tuple[Event | None] | None:
         if self.storage == "works":
             return None
@@ -407,12 +435,23 @@ class Driven:
     def _find(self, effect: FindCheckpoint) -> Event:
         refused = {*effect.refused, *self.damaged}
         sound = [name for name, (_, whole) in self.checkpoints.items() if whole and name not in refused]
-        source = None
+        source, unusable = None, ""
         self.found.append(effect)
         if sound:
             newest_sound = max(sound, key=number_of)
             applied = as_ranges(self.checkpoints[newest_sound][0])
-            source = Source(newest_sound, Restored(applied, data=(("/data/day_0", 1000),)))
+            held = self.written.get(newest_sound)
+            data = (("/data/day_0", 1000),) if held is None else held.training_files
+            origin = None if held is None else held.image.origin
+            source = Source(newest_sound, Restored(applied, data=data, origin=origin))
+        elif self.initial is not None and effect.initial is not None:
+            failed = {uri.rpartition("/")[2]: why for uri, why in effect.initial.refused.items()}
+            there = InitialCheckpoints(INITIAL, sorted(self.initial), self.initial.__getitem__, failed)
+            try:
+                manifest, _ = there.choose(self.manifest, effect.initial.pinned.rpartition("/")[2])
+                source = initial_source(manifest, there.uri_of(manifest.id), self.manifest)
+            except UnusableOriginError as error:
+                unusable = str(error)
         newest = max(map(number_of, self.checkpoints), default=0)
         return CheckpointFound(
             now=self.now,
@@ -421,6 +460,7 @@ class Driven:
             source=source,
             damaged=self.damaged,
             newest=newest,
+            unusable=unusable,
         )
 
     def _call(self, call: CallServer) -> Event | None:
@@ -471,10 +511,10 @@ class Driven:
 
     def _answer(self, server: ServerDouble, call: CallServer) -> ServerAnswer | str | None:
         match call.request:
-            case AssignCall(table=table, checkpoint=checkpoint):
+            case AssignCall(table=table, checkpoint=checkpoint, anew=anew):
                 if (table.generation, table.version) != (server.generation, server.version):
                     server.generation, server.version = table.generation, table.version
-                    held = self.checkpoints[checkpoint][0] if checkpoint else {}
+                    held = self._held(checkpoint) if checkpoint and not anew else {}
                     server.applied = {epoch: set(batches) for epoch, batches in held.items()}
                     server.move, server.owns = None, True
                     self._let_go(server)

@@ -206,8 +206,8 @@ def test_changed_data_is_refused_by_the_file() -> None:
     assert pure.state.outcome is not None
     assert pure.state.outcome.reason == "DataChanged"
     assert pure.state.outcome.message == (
-        "/data/day_0 has 1000 bytes, and had 999; a job cannot continue on changed or added data yet: "
-        "restore the files, or start a new job with the new ones"
+        "/data/day_0 has 1000 bytes, and had 999; a job cannot continue on changed or added data: "
+        "restore the files, or start a new job with checkpoint.initialFrom"
     )
 
 

@@ -13,8 +13,15 @@ from tests.jobmaster.fakes import job
 from tests.jobmaster.test_checkpoints import complete, manifest
 
 from emberscale_jobmaster.checkpoints import CheckpointFolder
-from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
+from emberscale_jobmaster.effects import (
+    DeleteCheckpoint,
+    FindCheckpoint,
+    InitialWanted,
+    PruneCheckpoints,
+    WriteManifest,
+)
 from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
+from emberscale_jobmaster.initial import InitialFolder
 from emberscale_jobmaster.operations import Image, SnapshotFile
 from emberscale_jobmaster.storage import CheckpointStorage
 from emberscale_jobmaster.store import DeposedError
@@ -208,3 +215,59 @@ def test_a_master_that_was_deposed_removes_nothing(tmp_path: Path, effect: Prune
         if thread.name == "checkpoint-storage":
             thread.join(60)
     assert folder.folders() == ["00000001", "00000002"]
+
+
+class TestAnotherJobsCheckpoints:
+    """`spec.checkpoint.initialFrom`, in a folder where checkpoints are complete but have no files."""
+
+    def storage(self, own: str | None = "moody://own") -> tuple[CheckpointStorage, "queue.Queue[Event]"]:
+        events: queue.Queue[Event] = queue.Queue()
+        store: Any = NoStore()
+        this = job(checkpoint={"initialFrom": {"uri": "moody://checkpoints"}})
+        folder = None if own is None else CheckpointFolder(own)
+        initial = InitialFolder.of(this)
+        return CheckpointStorage(folder, this, "uid", store, events.put, lambda: 1.0, None, initial), events
+
+    def found(self, wanted: InitialWanted | None, own: str | None = "moody://own") -> Event:
+        storage, events = self.storage(own)
+        storage.start(FindCheckpoint(operation=1, serial=1, refused=(), initial=wanted))
+        return events.get(timeout=60)
+
+    @pytest.mark.parametrize("own", ["moody://own", None])
+    def test_a_job_without_a_checkpoint_starts_from_another_jobs(self, stored: Stored, own: str | None) -> None:
+        complete(stored.folder, "00000004")
+        event = self.found(InitialWanted(), own)
+        assert isinstance(event, CheckpointFound)
+        source = unwrap(event.source)
+        assert (source.checkpoint, source.initial, source.anew) == ("moody://checkpoints/00000004", True, True)
+        assert source.own_checkpoint == ""
+
+    def test_only_a_restore_takes_it(self, stored: Stored) -> None:
+        complete(stored.folder, "00000004")
+        event = self.found(None)
+        assert isinstance(event, CheckpointFound)
+        assert event.source is None
+
+    def test_its_own_checkpoint_wins_even_if_it_is_damaged(self, stored: Stored) -> None:
+        complete(stored.folder, "00000004")
+        own = CheckpointFolder("moody://own")
+        complete(own, "00000002")
+        filesystem, path = fsspec.core.url_to_fs("moody://own/00000002/manifest.json")
+        filesystem.pipe_file(path, b"{}")
+        event = self.found(InitialWanted())
+        assert isinstance(event, CheckpointFound)
+        assert event.source is None
+        assert list(event.damaged) == ["00000002"]
+
+    def test_what_keeps_the_job_from_it_is_told(self, stored: Stored) -> None:
+        event = self.found(InitialWanted())
+        assert isinstance(event, CheckpointFound)
+        assert event.unusable == "spec.checkpoint.initialFrom.uri: moody://checkpoints holds no complete checkpoint"
+
+    def test_a_folder_that_cannot_be_read_is_named(self, stored: Stored) -> None:
+        MoodyFileSystem.moods["list"] = OSError("503 Slow Down")
+        event = self.found(InitialWanted(), None)
+        assert isinstance(event, StorageFailed)
+        assert event.problem == (
+            "spec.checkpoint.initialFrom.uri (moody://checkpoints) cannot be used: OSError: 503 Slow Down"
+        )

@@ -97,6 +97,7 @@ def test_the_document_adds_the_epochs_up() -> None:
         "forgotten_shares": [],
         "checkpoint": "00000007",
         "ps_count": 2,
+        "origin": None,
     }
     assert not report.total.exact
 

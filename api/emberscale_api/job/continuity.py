@@ -15,13 +15,15 @@ from emberscale_api.job.training_job import TrainingJob
 class Keeper(IntEnum):
     """The scope in which a field must not change. A keeper also keeps the fields of all lower keepers.
 
-    `CHECKPOINT`: rows, dense parameters and applied batches are meaningless without it. `RUN`: all launches of a run
-    share it. `RESOURCE`: a TrainingJob on a cluster keeps it from its creation on, since its processes read it once.
+    `MODEL`: rows and dense parameters are meaningless without it. `CHECKPOINT`: so are applied batches. `RUN`: all
+    launches of a run share it. `RESOURCE`: a TrainingJob on a cluster keeps it from its creation on, since its
+    processes read it once.
     """
 
-    CHECKPOINT = 1
-    RUN = 2
-    RESOURCE = 3
+    MODEL = 1
+    CHECKPOINT = 2
+    RUN = 3
+    RESOURCE = 4
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,22 @@ class Difference:
 
 
 FIXED_FIELDS = (
-    FixedField("spec.model", Keeper.CHECKPOINT),
-    FixedField("spec.data.format", Keeper.CHECKPOINT),
-    FixedField("spec.data.columns", Keeper.CHECKPOINT),
+    FixedField("spec.model", Keeper.MODEL),
+    FixedField("spec.data.format", Keeper.MODEL),
+    FixedField("spec.data.columns", Keeper.MODEL),
     FixedField("spec.data.csv", Keeper.CHECKPOINT),
     FixedField("spec.data.shuffling", Keeper.CHECKPOINT),
     FixedField("spec.training.batchSize", Keeper.CHECKPOINT),
     FixedField("spec.training.seed", Keeper.CHECKPOINT),
-    FixedField("spec.optimizers.sparse.type", Keeper.CHECKPOINT),
-    FixedField("spec.optimizers.dense.type", Keeper.CHECKPOINT),
-    FixedField("spec.optimizers.wide.type", Keeper.CHECKPOINT),
+    FixedField("spec.optimizers.sparse.type", Keeper.MODEL),
+    FixedField("spec.optimizers.dense.type", Keeper.MODEL),
+    FixedField("spec.optimizers.wide.type", Keeper.MODEL),
     FixedField("metadata.name", Keeper.RUN),
     FixedField("spec.data.train", Keeper.RUN),
     FixedField("spec.data.evaluation", Keeper.RUN),
+    FixedField("spec.data.continuation", Keeper.RUN),
     FixedField("spec.checkpoint.uri", Keeper.RUN),
+    FixedField("spec.checkpoint.initialFrom", Keeper.RUN),
     FixedField("spec.data", Keeper.RESOURCE),
     FixedField("spec.training", Keeper.RESOURCE),
     FixedField("spec.optimizers", Keeper.RESOURCE),

@@ -30,7 +30,10 @@ def _milliseconds(name: str) -> str:
     return f"(type(self.{name}) == int ? int(self.{name}) * 1000 : duration(string(self.{name})).getMilliseconds())"
 
 
-_ADVICE = {"spec.checkpoint.uri": "a job resumes from the checkpoints at its URI"}
+_ADVICE = {
+    "spec.checkpoint.uri": "a job resumes from the checkpoints at its URI",
+    "spec.checkpoint.initialFrom": "a job starts once",
+}
 _ANEW = "delete the TrainingJob and create one with another name"
 
 
@@ -71,6 +74,11 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             f"({_at_least('replicas')} || {_at_least('minReplicas')}))",
             "message": "faultTolerance.parity takes more parameter servers: give ps.replicas or ps.minReplicas as one "
             "more than parity at least",
+        },
+        {
+            "rule": "!has(self.data.continuation) || self.data.continuation == 'Fresh' || "
+            "(has(self.checkpoint) && has(self.checkpoint.initialFrom))",
+            "message": "data.continuation needs checkpoint.initialFrom, the checkpoint to start from",
         },
     ],
     "DataSpec": [
@@ -124,7 +132,13 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "message": "leaseTimeout must be at least twice heartbeatInterval",
         },
     ],
-    "CheckpointSpec": _fixed_within("spec.checkpoint", optional=True),
+    "CheckpointSpec": [
+        *_fixed_within("spec.checkpoint", optional=True),
+        {
+            "rule": "!has(self.uri) || !has(self.initialFrom) || self.uri != self.initialFrom.uri",
+            "message": "initialFrom.uri must differ from uri: a job continues from its own checkpoints by itself",
+        },
+    ],
     "OptimizersSpec": [
         {
             "rule": "!has(self.dense) || !has(self.dense.type) || !(self.dense.type in ['RowWiseAdagrad', 'FTRL'])",

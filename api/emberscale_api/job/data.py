@@ -53,6 +53,18 @@ class DenseTransform(StrEnum):
     LOG1P = "Log1p"
 
 
+class DataContinuation(StrEnum):
+    """What a job trains that starts from a checkpoint of another one (`checkpoint.initialFrom`).
+
+    `Fresh`: all of its data, with the model of the checkpoint. `Append`: the files that the checkpoint has not trained;
+    those that it has are not read. `Resume`: the same data, from where the checkpoint stood.
+    """
+
+    FRESH = "Fresh"
+    APPEND = "Append"
+    RESUME = "Resume"
+
+
 @dataclass(frozen=True, slots=True)
 class BadRecord:
     """A malformed record, which training skips. `line` counts from 1 within the file."""
@@ -150,6 +162,10 @@ class DataSpec(ManifestPart):
     csv: CSVSpec = CSVSpec()
     shuffling: ShufflingSpec = ShufflingSpec()
     max_bad_records: int = Field(default=0, ge=0, description="Malformed records to skip before the job fails")
+    continuation: DataContinuation = Field(
+        default=DataContinuation.FRESH,
+        description="With checkpoint.initialFrom: whether to train all data, only new files, or what was left",
+    )
 
     @model_validator(mode="after")
     def _mapped(self) -> Self:

@@ -70,13 +70,32 @@ class IncrementalMode(StrEnum):
     AUTO = "Auto"
 
 
+def _quoted(value: object) -> object:
+    if isinstance(value, int):
+        raise ValueError("must be text in quotes: YAML reads 00000010 as the number 8")
+    return value
+
+
+class InitialCheckpointSpec(ManifestPart):
+    """A checkpoint of another job: the new one starts with its model and optimizer state.
+
+    Without an `id`, it is the newest that can be restored. `data.continuation` says what is trained then.
+    """
+
+    uri: str = Field(min_length=1, description="Folder of the other job's checkpoints: a path or an fsspec URI")
+    id: Annotated[str, Field(pattern=r"^\d{8,}$"), BeforeValidator(_quoted)] | None = Field(
+        default=None, description="One of them, such as '00000007'; the newest if absent"
+    )
+
+
 class CheckpointSpec(ManifestPart):
     """Checkpoints go to any fsspec URI, at an interval and at the end; `flash` adds a faster tier in Redis.
 
     Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, the brain advises one if
     `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes. `quantization` is for the
     checkpoints taken at the interval; the one at the end of a job, or of a suspended one, is exact. `keep` counts
-    checkpoints that can be restored; those that they build on stay, too.
+    checkpoints that can be restored; those that they build on stay, too. A job that has checkpoints of its own
+    continues from these; it starts from `initialFrom` while it has none.
     """
 
     uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
@@ -89,6 +108,22 @@ class CheckpointSpec(ManifestPart):
     )
     keep: int = Field(default=2, ge=1, le=1000, description="Number of complete checkpoints to keep")
     flash: FlashSpec = FlashSpec()
+    initial_from: InitialCheckpointSpec | None = Field(
+        default=None, description="Checkpoint of another job to start from; from nothing if absent"
+    )
+
+    @model_validator(mode="after")
+    def _two_folders(self) -> Self:
+        if self.initial_from is not None and self.uri is not None and _same(self.uri, self.initial_from.uri):
+            raise ValueError(
+                f"initialFrom.uri is uri ({self.uri}): a job continues from its own checkpoints by itself; leave it "
+                "out, or give a new job another uri"
+            )
+        return self
+
+
+def _same(one: str, other: str) -> bool:
+    return one.rstrip("/") == other.rstrip("/")
 
 
 class FaultToleranceStrategy(StrEnum):

@@ -85,6 +85,9 @@ class EvaluationResult(_Status):
 RECOVERY_STEPS = frozenset({"Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack"})
 """Reasons of steps that tell how the job recovered from the loss of a parameter server, not how its shape changed."""
 
+STARTED_STEP = "StartedFromCheckpoint"
+"""The reason of the step that tells from which checkpoint of another job this one started."""
+
 
 class Progress(_Status):
     """The progress of training. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.

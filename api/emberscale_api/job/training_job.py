@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from emberscale_api.job.data import DataSpec
+from emberscale_api.job.data import DataContinuation, DataSpec
 from emberscale_api.job.model import ModelSpec
 from emberscale_api.job.roles import MasterSpec, RoleSpec
 from emberscale_api.job.run_policy import CheckpointSpec, FaultToleranceSpec, RunPolicy, ScalingMode, ScalingSpec
@@ -67,6 +67,15 @@ class TrainingJobSpec(ManifestPart):
             raise ValueError(
                 f"faultTolerance.parity ({self.fault_tolerance.parity}) takes {least} parameter servers or more: "
                 f"give ps.{field} as {least} at least"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _continues_something(self) -> Self:
+        if self.checkpoint.initial_from is None and self.data.continuation is not DataContinuation.FRESH:
+            raise ValueError(
+                f"data.continuation ({self.data.continuation}) needs checkpoint.initialFrom, the checkpoint to start "
+                "from"
             )
         return self
 

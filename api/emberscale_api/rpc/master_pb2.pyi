@@ -2072,10 +2072,13 @@ class AssignRequest(_message.Message):
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    ANEW_FIELD_NUMBER: _builtins.int
     manifest_json: _builtins.str
     checkpoint_uri: _builtins.str
     """or the id of a flash checkpoint; empty: start from nothing"""
     wait_seconds: _builtins.float
+    anew: _builtins.bool
+    """the rows begin another history: none of the checkpoint's batches counts as applied"""
     @_builtins.property
     def routing(self) -> Global___Routing: ...
     def __init__(
@@ -2085,10 +2088,11 @@ class AssignRequest(_message.Message):
         manifest_json: _builtins.str = ...,
         checkpoint_uri: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
+        anew: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

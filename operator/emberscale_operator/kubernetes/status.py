@@ -9,6 +9,7 @@ from typing import Any
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import (
     RECOVERY_STEPS,
+    STARTED_STEP,
     Condition,
     ConditionType,
     EvaluationResult,
@@ -166,7 +167,7 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
         put(ConditionType.SUSPENDED, False, "JobResumed", "the job resumes from its last checkpoint")
     sizing = facts.plan.sizing if facts.plan is not None else pb.Sizing()
-    changes = [step for step in sizing.steps if step.reason and step.reason not in RECOVERY_STEPS]
+    changes = [step for step in sizing.steps if step.reason and step.reason not in (*RECOVERY_STEPS, STARTED_STEP)]
     if not resting and changes:
         put(ConditionType.SCALING, sizing.scaling, changes[-1].reason, changes[-1].message)
     elif resting and ConditionType.SCALING in conditions:

@@ -80,6 +80,11 @@ def _print(report: AuditReport, status: RunStatus) -> None:
     table.add_row("all", *_columns(report, report.total), style="bold")
     console = Console()
     console.print(table)
+    if (origin := report.origin) is not None:
+        console.print(
+            f"started from {origin.checkpoint} of job {origin.job}, {origin.samples:,} samples "
+            f"(data.continuation {origin.continuation})"
+        )
     for share in report.shares:
         console.print(_told(share))
     console.print(_verdict(report, status))

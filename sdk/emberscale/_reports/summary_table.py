@@ -58,6 +58,8 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     """Names and values; a value of several parts is not broken within one."""
     share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
     lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
+    if summary.origin is not None:
+        lines.append(("started from", f"{summary.origin['checkpoint']}, {summary.origin['samples']:,} samples"))
     if summary.phase != "Complete" and summary.checkpoint_samples not in (None, summary.samples):
         kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume continues"
         lines.append(("saved", kept))

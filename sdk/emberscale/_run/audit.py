@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.checkpoint import ForgottenShare, Origin
 
 Runs = Sequence[tuple[int, int, int]]
 """(first, stop, times): each batch in [first, stop) was applied `times` times."""
@@ -71,6 +71,7 @@ class AuditReport:
 
     * `contradictions`: where the dense parameters of a server took more or fewer steps than its record tells of.
     * `shares`: what each partial recovery made which rows forget, oldest first.
+    * `origin`: the checkpoint of another job that this one started from; None: from nothing.
     """
 
     epochs: Mapping[int, Counts]
@@ -78,6 +79,7 @@ class AuditReport:
     checkpoint: str
     ps_count: int
     shares: tuple[ForgottenShare, ...] = ()
+    origin: Origin | None = None
 
     @property
     def exact(self) -> bool:
@@ -109,19 +111,25 @@ class AuditReport:
             "forgotten_shares": [{**share.model_dump(mode="json"), "share": share.share} for share in self.shares],
             "checkpoint": self.checkpoint,
             "ps_count": self.ps_count,
+            "origin": None if self.origin is None else self.origin.model_dump(mode="json"),
         }
 
 
-def contradictions_of(servers: Sequence[ServerRecord], shares: Sequence[ForgottenShare] = ()) -> tuple[str, ...]:
+def contradictions_of(
+    servers: Sequence[ServerRecord], shares: Sequence[ForgottenShare] = (), steps_before: int = 0
+) -> tuple[str, ...]:
     """Returns a line for each server whose dense pieces were not stepped once for each push that it recorded.
 
-    A piece lacks the steps of what it has forgotten by `shares`, and no others.
+    A piece lacks the steps of what it has forgotten by `shares`, and no others. It counts `steps_before` beyond those
+    of the job, which started from another one's checkpoint.
     """
     lines = []
     for index, server in enumerate(servers):
         forgotten = {piece: _batches_forgotten(shares, piece) for piece in server.dense_steps}
         wrong = {
-            piece: steps for piece, steps in server.dense_steps.items() if steps != server.pushes - forgotten[piece]
+            piece: steps - steps_before
+            for piece, steps in server.dense_steps.items()
+            if steps - steps_before != server.pushes - forgotten[piece]
         }
         if wrong:
             piece, steps = next(iter(wrong.items()))

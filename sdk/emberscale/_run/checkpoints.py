@@ -19,6 +19,8 @@ from emberscale_api.checkpoint import (
     weight_bits_of,
 )
 from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.job import TrainingJob
+from emberscale_api.origin import FIELD, InitialCheckpoints
 
 if TYPE_CHECKING:
     from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
@@ -88,12 +90,13 @@ class FoundCheckpoints:
 class SavedCheckpoints:
     """The place where a job's checkpoints are: any fsspec URI. Raises InvalidError for one that cannot be used."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, field: str = "spec.checkpoint.uri") -> None:
+        """`field` of the manifest names the place."""
         self._uri = uri
         try:
             self._filesystem, self._root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError, OSError) as error:
-            raise InvalidError(f"spec.checkpoint.uri: {uri}: {error}") from error
+            raise InvalidError(f"{field}: {uri}: {error}") from error
         self._verified: dict[CheckpointFile, str] = {}
 
     def refuse_if_used(self) -> None:
@@ -147,6 +150,18 @@ class SavedCheckpoints:
                 problem = f"{place}: {held}"
                 break
         return SavedCheckpoint(identifier, manifest, problem, taken)
+
+    def initial(self) -> InitialCheckpoints:
+        """The complete checkpoints, as those of another job from which one starts. Raises InvalidError."""
+        whole = {entry.id: entry for entry in reversed(self.entries()) if not entry.incomplete}
+
+        def read(identifier: str) -> CheckpointManifest:
+            entry = whole[identifier]
+            if entry.manifest is None or entry.problem:
+                raise DamagedCheckpointError(entry.problem)
+            return entry.manifest
+
+        return InitialCheckpoints(self._uri, list(whole), read)
 
     def find(self, job_uids: Container[str] | None) -> FoundCheckpoints:
         """The complete checkpoints of a run, whose jobs have these uids; None means any. Raises InvalidError."""
@@ -230,6 +245,18 @@ class SavedCheckpoints:
             raise InvalidError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
 
 
+def check_initial(job: TrainingJob) -> tuple[str, ...]:
+    """Returns why newer checkpoints are skipped than the one of another job that this one starts from.
+
+    Raises UnusableOriginError where it can start from none.
+    """
+    initial = job.spec.checkpoint.initial_from
+    if initial is None:
+        return ()
+    _, damaged = SavedCheckpoints(initial.uri, f"{FIELD}.uri").initial().choose(job)
+    return tuple(damaged.values())
+
+
 def _table_rows(parts: Sequence[tuple["PartitionFile", "TablePart"]], sizes: Mapping[str, int]) -> TableRows:
     """One table: its part on each server, and the sizes of all files by their keys."""
     first = parts[0][1]
@@ -268,8 +295,9 @@ def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tupl
         )
         shares = manifest.forgotten
         counts = with_forgotten(counts, shares, manifest.training_records, manifest.batch_size)
-        contradictions = contradictions_of(servers, shares)
-        return AuditReport(counts, contradictions, manifest.id, manifest.ps_count, shares), refused
+        origin = manifest.origin
+        contradictions = contradictions_of(servers, shares, 0 if origin is None else origin.dense_steps)
+        return AuditReport(counts, contradictions, manifest.id, manifest.ps_count, shares, origin), refused
     return None, refused
 
 

@@ -68,6 +68,8 @@ class Summary:
     forgotten: tuple[Mapping[str, Any], ...] = ()
     rebuilds: int = 0
     """Parameter servers whose rows were rebuilt from parity."""
+    origin: Mapping[str, Any] | None = None
+    """The checkpoint of another job that this one started from; None: from nothing."""
 
     def as_document(self) -> dict[str, Any]:
         """Plain types, for JSON."""
@@ -169,6 +171,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         checkpoints=tuple(_cost(cost) for cost in status.checkpoints),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,
+        origin=saved.origin.model_dump(mode="json") if saved is not None and saved.origin is not None else None,
         evaluations=tuple(evaluation_from_wire(result).model_dump() for result in status.evaluations),
         plan=plan_document(outcome.plan, status.sizing),
     )

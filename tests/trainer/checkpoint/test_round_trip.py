@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -13,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.job import EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, buckets_of
 from emberscale_trainer.checkpoint import (
     AbandonedError,
@@ -110,6 +111,43 @@ def test_every_row_and_parameter_comes_back_with_any_number_of_servers(
         rows |= mine
         assert applied.ranges(0) == [(0, 2)]
     assert rows == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
+
+
+def test_another_history_begins_with_the_same_rows_and_no_batch(tmp_path: Path) -> None:
+    """Dense pieces count one step, as rows that are live must; what the audit expects of them follows from that."""
+    partitions = trained(2, list(range(50)))
+    uri, tables = save(partitions, tmp_path), store()
+    applied = load_partition(CheckpointFiles(uri, IMPATIENT), owned(1, 0), tables, len(INITIAL), anew=True)
+    assert applied.epochs() == []
+    before = {key: record for held, _ in partitions for key, record in contents(held).items()}
+    after, dense = contents(tables), len(tables.specs) - 1
+    assert {key: record for key, record in after.items() if key[0] != dense} == {
+        key: record for key, record in before.items() if key[0] != dense
+    }
+    layout = tables.layouts[dense]
+    for key in [key for key in before if key[0] == dense]:
+        was, now = (layout.fields(np.frombuffer(held[key], np.uint8).reshape(1, -1)) for held in (before, after))
+        assert (was["pushes"].item(), now["pushes"].item()) == (2, 1)
+        assert np.array_equal(was["weights"], now["weights"])
+        assert np.array_equal(was["state"], now["state"])
+
+
+def test_rows_count_as_untouched_when_another_history_begins(tmp_path: Path) -> None:
+    """Else those of a long history would look as if the clock had gone back, and never leave."""
+    spec = replace(SPECS[0], eviction=EvictionSpec(ttl_batches=10))
+    tables, share = TableStore([spec], DENSE), Share(0, owned(1, 0), AppliedBatches(), len(INITIAL))
+    keys = np.arange(20)
+    records = tables.layouts[0].empty(20)
+    fields = tables.layouts[0].fields(records)
+    fields["key"], fields["pushes"], fields["touched"] = keys, 3, 5000
+    tables.load(0, records)
+    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    uri = write_manifest(tmp_path, write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work()))
+    fresh = TableStore([spec], DENSE)
+    load_partition(CheckpointFiles(uri, IMPATIENT), owned(1, 0), fresh, len(INITIAL), anew=True)
+    for number, touched in ((tables, 5000), (fresh, 0)):
+        buckets = np.unique(buckets_of(keys))
+        assert set(number.marks_of_buckets(0, buckets)[:, 2].tolist()) == {touched}
 
 
 def test_what_is_pushed_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:

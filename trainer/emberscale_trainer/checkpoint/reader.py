@@ -20,19 +20,24 @@ _MOST_THREADS = 3
 """That load tables, each from its own connection: one alone indexes rows more slowly than Redis sends them."""
 
 
-def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore, parameters: int) -> AppliedBatches:
+def load_partition(
+    files: CheckpointFiles, owned: Ownership, tables: TableStore, parameters: int, *, anew: bool = False
+) -> AppliedBatches:
     """Fills `tables`, the dense one last, with the rows that are owned; returns the batches that they have seen.
 
-    `parameters` is the length of the dense vector. Every file that is read is checked against the manifest. Raises
-    DamagedCheckpointError, StorageUnreachableError and AbandonedError.
+    `parameters` is the length of the dense vector. With `anew`, the rows begin another history: no batch counts as
+    applied, dense pieces count one step, which makes them live, and no row was touched since. Every file that is read
+    is checked against the manifest. Raises DamagedCheckpointError, StorageUnreachableError and AbandonedError.
     """
     parts = files.partitions(tables.specs, parameters)
     ended = threading.Event()
 
     def load(number: int) -> None:
-        is_dense = number == len(tables.specs) - 1
-        pieces = _load_dense(files, parts, owned, tables) if is_dense else _load(files, parts, owned, tables, number)
-        for _ in pieces:
+        if number == len(tables.specs) - 1:
+            loaded = _load_dense(files, parts, owned, tables, anew=anew)
+        else:
+            loaded = _load(files, parts, owned, tables, number=number, anew=anew)
+        for _ in loaded:
             if ended.is_set():
                 return
 
@@ -44,11 +49,17 @@ def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore,
         finally:
             ended.set()
             pool.shutdown(cancel_futures=True)
-    return _load_applied(files, parts)
+    return AppliedBatches() if anew else _load_applied(files, parts)
 
 
 def _load(
-    files: CheckpointFiles, parts: Sequence[PartitionFile], owned: Ownership, tables: TableStore, number: int
+    files: CheckpointFiles,
+    parts: Sequence[PartitionFile],
+    owned: Ownership,
+    tables: TableStore,
+    *,
+    number: int,
+    anew: bool,
 ) -> Iterator[None]:
     """Loads one embedding table, file by file."""
     for part in parts:
@@ -61,12 +72,19 @@ def _load(
         for retired, records in _read_changes(files, part, table, table.files):
             if len(retired):
                 tables.retire(number, retired[buckets[buckets_of(retired)]])
-            tables.load(number, records, buckets)
+            tables.load(number, _untouched(records, table) if anew and table.evicted else records, buckets)
             yield
 
 
+def _untouched(records: NDArray[np.uint8], table: TablePart) -> NDArray[np.uint8]:
+    """The records, uint8 [n, stride], as if the last push of each came before the first batch."""
+    fresh = records.copy()
+    table.layout.fields(fresh)["touched"] = 0
+    return fresh
+
+
 def _load_dense(
-    files: CheckpointFiles, parts: Sequence[PartitionFile], owned: Ownership, tables: TableStore
+    files: CheckpointFiles, parts: Sequence[PartitionFile], owned: Ownership, tables: TableStore, *, anew: bool
 ) -> Iterator[None]:
     """Loads the dense table, file by file."""
     for part in parts:
@@ -76,7 +94,10 @@ def _load_dense(
         for first, stop in part.pieces:
             held[first:stop] = owned.pieces[first:stop]
         for _, records in _read_changes(files, part, part.dense, part.dense.files):
-            tables.load(len(tables.specs) - 1, records[held[_pieces(records, part)]])
+            mine = records[held[_pieces(records, part)]]
+            if anew:
+                part.dense.layout.fields(mine)["pushes"] = 1
+            tables.load(len(tables.specs) - 1, mine)
             yield
 
 

@@ -168,16 +168,17 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 for saving in self._savings.values():
                     saving.background.abandon()
                 self._savings = {}
-                self._loading = Background("load", lambda work: self._load(wanted, routing, job, work))
+                self._loading = Background("load", lambda work: self._load(wanted, routing, job, request.anew, work))
             return self._loading
 
-    def _load(self, wanted: Assignment, routing: RoutingTable, job: TrainingJob, work: Work) -> _Loaded:
+    def _load(self, wanted: Assignment, routing: RoutingTable, job: TrainingJob, anew: bool, work: Work) -> _Loaded:
         began = time.monotonic()
         try:
             tables = _empty_tables(job)
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
             if wanted.checkpoint:
-                applied = load_partition(self._files(wanted.checkpoint, work), owned, tables, tables.dense_parameters)
+                files = self._files(wanted.checkpoint, work)
+                applied = load_partition(files, owned, tables, tables.dense_parameters, anew=anew)
             loaded = _Loaded(tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
