@@ -52,7 +52,18 @@ app = typer.Typer(
 
 
 def _add_local_commands() -> None:
-    from emberscale._commands import audit, compare, explain, explain_plan, export, profile, run, simulate, validate
+    from emberscale._commands import (
+        audit,
+        compare,
+        explain,
+        explain_plan,
+        export,
+        profile,
+        restore,
+        run,
+        simulate,
+        validate,
+    )
     from emberscale._commands.checkpoints import checkpoints_app
     from emberscale._commands.data import data_app
 
@@ -68,6 +79,7 @@ def _add_local_commands() -> None:
         ("simulate", simulate.simulate, simulate, _PLANS),
     ):
         app.command(name, help=module.HELP, epilog=module.EXAMPLES, rich_help_panel=panel)(command)
+    checkpoints_app.command("restore", help=restore.HELP, epilog=restore.EXAMPLES)(restore.restore)
     app.add_typer(checkpoints_app, name="checkpoints", rich_help_panel=_RESULTS)
     app.add_typer(data_app, name="data", rich_help_panel="Prepare data")
 

@@ -20,8 +20,8 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
 
 HELP = paragraphs("""\
-Lists checkpoints, shows what one holds, verifies every byte, compares two, and removes old ones. A checkpoint may build
-on earlier ones (spec.checkpoint.incremental): it is whole only if they are.
+Lists checkpoints, shows what one holds, verifies every byte, compares two, removes old ones, and starts other jobs from
+them. A checkpoint may build on earlier ones (spec.checkpoint.incremental): it is whole only if they are.
 
 PLACE is the folder of a run, the URI of a job's checkpoints (spec.checkpoint.uri), or the folder of one checkpoint in
 it. Where one checkpoint is needed and PLACE holds several, the newest that can be restored is taken.
@@ -54,21 +54,28 @@ _Places = Annotated[
 ]
 
 
+def located(place: str) -> tuple[str, str]:
+    """Returns the URI of the checkpoints that a PLACE names, and the id of the one that it names, empty for all."""
+    paths = RunPaths(Path(place))
+    uri = place.rstrip("/")
+    if paths.record.exists():
+        recorded = read_record(paths).job(paths).spec.checkpoint.uri
+        if recorded is None:
+            raise InvalidError(f"{paths.record}: names no checkpoint URI")
+        return recorded, ""
+    if _ONE.fullmatch(uri.rpartition("/")[2]):
+        uri, _, chosen = uri.rpartition("/")
+        return uri or ".", chosen
+    return uri or ".", ""
+
+
 class _Storage:
     """The checkpoints that a PLACE names."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        paths = RunPaths(Path(place))
-        uri, chosen = place.rstrip("/"), ""
-        if paths.record.exists():
-            recorded = read_record(paths).job(paths).spec.checkpoint.uri
-            if recorded is None:
-                raise InvalidError(f"{paths.record}: names no checkpoint URI")
-            uri = recorded
-        elif _ONE.fullmatch(uri.rpartition("/")[2]):
-            uri, _, chosen = uri.rpartition("/")
-        self.folder = SavedCheckpoints(uri or ".")
+        uri, chosen = located(place)
+        self.folder = SavedCheckpoints(uri)
         entries = self.folder.entries()
         self.entries = [entry for entry in entries if chosen in ("", entry.id)]
         if not self.entries:
@@ -133,6 +140,7 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
         ("job", f"{manifest.job.metadata.name} ({manifest.job_uid})"),
         ("created", _time_of(manifest)),
         ("samples", f"{manifest.applied_samples:,}, in epoch {manifest.epoch + 1}"),
+        ("started from", "nothing" if manifest.origin is None else manifest.origin.checkpoint),
         ("training", f"{manifest.training_seconds:,.1f} s"),
         ("servers", str(manifest.ps_count)),
         ("weights", _weights(manifest.weight_bits)),

@@ -96,10 +96,11 @@ def run(
             typer.echo(finite_json(training.summary.as_document()))
         else:
             Console().print(summary_table(training.summary, training.folder))
-    raise typer.Exit(_exit_code(training.summary, interruption))
+    raise typer.Exit(exit_code(training.summary, interruption))
 
 
-def _exit_code(summary: Summary, interruption: Interruption) -> int:
+def exit_code(summary: Summary, interruption: Interruption) -> int:
+    """Returns the exit code of a command that trained: 0 only for a run that is Complete."""
     if summary.phase == "Complete":
         return 0
     if interruption.signal is not None and summary.phase != "Failed":

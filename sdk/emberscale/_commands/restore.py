@@ -1,0 +1,103 @@
+"""`emberscale checkpoints restore`: starts a job from a checkpoint of another one."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from emberscale._commands.checkpoints import located
+from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
+from emberscale._commands.run import exit_code
+from emberscale._reports.summary_table import summary_table
+from emberscale._run.brain_choice import BrainOption, choose_brain
+from emberscale._run.checkpoints import check_initial
+from emberscale._run.interruption import Interruption
+from emberscale._run.summary import finite_json
+from emberscale._training import default_folder, run_job
+from emberscale_api.errors import InvalidError
+from emberscale_api.job import DataContinuation, apply_overrides, load_manifest
+
+HELP = paragraphs("""\
+Starts a job on this machine from a checkpoint of another one: it has the model and the optimizer state of that, and a
+history of its own. It is [cyan]emberscale run[/] of the manifest with [cyan]spec.checkpoint.initialFrom[/] and
+[cyan]spec.data.continuation[/] set; [cyan]--print[/] prints that manifest instead, for a cluster.
+
+[bold]Fresh[/] trains all data of the manifest. [bold]Append[/] trains the files that the checkpoint has not trained.
+[bold]Resume[/] goes on with the same data where the checkpoint stood. A run that was cut short goes on with
+[cyan]emberscale run --resume[/] of the printed manifest.
+
+PLACE is the folder of a run, the URI of a job's checkpoints, or the folder of one checkpoint in it. The model must be
+that of the checkpoint; numbers of processes, learning rates and everything else may differ.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale checkpoints restore runs/january february.yaml --continuation Append
+
+  emberscale checkpoints restore s3://bucket/checkpoints/criteo-dlrm fine-tuning.yaml --id 00000007
+
+  emberscale checkpoints restore s3://bucket/checkpoints/january february.yaml --print | kubectl apply -f -
+"""
+
+
+def restore(
+    place: Annotated[
+        str, typer.Argument(metavar="PLACE", help="A run, a URI of checkpoints, or one of them.", show_default=False)
+    ],
+    file: ManifestFile,
+    identifier: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="The checkpoint; the newest by default.", show_default=False),
+    ] = None,
+    continuation: Annotated[
+        DataContinuation | None,
+        typer.Option(help="What is trained. [dim]default: as in the manifest, else Fresh[/]", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
+    ] = False,
+    printed: Annotated[
+        bool, typer.Option("--print", help="Prints the manifest and starts nothing. The checkpoint is checked.")
+    ] = False,
+    brain: BrainOption = "auto",
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Starts a job from a checkpoint of another one."""
+    with Interruption() as interruption, bad_input_exits():
+        changes = [*(overrides or ()), *_fields(place, identifier, continuation)]
+        job = load_manifest(file, changes)
+        if printed:
+            check_initial(job)
+            document = apply_overrides(yaml.safe_load(file.read_text(encoding="utf-8")), changes)
+            typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+            return
+        training = run_job(
+            job,
+            workdir or default_folder(job),
+            interruption,
+            overwrite=overwrite,
+            brain=choose_brain(job, brain, (), None),
+        )
+        if output is Output.JSON:
+            typer.echo(finite_json(training.summary.as_document()))
+        else:
+            Console().print(summary_table(training.summary, training.folder))
+    raise typer.Exit(exit_code(training.summary, interruption))
+
+
+def _fields(place: str, identifier: str | None, continuation: DataContinuation | None) -> list[str]:
+    """The fields of the manifest that say where the job starts, as overrides."""
+    uri, chosen = located(place)
+    if chosen and identifier not in (None, chosen):
+        raise InvalidError(f"--id: {identifier}: PLACE is checkpoint {chosen}; leave --id out, or name its folder")
+    initial = {"uri": uri} | ({"id": identifier or chosen} if identifier or chosen else {})
+    continues = [] if continuation is None else [f"spec.data.continuation={continuation}"]
+    return [f"spec.checkpoint.initialFrom={json.dumps(initial)}", *continues]
