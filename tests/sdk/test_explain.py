@@ -37,6 +37,13 @@ def test_how_long_a_server_may_take_to_leave_follows_from_its_memory() -> None:
     assert "90 s" in line
 
 
+def test_where_a_job_starts_and_what_it_trains_then() -> None:
+    initial = "spec.checkpoint.initialFrom={uri: s3://january, id: '00000007'}"
+    printed = explain("--set", initial, "--set", "spec.data.continuation=Append")
+    told = " ".join(printed.partition("starts from")[2].replace("│", " ").split())
+    assert told.startswith("checkpoint 00000007 in s3://january, and trains: files that the checkpoint has not trained")
+
+
 def test_tables_that_differ_are_told_apart() -> None:
     printed = explain("--set", "spec.model.embeddings.tables.C3.optimizer.type=Adam")
     assert "C1 to C2 (2)" in printed

@@ -10,7 +10,15 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
-from emberscale_api.job import InitializerType, RoleSpec, TableSpec, TrainingJob, load_manifest, resolve_model
+from emberscale_api.job import (
+    DataContinuation,
+    InitializerType,
+    RoleSpec,
+    TableSpec,
+    TrainingJob,
+    load_manifest,
+    resolve_model,
+)
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.names import budget_name
 from emberscale_operator.machine import demands_of, leave_seconds
@@ -115,6 +123,13 @@ def processes_of(job: TrainingJob) -> Table:
     return table
 
 
+_TRAINS = {
+    DataContinuation.FRESH: "all data",
+    DataContinuation.APPEND: "files that the checkpoint has not trained",
+    DataContinuation.RESUME: "the rest of the same data",
+}
+
+
 def _bounds(role: RoleSpec) -> str:
     least, most = role.min_replicas or 1, role.max_replicas
     return f"{least} or more" if most is None else f"{least} to {most}"
@@ -142,6 +157,9 @@ def files_of(job: TrainingJob) -> Table:
     table.add_row("held-out data", ", ".join(job.spec.data.evaluation) or "none")
     table.add_row("run", f"{root}/ (or --workdir)")
     table.add_row("checkpoints", job.spec.checkpoint.uri or f"{root}/checkpoints/")
+    if (initial := job.spec.checkpoint.initial_from) is not None:
+        which = "the newest checkpoint" if initial.id is None else f"checkpoint {initial.id}"
+        table.add_row("starts from", f"{which} in {initial.uri}, and trains: {_TRAINS[job.spec.data.continuation]}")
     table.add_row("model", f"{root}/model/")
     table.add_row("logs", f"{root}/logs/<process>.log")
     table.add_row("summary, metrics", f"{root}/summary.json, metrics.csv, metrics.png")
