@@ -75,11 +75,11 @@ class CheckpointFolder:
         removed, and must not leave a manifest without files. Raises DamagedCheckpointError if a file of an earlier
         checkpoint on which it builds is missing.
         """
+        self._filesystem.invalidate_cache()  # another process may have removed what was there before
         self._check_sizes(manifest.id, [file for file in manifest.files if file.checkpoint])
         content = manifest.to_json().encode()
         path = self._manifest_path(manifest.id)
         if not isinstance(self._filesystem, LocalFileSystem):
-            self._filesystem.invalidate_cache()
             if not self._filesystem.exists(f"{self._root}/{manifest.id}"):
                 raise FileNotFoundError(f"{self.uri_of(manifest.id)} is missing")
             self._filesystem.pipe_file(path, content)

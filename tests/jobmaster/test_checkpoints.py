@@ -6,6 +6,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from tests.jobmaster.fakes import job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, EpochApplied
@@ -249,3 +250,38 @@ def test_more_epochs_servers_and_workers_are_no_obstacle() -> None:
 def test_another_jobs_checkpoint_is_not_overwritten() -> None:
     other = TrainingJob.model_validate({**job().model_dump(), "metadata": {"name": "other"}})
     assert "it belongs to job other" in incompatibility(manifest("00000001", job=other), job())
+
+
+class RememberingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """In memory; answers from what it has seen before until it is told to forget that, as those of object stores do."""
+
+    protocol = "remembering"
+    store: dict[str, Any] = {}  # noqa: RUF012  # as MemoryFileSystem has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    seen: dict[str, Any] = {}  # noqa: RUF012
+
+    def info(self, path: str, **options: Any) -> Any:
+        if path not in self.seen:
+            self.seen[path] = super().info(path, **options)
+        return self.seen[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.seen.clear()
+
+
+fsspec.register_implementation("remembering", RememberingFileSystem, clobber=True)
+
+
+def test_nothing_builds_on_a_file_that_was_there_the_last_time() -> None:
+    RememberingFileSystem.store.clear()
+    folder = CheckpointFolder("remembering://checkpoints")
+    for identifier in ("00000001", "00000002", "00000003"):
+        folder_of = fsspec.core.url_to_fs(folder.uri_of(identifier))
+        folder_of[0].pipe_file(f"{folder_of[1]}/ps-0/rows", b"rows")
+    base = (CheckpointFile(path="ps-0/rows", bytes=4, crc32=9, checkpoint="00000001"),)
+    folder.write(manifest("00000002", files=base, format_version=2))
+    folder.write(manifest("00000001"))
+    (lost,) = [path for path in RememberingFileSystem.store if path.endswith("00000001/ps-0/rows")]
+    del RememberingFileSystem.store[lost]
+    with pytest.raises(DamagedCheckpointError, match="00000001/ps-0/rows: is missing"):
+        folder.write(manifest("00000003", files=base, format_version=2))
