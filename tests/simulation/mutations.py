@@ -219,8 +219,9 @@ def _checkpoints_come_again(stack: ExitStack) -> None:
     _new_masters_do_not_listen_first(stack)
 
 
-def _pulls_are_not_handed_over(stack: ExitStack) -> None:
+def _pulls_that_nobody_knows_count(stack: ExitStack) -> None:
     stack.enter_context(patch.object(StalenessBound, "take_over", lambda self, pulls: None))
+    stack.enter_context(patch.object(StalenessBound, "is_outstanding", lambda self, ticket: True))
 
 
 MUTATIONS: dict[str, Patches] = {
@@ -242,7 +243,7 @@ MUTATIONS: dict[str, Patches] = {
     "an edit is waited for while rows are lost": _edit_is_waited_for_while_rows_are_lost,
     "checkpoints come again": _checkpoints_come_again,
     "tables of one version are one": _tables_of_one_version_are_one,
-    "outstanding pulls are not handed over": _pulls_are_not_handed_over,
+    "pulls that nobody knows count": _pulls_that_nobody_knows_count,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 
