@@ -67,6 +67,10 @@ def degraded(values: str) -> dict[str, str]:
     return {f'emberscale_flash_checkpoint_degraded{{{LABELS}, component="master"}}': values}
 
 
+def protected(values: str) -> dict[str, str]:
+    return {f'emberscale_job_protected{{{LABELS}, component="master"}}': values}
+
+
 def operator(name: str, values: str, namespace: str = "emberscale-system") -> dict[str, str]:
     return {f'emberscale_{name}{{namespace="{namespace}", instance="10.0.0.1:9090"}}': values}
 
@@ -79,6 +83,7 @@ FAILED = "EmberscaleJobFailed"
 UNSCRAPED = "EmberscaleJobNotScraped"
 SATURATED = "EmberscaleParameterServersSaturated"
 FLASH = "EmberscaleFlashCheckpointsFail"
+UNPROTECTED = "EmberscaleJobUnprotected"
 
 CASES = [
     Case(STALLED, "its workers are gone", True, TRAINING),
@@ -138,6 +143,14 @@ CASES = [
     Case(FLASH, "now and then", False, degraded(" ".join(["0x20 1x20"] * 20))),
     Case(FLASH, "they are taken", False, degraded(f"0{LONG}")),
     Case(FLASH, "there is no Redis for them", False, TRAINING),
+    Case(UNPROTECTED, "for 15 minutes", True, TRAINING | protected(f"1x180 0{LONG}")),
+    Case(UNPROTECTED, "while it evaluates", True, phase("Evaluating") | protected(f"0{LONG}")),
+    Case(UNPROTECTED, "its phase is not known", True, protected(f"0{LONG}")),
+    Case(UNPROTECTED, "for 5 minutes", False, TRAINING | protected(f"1x220 0{LONG}")),
+    Case(UNPROTECTED, "now and then", False, TRAINING | protected(" ".join(["1x20 0x20"] * 20))),
+    Case(UNPROTECTED, "it is protected", False, TRAINING | protected(f"1{LONG}")),
+    Case(UNPROTECTED, "it waits for its servers", False, phase("Pending") | protected(f"0{LONG}")),
+    Case(UNPROTECTED, "it keeps no parity", False, TRAINING),
     Case("EmberscaleOperatorDown", "it is gone", True, operator("operator_defects_total", "0x60")),
     Case("EmberscaleOperatorDown", "another runs elsewhere", True, operator("operator_defects_total", f"0{LONG}", "x")),
     Case("EmberscaleOperatorDown", "it runs", False, operator("operator_defects_total", f"0{LONG}")),

@@ -43,6 +43,7 @@ OF_PROMTOOL_ALONE = {
     "EmberscaleRedisDown": "the other jobs need Redis",
     "EmberscaleRedisFillsUp": "the operator expels a job that stores so much within a second",
     "EmberscaleBrainDown": "the suite runs without a brain",
+    "EmberscaleJobUnprotected": "a lost server is rebuilt within seconds, wherever its successor finds a node",
     "EmberscaleFlashCheckpointsFail": "its Redis is another one: test_flash.py ends that",
 }
 """The alerts that nothing is broken for on the cluster, and why: `test_alerts.py` alone shows them."""
@@ -67,6 +68,7 @@ def prometheus(
     brief["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
     lasting = manifest(JOB, place, epochs=1000)
     rows = {"admission": {"minCount": 2}, "eviction": {"ttlBatches": 100_000}}
+    lasting["spec"]["faultTolerance"] = {"strategy": "ErasureCoding"}
     lasting["spec"]["model"] = {**lasting["spec"].get("model", {}), "embeddings": rows}
     try:
         done, job = submit(brief, place), submit(lasting, place)
