@@ -9,7 +9,7 @@ from faults import ProcessKiller
 
 pytestmark = pytest.mark.timeout(1500)
 
-EPOCHS = 20
+EPOCHS = 8
 """So that the job outlasts its loss."""
 INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8}
 
