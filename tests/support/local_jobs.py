@@ -153,7 +153,7 @@ class Job:
         """Interrupts the job, which saves what it has trained: every server must have applied it once, and no more."""
         self.interrupt()
         finished = self.finish()
-        assert finished.code == 130, finished.stderr
+        assert (finished.code, finished.summary["phase"]) == (130, "Suspended"), finished.stderr
         audit = self.audit()
         assert (audit["repeated"], audit["contradictions"]) == (0, [])
         assert audit["once"] == finished.summary["samples"]
