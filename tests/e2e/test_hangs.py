@@ -13,7 +13,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from local_jobs import Job
+from local_jobs import IMPATIENT, Job
 
 SEEDS = range(int(os.environ.get("EMBERSCALE_HANG_SEEDS", "1")))
 WITHIN_SECONDS = float(os.environ.get("EMBERSCALE_HANG_SECONDS", "540"))
@@ -33,7 +33,7 @@ def victims(job: Job, role: str) -> list[psutil.Process]:
 @pytest.mark.parametrize("role", ["master", "redis", "worker", "ps"])
 def test_a_process_that_hangs_for_good_is_replaced(make_job: Callable[..., Job], role: str, seed: int) -> None:
     choice = random.Random(f"{role}-{seed}")
-    job = make_job({"training": {"seed": seed}})
+    job = make_job({"training": {"seed": seed}, "sharding": IMPATIENT})
     job.start()
     moment = choice.randrange(ROWS_TRAINED * 3 // 4)
     assert job.wait_for(lambda: job.samples() >= moment)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from local_jobs import ENDLESS, Job, emberscale, manifest_of
+from local_jobs import ENDLESS, IMPATIENT, Job, emberscale, manifest_of
 
 SEEDS = range(int(os.environ.get("EMBERSCALE_SCALE_SEEDS", "1")))
 SCALINGS = 5
@@ -121,6 +121,7 @@ def long_spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "data": {"train": [str(folder / "data/train-*.tsv")], "evaluation": [str(folder / "data/evaluation.tsv")]},
         "checkpoint": {"interval": "2s"},
         "runPolicy": {"backoffLimit": 100},
+        "sharding": IMPATIENT,
     }
 
 

@@ -26,6 +26,8 @@ from emberscale_operator.local import RunFolder
 BATCH = 256
 ENDLESS = 10_000
 """Epochs of a job that a test stops once it has seen what it is about."""
+IMPATIENT = {"leaseTimeout": "4s"}
+"""The sharding of a job in which processes hang; others take none for dead that a busy machine keeps waiting."""
 CLI = str(Path(sys.executable).with_name("emberscale"))
 
 
@@ -218,7 +220,7 @@ def manifest_of(name: str, dataset: Path, spec: dict[str, Any]) -> dict[str, Any
                     "shuffling": {"blockRecords": 4096},
                 },
                 "training": {"batchSize": BATCH},
-                "sharding": {"minBatches": 2, "maxBatches": 16, "leaseTimeout": "4s", "heartbeatInterval": "200ms"},
+                "sharding": {"minBatches": 2, "maxBatches": 16, "leaseTimeout": "60s", "heartbeatInterval": "200ms"},
                 "ps": {"replicas": 2},
                 "worker": {"replicas": 2},
                 "checkpoint": {"interval": "3s"},
