@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests of whole jobs wait for a third of their time: one process more than there are cores, and four at most.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
 .PHONY: help install demo test e2e lint docs release manifests protos clean
@@ -33,7 +35,7 @@ demo: install
 	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml --overwrite
 
 test: lint docs
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal
 
 e2e: install
 	tests/kubernetes/cluster.sh

@@ -34,20 +34,19 @@ def has_rebuilt(job: Job, servers: int) -> bool:
     return job.status().protection.rebuilds == servers
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_killed_server_is_rebuilt_and_nothing_goes_back(make_job: Callable[..., Job], index: int) -> None:
-    """The first server also orders the staleness of all."""
+def test_a_killed_server_is_rebuilt_and_nothing_goes_back(make_job: Callable[..., Job]) -> None:
+    """The first server, which also orders the staleness of all."""
     job = make_job(coded())
     job.start()
     assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
     before = job.status()
-    job.member("ps", index).send_signal(signal.SIGKILL)
+    job.member("ps", 0).send_signal(signal.SIGKILL)
     assert job.wait_for(partial(has_rebuilt, job, 1))
     after = job.status()
     assert after.generation == before.generation
     assert after.routing_version > before.routing_version
     assert after.samples >= before.samples
-    assert (after.protection.rebuilt, after.protection.bytes > 0) == (f"ps-{index}", True)
+    assert (after.protection.rebuilt, after.protection.bytes > 0) == ("ps-0", True)
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 1)

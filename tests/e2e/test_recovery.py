@@ -49,7 +49,7 @@ def test_a_job_goes_back_to_quantised_weights_and_ends_with_exact_ones(make_job:
     assert last.weight_bits == 0
 
 
-@pytest.mark.parametrize("mode", ["OneShot", "Consecutive", "Auto"])
+@pytest.mark.parametrize("mode", ["Consecutive", "Auto"])
 def test_a_dead_parameter_server_takes_the_job_back_to_a_chain_of_checkpoints(
     make_job: Callable[..., Job], mode: str
 ) -> None:
