@@ -10,7 +10,7 @@ The next master undoes a barrier, and continues everything after it.
 
 from dataclasses import replace
 
-from emberscale_api.checkpoint import FLASH_PREFIX
+from emberscale_api.checkpoint import FLASH_PREFIX, is_flash
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_jobmaster import chains, flash, quantization, retry
@@ -44,7 +44,7 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import fail, suspend
-from emberscale_jobmaster.state import JobState, Stage, committed_samples
+from emberscale_jobmaster.state import JobState, Stage, committed_samples, newest_flash
 
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of a barrier."""
@@ -79,15 +79,22 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending_since is not None and not can_save:
-        # what survivors hold beyond the last checkpoint is kept if a partial recovery makes the rows whole again
         is_patient = now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
-        waits = state.reload is not None and spec.checkpoint.uri is not None and is_patient
+        waits = _would_lose(state) and spec.checkpoint.uri is not None and is_patient
         return state if waits else suspend(state, spec)
     begun = _begun(state, spec, _due(state, spec, now), now) if can_save else state
     wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
     if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
     return begun
+
+
+def _would_lose(state: JobState) -> bool:
+    """Whether a job whose rows are not whole now will have more than its last persistent checkpoint once they are.
+
+    Survivors of a partial recovery hold more, and so does a flash checkpoint, which ends with its Redis.
+    """
+    return state.reload is not None or bool(newest_flash(state)) or is_flash(state.checkpoint)
 
 
 def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | None, now: float) -> JobState:

@@ -8,7 +8,7 @@ FIND -> LOAD -> done
 
 from dataclasses import replace
 
-from emberscale_api.checkpoint import is_flash, number_of
+from emberscale_api.checkpoint import is_flash
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import STARTED_STEP
 from emberscale_jobmaster import retry
@@ -31,7 +31,7 @@ from emberscale_jobmaster.progress import (
     unroute,
 )
 from emberscale_jobmaster.ranges import on_all
-from emberscale_jobmaster.state import JobState, servers_missing
+from emberscale_jobmaster.state import JobState, newest_flash, servers_missing
 
 FIND_SECONDS = 60.0
 """How long looking for a checkpoint may take."""
@@ -154,14 +154,6 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
         return try_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
     due = [whom for whom, at in operation.again_at.items() if now >= at]
     return state.asking(operation, *due) if due else state
-
-
-def newest_flash(state: JobState) -> str:
-    """The flash checkpoint that is newer than all others that the ledger knows of; empty if none is."""
-    newest = state.flash.checkpoint
-    if not newest or newest in state.damaged:
-        return ""
-    return newest if not state.checkpoint or number_of(newest) >= number_of(state.checkpoint) else ""
 
 
 def _pinned(state: JobState) -> str:

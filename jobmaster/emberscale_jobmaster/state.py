@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.checkpoint import ForgottenShare, number_of
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
@@ -393,6 +393,14 @@ def allowed_pls(state: JobState, spec: TrainingJobSpec) -> float:
     """The portion of lost samples that the job may reach. Under `Auto`, nothing is lost unless that is advised."""
     is_chosen = spec.fault_tolerance.strategy is FaultToleranceStrategy.PARTIAL_RECOVERY or state.advised_partial
     return spec.fault_tolerance.allowed_pls if is_chosen else 0.0
+
+
+def newest_flash(state: JobState) -> str:
+    """The flash checkpoint that is newer than all others that the ledger knows of; empty if none is."""
+    newest = state.flash.checkpoint
+    if not newest or newest in state.damaged:
+        return ""
+    return newest if not state.checkpoint or number_of(newest) >= number_of(state.checkpoint) else ""
 
 
 def applied_batches(state: JobState, spec: TrainingJobSpec) -> Applied:

@@ -9,6 +9,7 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, is_flash
 from emberscale_api.job import FlashMode
 from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.effects import SavedCall
 from emberscale_jobmaster.events import ManifestWritten
@@ -65,6 +66,20 @@ def test_a_lost_server_takes_the_job_back_to_the_newest_of_both_tiers(driven: Dr
     driven.pass_time(5)
     assert driven.job.outcome is not None
     assert not is_flash(driven.job.checkpoint), "the last checkpoint is one that lasts"
+
+
+def test_a_job_that_is_suspended_while_it_goes_back_keeps_its_flash_checkpoint(driven: Driven) -> None:
+    driven.train(3)
+    driven.pass_time(6)
+    driven.kill(Role.PS, 0)
+    driven.suspend()
+    assert driven.job.outcome is None
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    assert driven.job.outcome is not None
+    assert driven.job.outcome.phase is JobPhase.SUSPENDED
+    assert not is_flash(driven.job.checkpoint), "Redis may end with the job"
+    assert driven.job.restored.applied == {0: ((0, 3),)}
 
 
 def test_a_newer_persistent_checkpoint_is_preferred() -> None:
