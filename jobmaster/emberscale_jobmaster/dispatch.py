@@ -192,7 +192,7 @@ def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int
         case Restore():
             return restoring.effects_of(job, operation, whom, serial)
         case Reload():
-            return reloading.effects_of(job, operation, whom, serial, restoring.newest_flash(job))
+            return reloading.effects_of(job, operation, whom, serial)
         case Checkpointing():
             return checkpointing.effects_of(job, operation, whom, serial)
         case Move():

@@ -38,7 +38,7 @@ from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answer
 from emberscale_jobmaster.progress import fail, roll_back, tell_recovery
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR
-from emberscale_jobmaster.state import JobState, Routing, applied_batches
+from emberscale_jobmaster.state import JobState, Routing, applied_batches, newest_flash
 
 KIND = "Reload"
 FIND_SECONDS = 60.0
@@ -82,10 +82,10 @@ def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
     return state.asking(found, STORAGE)
 
 
-def effects_of(state: JobState, operation: Reload, whom: int, serial: int, flash: str) -> tuple[Effect, ...]:
-    """The call that the operation waits for; `flash` is the flash checkpoint that is newer than all others, if one."""
+def effects_of(state: JobState, operation: Reload, whom: int, serial: int) -> tuple[Effect, ...]:
+    """The call that the operation waits for."""
     if whom == STORAGE:
-        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), flash),)
+        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state)),)
     server = next(one for one in operation.parties if one.index == whom)
     return (CallServer(operation.id, serial, server, _request(state, operation, server), CALL_SECONDS),)
 
