@@ -12,9 +12,9 @@ import yaml
 
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.record import RunPaths, RunStatus, read_record
-from emberscale_api.checkpoint import DataFileIdentity
+from emberscale_api.checkpoint import DataFileIdentity, Origin
 from emberscale_api.errors import InvalidError
-from emberscale_api.job import TrainingJob, load_manifest
+from emberscale_api.job import DataContinuation, TrainingJob, load_manifest
 from master_stand_in import write_manifest
 
 
@@ -229,6 +229,25 @@ def test_a_complete_run_does_not_go_on_with_data_that_grew(root: Path, job: Trai
         begin(root, job, resume=True)
     data.write_text(data.read_text() * 2)
     with pytest.raises(InvalidError, match=r"spec\.data\.train: .*train\.tsv has 4 bytes and has 2 bytes in the run"):
+        begin(root, job, resume=True)
+
+
+def test_files_that_another_job_had_trained_are_no_change(root: Path, job: TrainingJob, tmp_path: Path) -> None:
+    data = tmp_path / "train.tsv"
+    leave(root, job, RunStatus.COMPLETE)
+    files = [
+        DataFileIdentity(uri=str(tmp_path / name), bytes=data.stat().st_size) for name in ("train.tsv", "gone.tsv")
+    ]
+    origin = Origin(
+        checkpoint="s3://january/00000007",
+        job="january",
+        job_uid="j",
+        samples=1,
+        continuation=DataContinuation.APPEND,
+        trained=tuple(files),
+    )
+    write_manifest(root / "model", job=job, training_files=(), origin=origin)
+    with pytest.raises(CompleteAlreadyError):
         begin(root, job, resume=True)
 
 

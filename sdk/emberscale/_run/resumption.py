@@ -53,12 +53,14 @@ def _changed_files(paths: RunPaths, job: TrainingJob) -> list[str]:
     except (FileNotFoundError, DamagedCheckpointError):
         return []
     changes = []
+    trained = {} if read.origin is None else {file.uri: file.bytes for file in read.origin.trained}
     for field, uris, files in (
         ("spec.data.train", job.spec.data.train, read.training_files),
         ("spec.data.evaluation", job.spec.data.evaluation, read.evaluation_files),
     ):
-        before = {file.uri: file.bytes for file in files}
         now = {file.uri: file.bytes for file in expand(uris)}
+        before = {uri: size for uri, size in trained.items() if uri in now}  # by the job before, and may be gone
+        before |= {file.uri: file.bytes for file in files}
         changes += [
             f"{field}: {uri} {_size(now.get(uri))} and {_size(before.get(uri))} in the run"
             for uri in sorted(before.keys() | now.keys())
