@@ -101,6 +101,9 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
     )
     if not answer.done:
         return state.asking(operation, server)
+    if operation.source is not None and operation.source.anew and any(answer.applied.values()):
+        problem = f"ps-{server} counts the batches of another job as applied: it runs a version before initialFrom"
+        return fail(state, "InitialCheckpointUnusable", problem)
     operation = replace(operation, applied={**operation.applied, server: answer.applied})
     if len(operation.applied) < len(state.routing.table.owners):
         return state.having(operation)

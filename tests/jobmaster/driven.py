@@ -138,7 +138,8 @@ class Driven:
 
     Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. `built_on` is on which
     checkpoint each was to build, and `stored` how the names of the files of its rows end. `initial` are the checkpoints
-    of another job in the folder from which this one starts, by id.
+    of another job in the folder from which this one starts, by id. With `forgets_anew`, servers are of a version that
+    takes the batches in it for applied.
     """
 
     records: int = 500
@@ -155,6 +156,7 @@ class Driven:
     now: float = 0.0
     initial: dict[str, CheckpointManifest] | None = None
     continuation: str = "Fresh"
+    forgets_anew: bool = False
     files: tuple[str, ...] = ("/data/day_0",)
 
     def __post_init__(self) -> None:
@@ -514,7 +516,7 @@ class Driven:
             case AssignCall(table=table, checkpoint=checkpoint, anew=anew):
                 if (table.generation, table.version) != (server.generation, server.version):
                     server.generation, server.version = table.generation, table.version
-                    held = self._held(checkpoint) if checkpoint and not anew else {}
+                    held = self._held(checkpoint) if checkpoint and (self.forgets_anew or not anew) else {}
                     server.applied = {epoch: set(batches) for epoch, batches in held.items()}
                     server.move, server.owns = None, True
                     self._let_go(server)

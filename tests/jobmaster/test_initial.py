@@ -193,6 +193,16 @@ class TestBadInput:
         assert reason == "DataChanged"
         assert message.startswith("/data/day_1 was not among the data files of the checkpoint")
 
+    def test_a_server_that_does_not_know_how_to_begin_another_history_fails_the_job(self) -> None:
+        """Else each batch that it takes for applied would be lost."""
+        driven = Driven(initial={"00000007": another()}, forgets_anew=True)
+        for index in range(2):
+            driven.join(Role.PS, index)
+        assert failure(driven) == (
+            "InitialCheckpointUnusable",
+            "ps-0 counts the batches of another job as applied: it runs a version before initialFrom",
+        )
+
     def test_nothing_is_indexed_before_the_checkpoint_is_known(self) -> None:
         driven = Driven(initial={"00000007": another()}, continuation="Append", files=("/data/day_0", "/data/day_1"))
         driven.prepare()
