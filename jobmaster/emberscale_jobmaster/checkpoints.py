@@ -111,16 +111,18 @@ class CheckpointFolder:
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
         """Removes what is older than the newest complete checkpoint, except the `keep` newest that are sound.
 
-        What those build on stays, too.
+        What those build on stays, too, and so does what damaged newer ones build on: the next one may, as well.
         """
         kept: list[str] = []
         needed: set[str] = set()
         for identifier in reversed(self.complete()):
             if len(kept) == keep:
                 break
-            if identifier not in damaged and (manifest := self._read_manifest(identifier)) is not None:
-                kept.append(identifier)
+            manifest = self._read_manifest(identifier)
+            if manifest is not None and (identifier not in damaged or not kept):
                 needed |= {identifier, *manifest.builds_on}
+            if manifest is not None and identifier not in damaged:
+                kept.append(identifier)
         for identifier in self.folders():
             if kept and identifier < kept[0] and identifier not in needed:
                 _log.info("checkpoint_removed", checkpoint=identifier)

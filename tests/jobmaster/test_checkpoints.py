@@ -198,6 +198,20 @@ def test_damaged_ones_are_not_among_those_kept(folder: CheckpointFolder, tmp_pat
     assert folder.folders() == ["00000002", "00000004"]
 
 
+def test_what_a_damaged_newer_one_builds_on_stays(folder: CheckpointFolder, tmp_path: Path) -> None:
+    """A job that does not know of the damage yet builds on the same base."""
+    for number in (1, 2):
+        write(folder, tmp_path, f"{number:08d}")
+    write(folder, tmp_path, "00000003", complete=False)
+    own = CheckpointFile(path="ps-0/rows", bytes=4, crc32=9)
+    base = own.model_copy(update={"checkpoint": "00000001"})
+    folder.write(manifest("00000003", files=(own, base), format_version=2))
+    folder.prune(keep=1, damaged={"00000003"})
+    assert folder.folders() == ["00000001", "00000002", "00000003"]
+    folder.prune(keep=1)
+    assert folder.folders() == ["00000001", "00000003"]
+
+
 def test_a_deleted_checkpoint_is_gone_whether_or_not_it_was_complete(folder: CheckpointFolder, tmp_path: Path) -> None:
     write(folder, tmp_path, "00000001")
     write(folder, tmp_path, "00000002", complete=False)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from emberscale._cli import app
-from emberscale_api.checkpoint import EpochApplied
+from emberscale_api.checkpoint import CheckpointManifest, EpochApplied
 from master_stand_in import checkpoint_manifest
 from trained_run import KEYS, TrainedRun
 
@@ -252,6 +252,21 @@ class TestChains:
         assert "00000004: whole, and stays; so do 00000001, on which they build" in printed
         assert [one["id"] for one in listed(run.root)] == ["00000004", "00000001"]
         assert checkpoints("verify", run.root)[0] == 0
+
+    def test_pruning_leaves_what_a_damaged_newest_checkpoint_builds_on(self, tmp_path: Path) -> None:
+        """A job that does not know of the damage yet builds on the same base."""
+        run = TrainedRun(tmp_path / "run")
+        run.chain(2)
+        folder_of(run, 2).rename(folder_of(run, 3))
+        file = folder_of(run, 3) / "manifest.json"
+        renamed = CheckpointManifest.from_json(file.read_bytes(), "m").model_copy(update={"id": "00000003"})
+        file.write_text(renamed.to_json())
+        run.checkpoint(2)
+        flip_a_bit(next(folder_of(run, 3).rglob("table-*.rows")))
+        code, printed, _ = checkpoints("prune", run.root, "--keep", 1, "--yes")
+        assert code == 0
+        assert "00000002: whole, and stays; so do 00000001, on which they build" in printed
+        assert [one["id"] for one in listed(run.root)] == ["00000003", "00000002", "00000001"]
 
     def test_chains_that_end_alike_hold_the_same_rows(self, tmp_path: Path) -> None:
         consecutive, one_shot = TrainedRun(tmp_path / "a"), TrainedRun(tmp_path / "b")

@@ -232,7 +232,7 @@ def prune(
     """Removes what is older than the newest checkpoint that can be restored, but for the `--keep` newest of those.
 
     What those build on stays, too. Every byte of those that stay is read before, and a damaged one does not count. What
-    is newer than all of them stays: a job may be writing it.
+    is newer than all of them stays, and what it builds on: a job may be writing it.
     """
     with bad_input_exits():
         storage = _Storage(place)
@@ -247,14 +247,15 @@ def prune(
                 kept += [] if problems else [entry]
         if not kept:
             raise InvalidError(f"{_METAVAR}: {place}: nothing can be restored, so nothing is removed")
-        needed = {identifier for entry in kept for identifier in (entry.id, *entry.builds_on)}
+        newer = [entry for entry in storage.entries if int(entry.id) > int(kept[0].id)]  # a job may build on the same
+        needed = {identifier for entry in (*kept, *newer) for identifier in (entry.id, *entry.builds_on)}
         old = [entry for entry in storage.entries if int(entry.id) < int(kept[0].id) and entry.id not in needed]
         for entry in old:
             if yes:
                 storage.folder.remove(entry.id)
             typer.echo(f"{entry.id}: {'removed' if yes else 'would be removed'}, {entry.bytes / 1e6:,.1f} MB")
     stays = ", ".join(entry.id for entry in kept)
-    built_on = sorted(needed - {entry.id for entry in kept}, key=int)
+    built_on = sorted(needed - {entry.id for entry in (*kept, *newer)}, key=int)
     hint = f"; so do {_span(built_on)}, on which they build" if built_on else ""
     hint += "" if yes or not old else "; --yes removes what is listed"
     typer.echo(f"{stays}: whole, and stays{hint}" if len(kept) == 1 else f"{stays}: whole, and stay{hint}")
