@@ -110,6 +110,9 @@ def unfit(manifest: CheckpointManifest, job: TrainingJob) -> str:
         named = [f"{one.path} is {_shown(one.now)} and {_shown(one.before)} there" for one in changed[:_NAMED]]
         more = f", and {len(changed) - _NAMED} more fields differ" if len(changed) > _NAMED else ""
         return f"does not fit this job: {', '.join(named)}{more}"
+    epochs, wanted = max((part.epoch + 1 for part in manifest.applied), default=0), job.spec.training.epochs
+    if resumes and epochs > wanted:
+        return f"is in epoch {epochs}, and spec.training.epochs is {wanted}: give {epochs} at least, or take Fresh"
     expected = len(manifest.applied) * manifest.training_records
     if continuation is DataContinuation.APPEND and not manifest.applied_samples == expected > 0:
         left = expected - manifest.applied_samples

@@ -171,7 +171,7 @@ def _told(state: JobState, restored: Restored) -> JobState:
     if origin is None or state.restored.origin == origin:
         return state
     kept = "" if restored.data is None else ", and goes on where that stood"
-    skipped = f"; {len(origin.trained)} files count as trained" if origin.trained else ""
+    skipped = f"; files that count as trained: {len(origin.trained)}" if origin.trained else ""
     message = f"from {origin.checkpoint} of job {origin.job}, trained on {origin.samples:,} samples{kept}{skipped}"
     return tell_recovery(state, STARTED_STEP, message, 0.0)
 

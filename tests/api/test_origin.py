@@ -113,6 +113,13 @@ class TestRefusals:
         resuming = job(model=MODEL, training=training, data={"train": ["day"], "continuation": "Resume"})
         assert "spec.training.batchSize is 20 and 2048 there, spec.training.seed is 4 and 0" in folder.refusal(resuming)
 
+    def test_one_that_is_beyond_the_epochs_of_a_job_that_resumes(self) -> None:
+        applied = tuple(EpochApplied(epoch=epoch, ranges=((0, 10),)) for epoch in range(3))
+        folder = Folder(checkpoint(4, applied=applied))
+        resuming = job(model=MODEL, data={"train": ["day"], "continuation": "Resume"})
+        assert "00000004 is in epoch 3, and spec.training.epochs is 1: give 3 at least" in folder.refusal(resuming)
+        assert folder.choose(job(model=MODEL)) == "00000004"
+
     def test_one_that_is_missing(self) -> None:
         told = Folder(checkpoint(3)).refusal(job("00000009", model=MODEL))
         assert "00000009 is missing, or was never completed; give spec.checkpoint.initialFrom.id: '00000003'" in told

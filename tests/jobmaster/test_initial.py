@@ -90,7 +90,7 @@ class TestWhatIsTrained:
         driven.join(Role.PS, 0)
         told = [step.message for step in driven.job.scaling.steps if step.reason == "StartedFromCheckpoint"]
         place = f"{INITIAL}/00000007"
-        assert told == [f"from {place} of job another, trained on 100 samples; 1 files count as trained"]
+        assert told == [f"from {place} of job another, trained on 100 samples; files that count as trained: 1"]
 
     def test_what_a_chain_of_jobs_has_trained_adds_up(self) -> None:
         before = Origin(
