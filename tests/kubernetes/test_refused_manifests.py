@@ -84,6 +84,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("spec.optimizers.sparse.learningRate", 0.5, "spec.optimizers cannot change once the job is created"),
     ("spec.training.batchSize", 512, "spec.training cannot change once the job is created"),
     ("spec.sharding.maxBatches", 32, "spec.sharding cannot change once the job is created"),
+    ("spec.checkpoint.initialFrom", {"uri": "/elsewhere"}, "spec.checkpoint.initialFrom cannot change once"),
     ("spec.checkpoint.uri", "/elsewhere", "spec.checkpoint.uri cannot change once the job is created"),
 ]
 

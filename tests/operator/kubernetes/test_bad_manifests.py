@@ -60,6 +60,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a lease that is too short": ({"sharding": {"leaseTimeout": "1s"}}, "at least twice heartbeatInterval"),
     "a duration that is none": ({"checkpoint": {"interval": "5 minutes"}}, "spec.checkpoint.interval"),
     "a checkpoint every 0 seconds": ({"checkpoint": {"interval": 0}}, "must be above 0"),
+    "a start in its own checkpoints": (
+        {"checkpoint": {"uri": "/own", "initialFrom": {"uri": "/own"}}},
+        "initialFrom.uri must differ from uri",
+    ),
+    "a checkpoint that is named by a number": (
+        {"checkpoint": {"initialFrom": {"uri": "/another", "id": 8}}},
+        "spec.checkpoint.initialFrom.id in body must be of type string",
+    ),
+    "a checkpoint that is named by a short number": (
+        {"checkpoint": {"initialFrom": {"uri": "/another", "id": "8"}}},
+        "spec.checkpoint.initialFrom.id in body should match",
+    ),
+    "data that goes on from nothing": (
+        {"data": {"train": ["x"], "continuation": "Append"}},
+        "data.continuation needs checkpoint.initialFrom",
+    ),
     "weights of five bits": ({"checkpoint": {"quantization": 5}}, "spec.checkpoint.quantization"),
     "no checkpoint kept": ({"checkpoint": {"keep": 0}}, "spec.checkpoint.keep"),
     "a negative backoffLimit": ({"runPolicy": {"backoffLimit": -1}}, "spec.runPolicy.backoffLimit"),
@@ -84,6 +100,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "training": {"training": {"epochs": 7}},
     "sharding": {"sharding": {"maxBatches": 100}},
     "checkpoint.uri": {"checkpoint": {"uri": "/elsewhere"}},
+    "checkpoint.initialFrom": {"checkpoint": {"initialFrom": {"uri": "/elsewhere"}}},
 }
 
 
