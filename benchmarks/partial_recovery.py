@@ -13,7 +13,7 @@
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -145,8 +145,8 @@ class Accuracy:
         return float(np.corrcoef([run.pls for run in self.random], [run.loss for run in self.random])[0, 1])
 
 
-def measure_accuracy(folder: Path, quick: bool) -> Accuracy:
-    """Trains with emulated failures."""
+def measure_accuracy(folder: Path, quick: bool, parts: Collection[str]) -> Accuracy:
+    """Trains with emulated failures: at random for the part "pls", with each priority for the part "priorities"."""
     synthesise(folder, 60_000 if quick else 200_000)
     found = Accuracy([], {})
     for seed in range(2 if quick else 3):
@@ -155,9 +155,10 @@ def measure_accuracy(folder: Path, quick: bool) -> Accuracy:
         undisturbed = train(job, data).auc
         say(f"seed {seed}: AUC {undisturbed:.5f} without failures, {len(data.training)} batches")
         random_of, batches = random.Random(seed), len(data.training)
-        for _ in range(8 if quick else 24):
+        for _ in range(8 if quick else 24) if "pls" in parts else ():
             found.random.append(_run(job, data, random_plan(random_of, batches), undisturbed))
-        for target, priority, plan in _targeted(random_of, batches, quick):
+        random_of = random.Random(seed)
+        for target, priority, plan in _targeted(random_of, batches, quick) if "priorities" in parts else ():
             run = _run(job, data, plan, undisturbed)
             found.targeted.setdefault((target, priority), []).append(run)
     return found
@@ -184,6 +185,7 @@ def _run(job: TrainingJob, data: NumberedData, plan: Plan, undisturbed: float) -
     return run
 
 
+PARTS = ("pls", "priorities", "kills")
 INTERVAL_SECONDS = 20.0
 WARM_UP = 2
 """Checkpoints before the kill."""
@@ -283,19 +285,22 @@ def measure_kills(folder: Path, rounds: int) -> dict[str, list[Loss]]:
     return found
 
 
-def draw(path: Path, accuracy: Accuracy | None, kills: dict[str, list[Loss]]) -> None:
+def draw(path: Path, accuracy: Accuracy, kills: dict[str, list[Loss]]) -> None:
     """Overheads, loss by PLS, loss by priority, and samples after a kill."""
     figure = Figure(figsize=(14, 10), layout="constrained")
     axes = figure.subplots(2, 2)
     _draw_overheads(axes[0][0])
-    if accuracy is not None:
+    if accuracy.random:
         _draw_correlation(axes[0][1], accuracy)
+    if accuracy.targeted:
         _draw_priorities(axes[1][0], accuracy)
     for strategy, losses in kills.items():
         for number, loss in enumerate(losses):
             color = {"full": "tab:red", "partial": "tab:blue"}[strategy]
             label = f"{strategy} recovery" if not number else None
             axes[1][1].plot(*zip(*loss.line, strict=True), color=color, label=label)
+    for axis, is_measured in ((axes[0][1], accuracy.random), (axes[1][0], accuracy.targeted), (axes[1][1], kills)):
+        axis.set_visible(bool(is_measured))
     axes[1][1].axhline(0, color="grey", linewidth=0.5)
     axes[1][1].set(xlabel="seconds after SIGKILL of one of two servers", ylabel="samples beyond those at the kill")
     if kills:
@@ -344,8 +349,9 @@ def _draw_priorities(axis: Axes, accuracy: Accuracy) -> None:
 def main() -> None:
     """Calculates, emulates, kills and reports."""
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=["overhead", "accuracy", "kills"], help="one part alone")
+    parser.add_argument("--only", choices=PARTS, help="beside the overheads, one part alone")
     options = parser.parse_args()
+    parts = (options.only,) if options.only else PARTS
     torch.set_num_threads(1)
     ratios: dict[str, Ratio] = {}
     for data, (full, _, paper) in PAPER_OVERHEADS.items():
@@ -358,12 +364,13 @@ def main() -> None:
             )
     best = [overheads(data, SHARES[0]).partial for data in PAPER_OVERHEADS]
     ratios["overhead / 0.5%: partial recovery, 8 servers"] = Ratio([(one, 0.005) for one in best], 1.0, "max")
-    accuracy, kills = None, {}
+    accuracy, kills = Accuracy([], {}), {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if options.only in (None, "accuracy"):
-            accuracy = measure_accuracy(folder / "data", options.quick)
-            ratios["r of PLS and loss of AUC"] = Ratio([(accuracy.correlation, 1.0)], 0.9, "min")
+        if {"pls", "priorities"}.intersection(parts):
+            accuracy = measure_accuracy(folder / "data", options.quick, parts)
+            if accuracy.random:
+                ratios["r of PLS and loss of AUC"] = Ratio([(accuracy.correlation, 1.0)], 0.9, "min")
             for (target, priority), runs in sorted(accuracy.targeted.items()):
                 losses = [run.loss for run in runs]
                 say(
@@ -374,7 +381,7 @@ def main() -> None:
                 if target == TARGET_PLS and priority in ALLOWED_LOSS:
                     allowed = ALLOWED_LOSS[priority]
                     ratios[f"loss of AUC / {allowed:g}: {priority}"] = Ratio([(mean(losses), allowed)], 1.0, "max")
-        if options.only in (None, "kills"):
+        if "kills" in parts:
             kills = measure_kills(folder, 1 if options.quick else 3)
             pairs = list(zip(kills["partial"], kills["full"], strict=True))
             ratios["until samples/s is back: partial / full"] = Ratio(

@@ -4,9 +4,9 @@ A model is trained by plain PyTorch. Its rows belong to emulated servers at rand
 saved; a failure loads what was saved for the rows of the servers that it takes. Dense parameters are never lost: in the
 paper, trainers hold them, each a copy.
 
-With a priority, the rows of the largest tables are saved 1 / SHARE times as often, but at each save only the SHARE of
-them that comes first (section 4.2); all other tables are saved whole each time. So the bytes written stay about the
-same, and what many samples have changed is rarely old.
+With a priority, rows are saved 1 / SHARE times as often, but at each save only the SHARE of them that comes first
+(section 4.2): the bytes written stay the same, and what many samples have changed is rarely old. The paper does so for
+the seven largest tables, which have 99% of the rows, and saves the others whole; here all tables are treated alike.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,6 @@ from plain_torch import NumberedData, PlainTraining, train
 
 SHARE = 0.125
 """r of the paper: the part of the rows in a prioritised save, and of the interval between two of them."""
-
-LARGEST = 7
-"""Tables whose saves are prioritised."""
 
 SAMPLED_EVERY = 2
 """Of so many samples, SSU looks at one."""
@@ -92,8 +89,7 @@ class SavedRows:
         self._training = training
         self._random = np.random.default_rng(seed)
         self._server_of = torch.from_numpy(self._random.integers(0, plan.servers, rows))
-        self._prioritised = _largest(data.firsts)
-        self._taken = int(SHARE * int(self._prioritised.sum()))
+        self._taken = int(SHARE * rows)
         self._counters = np.zeros(rows, np.uint32)
         self._sampled = np.empty(0, np.int64)
         self._saved = [part.detach().clone() for part in self._parts()]
@@ -115,8 +111,7 @@ class SavedRows:
                 distinct, counts = np.unique(rows, return_counts=True)
                 self._counters[distinct] += counts.astype(np.uint32)
             case Priority.SSU:
-                accessed = np.unique(rows[::SAMPLED_EVERY])
-                listed = np.union1d(self._sampled, accessed[self._prioritised[accessed]])
+                listed = np.union1d(self._sampled, rows[::SAMPLED_EVERY])
                 kept = min(len(listed), self._taken)
                 self._sampled = self._random.choice(listed, kept, replace=False) if kept < len(listed) else listed
 
@@ -135,14 +130,13 @@ class SavedRows:
         """The rows of this save, which begin anew with what decides about the next."""
         if self._plan.priority is Priority.NONE:
             return np.arange(len(self._counters))
-        prioritised = np.flatnonzero(self._prioritised)
         if self._plan.priority is Priority.SSU:
             first, self._sampled = self._sampled, np.empty(0, np.int64)
-        else:
-            order = self._counters[prioritised] if self._plan.priority is Priority.MFU else self._changes()[prioritised]
-            first = prioritised[np.argpartition(order, -self._taken)[-self._taken :]]
-            self._counters[first] = 0
-        return np.concatenate([np.flatnonzero(~self._prioritised), first])
+            return first
+        order = self._counters if self._plan.priority is Priority.MFU else self._changes()
+        first = np.argpartition(order, -self._taken)[-self._taken :]
+        self._counters[first] = 0
+        return first
 
     def _changes(self) -> NDArray[np.float32]:
         """How far the weights of each row are from those that were saved, as L2 norms."""
@@ -177,11 +171,3 @@ def emulate(job: TrainingJob, data: NumberedData, plan: Plan) -> Outcome:
 
     auc = train(job, data, before).auc
     return Outcome(auc, lost_samples(plan, len(data.training)), found[0].rows_saved / int(data.firsts[-1]))
-
-
-def _largest(firsts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each row belongs to one of the largest tables."""
-    chosen = np.zeros(int(firsts[-1]), np.bool_)
-    for column in np.argsort(np.diff(firsts))[-LARGEST:]:
-        chosen[firsts[column] : firsts[column + 1]] = True
-    return chosen
