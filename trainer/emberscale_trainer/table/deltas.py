@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from emberscale_trainer.table.compiled import entry, part
 from emberscale_trainer.table.memory import (
+    CACHE_LINE,
     address_of,
     copy,
     load_int64,
     load_uint32,
+    prefetch,
     store_int64,
     store_uint32,
     zero,
@@ -34,6 +36,8 @@ EVERY_SLOT = 1 << 40
 """More than the highest slot."""
 
 _MOST_ROWS = 0xFFFF
+_AHEAD = 12
+"""Deltas between the one that is applied and the one whose row is asked for."""
 _CHUNK_BYTES = 1 << 20
 """Of the memory that a lane writes to before it takes more."""
 
@@ -91,6 +95,21 @@ def _xor(target: int, source: int, size: int) -> None:
         store_int64(target + at, load_int64(target + at) ^ load_int64(source + at))
 
 
+@part
+def _prefetch_row(delta: int, tables: int, table_count: int) -> None:
+    """Asks for the memory that a delta changes; bytes that are none ask for some that nobody needs."""
+    slot, number = load_uint32(delta), load_uint32(delta + 4) >> 16
+    if number >= table_count:
+        return
+    table = tables + _ENTRY_BYTES * number
+    stride, bits = load_int64(table), load_int64(table + 8)
+    segment = slot >> bits
+    if segment < load_int64(table + 32):
+        row = load_int64(load_int64(table + 24) + 8 * segment) + stride * (slot & ((1 << bits) - 1))
+        for at in range(0, stride, CACHE_LINE):
+            prefetch(row + at)
+
+
 @entry
 def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: int) -> int:
     """Applies the deltas from offset `first` on to the blocks of `tables: TableDeltas[table_count]`.
@@ -115,6 +134,9 @@ def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: i
         block = load_int64(load_int64(table + 24) + 8 * segment)
         if block == 0:
             return at
+        ahead = at + _AHEAD * (DELTA_BYTES + stride)  # a delta, where those until there are of one row each
+        if ahead + DELTA_BYTES <= size:
+            _prefetch_row(deltas + ahead, tables, table_count)
         _xor(block + stride * row, deltas + at + DELTA_BYTES, stride * rows)
         at += DELTA_BYTES + stride * rows
     return APPLIED
