@@ -66,6 +66,7 @@ from emberscale_jobmaster.events import (
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
+from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
@@ -324,6 +325,7 @@ class Master(Process):
         version: int = 0,
         sequence: int = 0,
         served: bool = False,
+        report: ServerReport | None = None,
         numbers: tuple[int, int, int] = (0, 0, 0),
     ) -> Task[BeatReply]:
         """A member lives."""
@@ -338,6 +340,7 @@ class Master(Process):
                 next_token=numbers[0],
                 next_barrier=numbers[1],
                 next_checkpoint=numbers[2],
+                served=report,
             )
         )
         table, live = job.routing.table, None
@@ -465,11 +468,11 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return AppliedReport(ranges_of(applied), held)
-        case PrepareCall(move, since, table, _, checkpoint):
-            return Prepared((yield from server.prepare(move, since, table, checkpoint)))
+        case PrepareCall(move, since, table, _, checkpoint, lost):
+            return Prepared((yield from server.prepare(move, since, table, checkpoint, lost)))
         case CopyCall(move, wait, _):
-            ready, rounds = yield from server.copy(move, wait)
-            return CopyReport(ready, rounds, rounds, 0)
+            ready, rounds, rebuilt = yield from server.copy(move, wait)
+            return CopyReport(ready, rounds, rounds, 0, {} if rebuilt is None else ranges_of(rebuilt))
         case HandOverCall(generation, barrier, seconds, move, wait):
             handed = yield from server.hand_over(generation, barrier, seconds, move, wait)
             pulls = tuple(HandedPull(*pull.ticket, pull.token, pull.unseen) for pull in handed.pulls)

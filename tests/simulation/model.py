@@ -14,6 +14,8 @@
 * A snapshot is taken in a barrier that has not lapsed.
 * The job goes back to no older checkpoint than the newest sound one.
 * One master at a time writes the state, and no token stands for two leases.
+* A server that is rebuilt from parity has every batch that it has acknowledged, and each of its rows has the batches of
+  its record and no others. One that is replaced, and lives on, acknowledges nothing any more.
 * In the end, each batch of each epoch is applied once to all that it touches.
 """
 
@@ -21,7 +23,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
-from tests.simulation.scenario import RELOAD, RELOADED, RESTORED, SAVED, SWITCHED
+from tests.simulation.scenario import DEGRADED, PROTECTED, REBUILD, REBUILT, RELOAD, RELOADED, RESTORED, SAVED, SWITCHED
 from tests.simulation.units import UNITS, Batch, Unit, owner, touched
 from tests.simulation.world import SimulationError
 
@@ -30,6 +32,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.progress import in_parity
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask
@@ -58,6 +61,10 @@ class Model:
         """The barrier in which a server, by its incarnation, took its part of a checkpoint."""
         self._forgotten: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
         """By generation: batches that count as applied to a unit, and that a partial recovery took from it."""
+        self._acknowledged: defaultdict[tuple[str, int], set[Batch]] = defaultdict(set)
+        """By incarnation of a server, and generation: the batches that it has answered for."""
+        self._holder: dict[tuple[int, int], str] = {}
+        """By generation and index: the incarnation of the server that has adopted a table last."""
         self._trained: set[tuple[str, int]] = set()
         """Incarnations of servers, and the generations in which they have applied pushes."""
 
@@ -78,6 +85,7 @@ class Model:
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation, table.version] = table
+        self._holder[table.generation, server.index] = server.incarnation
         manifest = self._cluster.folder.manifests().get(checkpoint)
         for unit in UNITS:
             if owner(table, unit) == server.index:
@@ -102,6 +110,31 @@ class Model:
                 self._broken(f"{server.name} loads {sorted(unknown)} of {unit}, which its record lacks")
             self._forgotten[table.generation, unit] = counted - held
 
+    def rebuilt(
+        self, server: "ParameterServer", table: RoutingTable, settled: AppliedBatches, rows: dict[Unit, set[Batch]]
+    ) -> None:
+        """A server replaces a lost one, with rows that the others have rebuilt from parity."""
+        self._cluster.reaches(REBUILT)
+        record = recorded(settled)
+        before = self._holder.get((table.generation, server.index), "")
+        if unknown := self._acknowledged[before, table.generation] - record:
+            self._broken(f"{server.name} replaces {before}, and lacks {sorted(unknown)}, which that one acknowledged")
+        for unit in UNITS:
+            counted = {batch for batch in record if unit in touched(batch)}
+            expected = counted if owner(table, unit) == server.index else set()
+            if rows.get(unit, set()) != expected:
+                found = sorted(rows.get(unit, set()))
+                self._broken(f"{server.name} is rebuilt with {found} in {unit} instead of {sorted(expected)}")
+
+    def acknowledged(self, server: "ParameterServer", header: Header, units: tuple[Unit, ...]) -> None:
+        """A server answers for a push that it has applied, now or before."""
+        batch = (header.epoch, header.batch)
+        self._acknowledged[server.incarnation, header.generation].add(batch)
+        for other in self._later(header):
+            for unit in units:
+                if owner(_table_of(other), unit) == other.index and batch not in other.rows.get(unit, ()):
+                    self._broken(f"{server.name} answers for batch {batch}, which {other.name}, who owns {unit}, lacks")
+
     def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
         """A server has adopted a later table of its generation."""
         server.trace(f"switches to generation {table.generation}, version {table.version}")
@@ -109,6 +142,7 @@ class Model:
             self._broken(f"{server.name} switches to a table that names {table.servers[server.index].incarnation}")
         if self._tables.setdefault((table.generation, table.version), table) != table:
             self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
+        self._holder[table.generation, server.index] = server.incarnation
         known = [other.core.known for other in self._cluster.servers()]
         if all(one == (table.generation, table.version) for one in known):
             self._cluster.reaches(SWITCHED)
@@ -137,10 +171,10 @@ class Model:
         self._trained.add((server.incarnation, header.generation))
         if server.core.known != (header.generation, header.version):
             self._broken(f"{server.name} at {server.core.known} applies a push of {header.generation, header.version}")
-        for other in self._cluster.servers():
-            if other.table is None or other.core.known[0] != header.generation or other.core.known[1] <= header.version:
-                continue
-            if taken := [unit for unit in units if owner(other.table, unit) == other.index]:
+        for other in self._later(header):
+            if self._cluster.scenario.parity and other.index == server.index:
+                continue  # one that was replaced may apply it, and cannot answer
+            if taken := [unit for unit in units if owner(_table_of(other), unit) == other.index]:
                 self._broken(f"{server.name} applies a push to {taken[0]}, which {other.name} owns since")
         for unit in units:
             if batch in server.rows.get(unit, ()):
@@ -158,6 +192,14 @@ class Model:
                 f"after its pull; the bound is {bound}"
             )
         self._applied[key] += 1
+
+    def _later(self, header: Header) -> "list[ParameterServer]":
+        """The servers that have a later table of the generation than a request."""
+        return [
+            one
+            for one in self._cluster.servers()
+            if one.table is not None and one.core.known[0] == header.generation and one.core.known[1] > header.version
+        ]
 
     def _is_forgotten(self, server: "ParameterServer", session: int, header: Header) -> bool:
         """Whether the first server, which keeps the bound, knows by now that this pull's worker or lease is gone."""
@@ -202,7 +244,11 @@ class Model:
         """A master's state has changed."""
         self._trace_step(master, before, after)
         if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
-            self._cluster.reaches(after.move.phase)
+            self._cluster.reaches(after.move.phase if after.move.lost is None else f"{REBUILD}{after.move.phase}")
+        if in_parity(after) and not in_parity(before):
+            self._cluster.reaches(PROTECTED)
+        if after.rebuilding is not None and before.rebuilding is None:
+            self._cluster.reaches(DEGRADED)
         if after.reload is not None and (before.reload is None or before.reload.phase is not after.reload.phase):
             self._cluster.reaches(f"{RELOAD}{after.reload.phase}")
         if len(after.forgotten) > len(before.forgotten):
@@ -349,6 +395,11 @@ class Model:
 
     def _broken(self, what: str) -> None:
         raise SimulationError(what)
+
+
+def _table_of(server: "ParameterServer") -> RoutingTable:
+    assert server.table is not None
+    return server.table
 
 
 def forgotten_by(manifest: Manifest, unit: Unit) -> set[Batch]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.network import UnavailableError
+from tests.simulation.protection import SimulatedRebuild
 from tests.simulation.units import UNITS, Batch, Unit, owner
 from tests.simulation.world import Signal, Task
 
@@ -68,15 +69,20 @@ class SimulatedMover:
         """By who sends, the number of the last message that was taken."""
         self._outgoing: _Outgoing | None = None
         self._loading: Loading | None = None
+        self._rebuild: SimulatedRebuild | None = None
 
     # What the master asks for
 
-    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str) -> bool:
+    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: int | None) -> bool:
         """Takes part in a move; whether it has the rows that it needs for that. Raises as the core does."""
         server, before = self._server, self._server.core.transfer
-        transfer = server.core.prepare(move, since, table, server.index, server.world.now, replaces=bool(checkpoint))
+        transfer = server.core.prepare(
+            move, since, table, server.index, server.world.now, replaces=bool(checkpoint), lost=lost
+        )
         if transfer is not before:
             self._staged, self._heard, self._loading = {}, {}, None
+            if not server.core.serving:
+                server.protection.drop()
         if not (checkpoint and transfer.joins):
             return True
         if self._loading is None:
@@ -98,17 +104,34 @@ class SimulatedMover:
             self._staged = rows
             loading.done = True
 
-    def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
-        """Sends what is given away; whether little is left, and the rounds so far. Raises NotHeldError."""
+    def copy(self, move: int, wait: float) -> Task[tuple[bool, int, AppliedBatches | None]]:
+        """Sends what is given away; whether little is left, and the rounds so far. Raises NotHeldError.
+
+        Of a lost server's rows that are rebuilt here, it returns the batches in them once they are sent.
+        """
         world = self._server.world
-        outgoing = self._sending(self._server.core.wanted(move, world.now))
+        transfer = self._server.core.wanted(move, world.now)
+        if transfer.lost is not None:
+            applied = None if transfer.joins else (yield from self._rebuilding(transfer).progress(wait))
+            return transfer.joins or applied is not None, 0, applied
+        outgoing = self._sending(transfer)
         deadline = world.now + wait
         if outgoing is not None:
             self._server.after(wait, outgoing.notify)
         while outgoing is not None and outgoing.rounds < 2 and not outgoing.problem and world.now < deadline:
             yield outgoing.changed
         self._check(outgoing)
-        return outgoing is None or outgoing.rounds >= 2, 0 if outgoing is None else outgoing.rounds
+        return outgoing is None or outgoing.rounds >= 2, 0 if outgoing is None else outgoing.rounds, None
+
+    def _rebuilding(self, transfer: Transfer) -> SimulatedRebuild:
+        rebuild, group = self._rebuild, self._server.protection.group
+        if rebuild is None or rebuild.transfer.number < transfer.number:
+            if group is None:
+                raise NotHeldError("no parity is held here")
+            if rebuild is not None:
+                rebuild.close()
+            rebuild = self._rebuild = SimulatedRebuild(self._server, group, transfer)
+        return rebuild
 
     def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[HandedOver]:
         """Sends the last changes within a barrier. Raises NotHeldError and TimeoutError."""
@@ -149,10 +172,13 @@ class SimulatedMover:
             rows = {**kept, **self._staged}
             if switched.replaces and switched.joins:
                 server.cluster.model.reloaded(server, switched.table, settled, rows)
+            if switched.lost is not None and switched.joins:
+                server.cluster.model.rebuilt(server, switched.table, settled, rows)
             server.rows = {unit: rows[unit] for unit in rows if owner(switched.table, unit) == server.index}
             server.table = switched.table
             self._staged = {}
             server.cluster.model.switched(server, switched.table)
+            server.protection.form(switched.table)
         server.notify()
         return outcome.applied
 
@@ -163,6 +189,8 @@ class SimulatedMover:
         if self._outgoing is not None and self._outgoing.move <= move:
             self._outgoing.problem = self._outgoing.problem or "it was abandoned"
             self._outgoing.notify()
+        if self._rebuild is not None and self._rebuild.transfer.number <= move:
+            self._rebuild.close()
 
     def lapse(self) -> None:
         """Gives up a move of which the master has not spoken for long."""
@@ -225,6 +253,15 @@ class SimulatedMover:
         except (MoveError, NotHeldError) as error:
             outgoing.problem = str(error)
             outgoing.notify()
+
+    def deliver_rebuilt(self, transfer: Transfer, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
+        """Sends rows of a lost server to its successor, one by one. Raises NotHeldError."""
+        assert transfer.lost is not None
+        try:
+            for sequence, unit in enumerate(sorted(rows), start=1):
+                yield from self._deliver(transfer, transfer.lost, sequence, {unit: rows[unit]})
+        except MoveError as error:
+            raise NotHeldError(str(error)) from error
 
     def _deliver(self, transfer: Transfer, peer: int, sequence: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
         """A message, tried until it is taken. Raises MoveError and NotHeldError."""

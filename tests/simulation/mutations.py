@@ -15,15 +15,18 @@ from tests.simulation.world import Process, Task
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
-from emberscale_jobmaster import moving, progress, scaling
+from emberscale_jobmaster import moving, progress, rebuilding, scaling
 from emberscale_jobmaster.effects import Effect, HandOverCall, ServerRequest, SettleCall
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import Move, MovePhase
+from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState
+from emberscale_trainer.parity import Holding
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server.barrier import Barrier
 from emberscale_trainer.server.fencing import LeaseFence
+from emberscale_trainer.server.group import GroupCore
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 from emberscale_trainer.worker import core as worker_core
 
@@ -224,6 +227,54 @@ def _pulls_that_nobody_knows_count(stack: ExitStack) -> None:
     stack.enter_context(patch.object(StalenessBound, "is_outstanding", lambda self, ticket: True))
 
 
+def _servers_may_differ_about_rebuilt_rows(stack: ExitStack) -> None:
+    """What the master would notice itself, and roll back."""
+
+    def first_said(move: Move) -> Applied | None:
+        return next((report.rebuilt for index, report in move.copied.items() if index != move.lost), None)
+
+    stack.enter_context(patch.object(rebuilding, "rebuilt", first_said))
+
+
+def _holders_do_not_agree_on_the_least(stack: ExitStack) -> None:
+    agree = Holding.agree
+
+    def agreed(self: Holding[Any], source: int, number: int) -> None:
+        agree(self, source, self.received(source))
+
+    stack.enter_context(patch.object(Holding, "agree", agreed))
+    _servers_may_differ_about_rebuilt_rows(stack)
+
+
+def _items_are_applied_as_they_come(stack: ExitStack) -> None:
+    take, agree = Holding.take, Holding.agree
+
+    def taken(self: Holding[Any], source: int, settled: int, batch: Any, deltas: Any) -> None:
+        take(self, source, settled, batch, deltas)
+        self._apply(source, self.received(source))
+
+    def agreed(self: Holding[Any], source: int, number: int) -> None:
+        agree(self, source, self.received(source))
+
+    stack.enter_context(patch.object(Holding, "take", taken))
+    stack.enter_context(patch.object(Holding, "agree", agreed))
+    _servers_may_differ_about_rebuilt_rows(stack)
+
+
+def _rows_are_sent_before_others_have_withdrawn(stack: ExitStack) -> None:
+    def agreed(self: GroupCore[Any]) -> AppliedBatches:
+        assert self._lost is not None
+        self.holding.agree(self._lost, self._received)
+        return self.holding.applied(self._lost)
+
+    stack.enter_context(patch.object(GroupCore, "agreed", agreed))
+    _servers_may_differ_about_rebuilt_rows(stack)
+
+
+def _pushes_are_answered_before_their_deltas_are_stored(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(GroupCore, "waits_for", lambda self, number, acknowledged: ()))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -245,6 +296,10 @@ MUTATIONS: dict[str, Patches] = {
     "tables of one version are one": _tables_of_one_version_are_one,
     "pulls that nobody knows count": _pulls_that_nobody_knows_count,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
+    "holders do not agree on the least": _holders_do_not_agree_on_the_least,
+    "items are applied as they come": _items_are_applied_as_they_come,
+    "rows are sent before others have withdrawn": _rows_are_sent_before_others_have_withdrawn,
+    "pushes are answered before deltas are stored": _pushes_are_answered_before_their_deltas_are_stored,
 }
 
 

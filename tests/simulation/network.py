@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,14 @@ class UnavailableError(Exception):
 
 class BrokenError(Exception):
     """The stream is broken."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first frame on a stream."""
+
+    session: int
+    incarnation: str
 
 
 class Network:

@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
+from tests.simulation.group import Open
 from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
+from tests.simulation.protection import SimulatedProtection
 from tests.simulation.units import UNITS, Batch, Unit, owner, request
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Kind, Status
+from emberscale_jobmaster.observations import ServerReport
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assigning, Assignment, HandedOver, LaterError, ServerCore, Wait
@@ -38,14 +41,6 @@ class Request:
 
     header: Header
     units: tuple[Unit, ...] = ()
-
-
-@dataclass(frozen=True)
-class Hello:
-    """The first frame on a stream."""
-
-    session: int
-    incarnation: str
 
 
 @dataclass(frozen=True)
@@ -89,6 +84,7 @@ class ParameterServer(Process):
         self.address = f"ps-{index}"
         self.core = ServerCore()
         self.mover = SimulatedMover(self)
+        self.protection = SimulatedProtection(self)
         self.rows: dict[Unit, set[Batch]] = {}
         self.table: RoutingTable | None = None
         self.failing_pushes = 0
@@ -119,6 +115,9 @@ class ParameterServer(Process):
             end.send(Status.OK)
             while True:
                 asked = yield end.receive()
+                if isinstance(asked, Open):
+                    yield from self.protection.serve(end, asked)
+                    return
                 answer = yield from self._answer(session, asked)
                 if answer is not None:
                     end.send(answer)
@@ -150,6 +149,11 @@ class ParameterServer(Process):
                 self.cluster.model.pulled(self, session, header, asked.units)
         else:
             status = yield from self._decided(lambda: self._push(session, asked, arrived))
+            self.notify()
+            if status in (Status.OK, Status.REPEATED):
+                if self.protection.guard is not None:
+                    yield from self.protection.guard.settle()
+                self.cluster.model.acknowledged(self, header, asked.units)
         self.notify()
         if self.world.traced:
             batch = (header.epoch, header.batch)
@@ -183,6 +187,8 @@ class ParameterServer(Process):
         for unit in asked.units:
             self.rows.setdefault(unit, set()).add(batch)
             self.mover.dirty.add(unit)
+        if self.protection.guard is not None:
+            self.protection.guard.pushed(batch, asked.units)
 
     def _decided(self, decide: Callable[[], Status | Wait]) -> Task[Status]:
         while True:
@@ -223,6 +229,7 @@ class ParameterServer(Process):
         if step is Assigning.LOAD:
             self._loading = _Loading()
             self._stop_saving()
+            self.protection.drop()
             self.notify()
             self.spawn(self._load(wanted, table, checkpoint, self._loading))
         deadline = self.world.now + wait_seconds
@@ -260,6 +267,7 @@ class ParameterServer(Process):
             self.rows, self.table = rows, table
             loading.applied = applied
             self.cluster.model.adopted(self, table, checkpoint)
+            self.protection.form(table)
         self.notify()
 
     def load(
@@ -352,15 +360,15 @@ class ParameterServer(Process):
                 self.notify()
                 return
 
-    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str) -> Task[bool]:
+    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: int | None) -> Task[bool]:
         """Begins a move."""
         yield self.sleep(self.world.random.uniform(0.0, 0.3))
         try:
-            return self._controlled(lambda: self.mover.prepare(move, since, table, checkpoint))
+            return self._controlled(lambda: self.mover.prepare(move, since, table, checkpoint, lost))
         except DamagedError as error:
             raise CallError("DATA_LOSS", str(error)) from error
 
-    def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
+    def copy(self, move: int, wait: float) -> Task[tuple[bool, int, AppliedBatches | None]]:
         """How far a move is copied."""
         try:
             return (yield from self.mover.copy(move, wait))
@@ -431,6 +439,7 @@ class ParameterServer(Process):
                     {},
                     *known,
                     served=self.core.serving,
+                    report=self._report() if self.cluster.scenario.parity else None,
                     numbers=(*self.core.next_numbers, self.core.next_checkpoint),
                 )
             else:
@@ -458,6 +467,10 @@ class ParameterServer(Process):
                     self._hear_leases(reply.generation, *reply.leases)
             self.registered = True
             yield self.sleep(self.cluster.spec.sharding.heartbeat_interval)
+
+    def _report(self) -> ServerReport:
+        protection = self.protection
+        return ServerReport({}, 0, 0, 0, {}, protected_version=protection.version, parity_trouble=protection.trouble)
 
     def _hear_leases(self, generation: int, live: Sequence[int], next_token: int) -> None:
         if generation == self.core.known[0] and (generation, next_token) >= (self._told[0], self._told[2]):

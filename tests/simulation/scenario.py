@@ -57,6 +57,22 @@ RELOADED = "Reloaded"
 """The successor of a lost server has adopted the table that replaces it."""
 
 
+PROTECTED = "Protected"
+"""The others hold parity of every server's rows."""
+
+
+DEGRADED = "Degraded"
+"""A server is lost, and its rows are to be rebuilt."""
+
+
+REBUILD = "Rebuild "
+"""Begins the names of the moments at which the move that rebuilds a lost server comes into a phase."""
+
+
+REBUILT = "Rebuilt"
+"""The successor of a lost server has adopted the table that replaces it."""
+
+
 SAVED = "Saved"
 """A checkpoint is complete."""
 
@@ -100,6 +116,7 @@ class Scenario:
     * `drains`: when a parameter server is asked to go, as its node is to be emptied, and which.
     * `room`: how many servers the cluster has room for; those beyond it are never placed.
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
+    * `parity`: servers hold parity of each other's rows.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
 
@@ -122,6 +139,7 @@ class Scenario:
     drains: tuple[tuple[float, int], ...] = ()
     room: int = MOST_SERVERS
     target_pls: float = 0.0
+    parity: bool = False
 
     @property
     def quiet_after(self) -> float:
@@ -152,18 +170,23 @@ class Scenario:
                         "pullAhead": self.pull_ahead,
                         "prefetchBatches": 1,
                     },
-                    "ps": {"minReplicas": 1, "maxReplicas": MOST_SERVERS},
+                    "ps": {"minReplicas": 2 if self.parity else 1, "maxReplicas": MOST_SERVERS},
                     "worker": {"replicas": self.workers},
                     "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
                     "scaling": {"timeout": "6s"},
                     "checkpoint": {"uri": "/checkpoints", "interval": f"{self.interval:g}s"},
-                    "faultTolerance": (
-                        {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
-                    ),
+                    "faultTolerance": self._fault_tolerance(),
                 },
             }
         ).spec
 
+    def _fault_tolerance(self) -> dict[str, object]:
+        if self.parity:
+            return {"strategy": "ErasureCoding", "parity": 1}
+        return {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
+
+
+_REBUILD_PHASES = (MovePhase.PREPARE, MovePhase.COPY, MovePhase.SWITCH)
 
 _WEIGHTS = {
     Kind.KILL: 5,
@@ -207,7 +230,8 @@ def scenario_of(seed: int) -> Scenario:
     parted = _switched_in_part(Random(f"switches of {seed}"), edited)
     drained = _drained(Random(f"drains of {seed}"), parted)
     restored = _restored_in_vain(Random(f"restores of {seed}"), drained)
-    return _recovered_partially(Random(f"reloads of {seed}"), restored)
+    reloaded = _recovered_partially(Random(f"reloads of {seed}"), restored)
+    return _protected(Random(f"parity of {seed}"), reloaded)
 
 
 def _recovered_partially(random: Random, base: Scenario) -> Scenario:
@@ -239,6 +263,49 @@ def _recovered_partially(random: Random, base: Scenario) -> Scenario:
         target_pls=random.choice((1.0, 1.0, 0.3, 0.05)),
         faults=tuple(sorted((*base.faults, *faults))),
     )
+
+
+_REBUILD_MOMENTS = (DEGRADED, REBUILT, PROTECTED, *(f"{REBUILD}{phase}" for phase in _REBUILD_PHASES))
+
+
+def _protected(random: Random, base: Scenario) -> Scenario:
+    """Every third scenario keeps parity, loses servers that it covers, and gets faults that strike rebuilds."""
+    if base.seed % 3 != 2:
+        return base
+    servers = max(base.servers, random.choice((2, 2, 3, 4)))
+    if random.random() < 0.6:  # little else happens
+        base = replace(base, faults=base.faults[:1], drains=(), edits=(), rescales=base.rescales[:1])
+    rescales = tuple((at, max(2, count)) for at, count in base.rescales)
+    edits = tuple((at, max(2, count), workers) for at, count, workers in base.edits)
+    faults = []
+    for _ in range(random.choice((1, 1, 2, 3))):
+        at = round(random.choice((0.0, random.uniform(0.0, 1.0), random.uniform(0.0, 3.0))), 3)
+        during = random.choice((PROTECTED, PROTECTED, REBUILT))
+        faults.append(Fault(at, Kind.KILL, "ps", random.randrange(servers), during=during))
+    faults += [_rebuild_fault(random, servers, base.workers) for _ in range(random.choice((0, 0, 1, 1, 2)))]
+    return replace(
+        base,
+        servers=servers,
+        rescales=rescales,
+        edits=edits,
+        room=max(servers, base.room),
+        batches=base.batches + random.randint(6, 12),
+        epochs=1,
+        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        target_pls=0.0,
+        parity=True,
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
+
+
+def _rebuild_fault(random: Random, servers: int, workers: int) -> Fault:
+    during, at = random.choice(_REBUILD_MOMENTS), random.choice((0.0, 0.0, 0.002, 0.01, 0.1, 0.4))
+    kind = random.choice((Kind.KILL, Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.CUT, Kind.SPLIT, Kind.LOST_TAIL))
+    if kind in (Kind.SPLIT, Kind.LOST_TAIL):
+        return Fault(at, kind, during=during)
+    role = "ps" if kind is Kind.CUT else random.choice(("ps", "ps", "ps", "master", "master", "redis", "worker"))
+    index = random.randrange({"ps": servers, "worker": workers}.get(role, 1))
+    return Fault(at, kind, role, index, random.choice((0.3, 3.0, 9.0, 20.0)) if kind is Kind.HANG else 0.0, during)
 
 
 def _rescaled(random: Random, base: Scenario) -> Scenario:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tests.simulation.network import BrokenError, End, UnavailableError
-from tests.simulation.parameter_server import CallError, Hello, Request
+from tests.simulation.network import BrokenError, End, Hello, UnavailableError
+from tests.simulation.parameter_server import CallError, Request
 from tests.simulation.units import Batch, Unit, owner, touched
 from tests.simulation.world import Process, Signal, Task
 

@@ -1,0 +1,321 @@
+"""One server's part in a group that keeps parity: the real cores, also of streams, over rows that are sets of batches.
+
+XOR of bytes is the symmetric difference of such sets. What is a row's, and whose, stays visible in parity: of rows that
+were not withdrawn, or changed without a delta, something is left in those that are rebuilt.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from tests.simulation.network import BrokenError, End, Hello
+from tests.simulation.units import Batch, Unit
+from tests.simulation.world import Signal, Task
+
+from emberscale_api.parity import ParityTrouble
+from emberscale_api.routing import RoutingTable
+from emberscale_api.wire import Status
+from emberscale_trainer.parity import Holding, ParityLayout
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.group import GroupCore, parity_stream
+from emberscale_trainer.stream.core import SendWindow, StreamLostError
+
+if TYPE_CHECKING:
+    from tests.simulation.parameter_server import ParameterServer
+
+Element = tuple[Unit, Batch]
+Deltas = tuple[tuple[int, frozenset[Element]], ...]
+"""What changed in the row of each slot; a segment has one slot."""
+
+_TABLE = 0
+_EVERY_SLOT = 1 << 40
+_UNBOUNDED = 1 << 62
+_PAUSE_SECONDS = 0.1
+_SLOW_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Open:
+    """Begins, or goes on with, the stream of a server's deltas."""
+
+    stream: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Ends a stream for good."""
+
+    reason: str
+
+
+class Sent(NamedTuple):
+    """An item. `base`: all batches so far; `mark`: the rows are withdrawn, and what that says of the lost one."""
+
+    kind: Literal["base", "deltas", "withdrawn"]
+    settled: int = 0
+    batch: Batch | None = None
+    deltas: Deltas = ()
+    base: AppliedBatches | None = None
+    mark: tuple[int, int] = (0, 0)
+
+
+class ParitySets:
+    """The parity that a member holds, by stripe."""
+
+    def __init__(self, layout: ParityLayout, member: int) -> None:
+        self._layout = layout
+        self._member = member
+        self.stripes: dict[int, frozenset[Element]] = {}
+
+    def apply(self, source: int, deltas: Deltas) -> None:
+        """Applies deltas. Raises ValueError for those of a row whose parity is elsewhere."""
+        for slot, changed in deltas:
+            stripe = self._layout.stripe(source, _TABLE, slot)
+            if self._layout.holder(_TABLE, stripe) != self._member:
+                raise ValueError(f"member {source} sends deltas of slot {slot} to member {self._member}")
+            self.stripes[stripe] = self.stripes.get(stripe, frozenset()) ^ changed
+
+
+@dataclass
+class _Link:
+    """The stream to one other member. `over`: it was refused or closed, for good. `problem`: why it was refused.
+
+    `waits_since`: from when on items are there and none is acknowledged.
+    """
+
+    window: SendWindow[Sent] = field(default_factory=lambda: SendWindow(_UNBOUNDED))
+    end: End | None = None
+    over: bool = False
+    problem: str = ""
+    waits_since: float = 0.0
+
+    def acknowledged(self, number: int, now: float) -> None:
+        """The other one has items up to this number."""
+        self.window.acknowledged(number)
+        self.waits_since = now
+
+
+class SimulatedGroup:
+    """One server's part in the group of one table."""
+
+    def __init__(self, server: "ParameterServer", table: RoutingTable) -> None:
+        self.table = table
+        self.members = tuple(one.index for one in table.owners)
+        self.me = self.members.index(server.index)
+        self._server = server
+        self._layout = ParityLayout(len(self.members))
+        self._parity = ParitySets(self._layout, self.me)
+        self.core = GroupCore(self.me, len(self.members), Holding(self._parity, self.me, len(self.members)))
+        self._logged = 0
+        self._withdrawing = False
+        self._parted_at: float | None = None
+        self._rest: AppliedBatches | None = None
+        self._changed: Signal[None] = Signal()
+        self._links = {member: _Link() for member in range(len(self.members)) if member != self.me}
+        self._send(Sent("base", base=server.core.applied.copy()))
+        for member in self._links:
+            server.spawn(self._stream(member))
+        server.spawn(self._fill())
+
+    @property
+    def trouble(self) -> ParityTrouble | None:
+        """What keeps rows of this server from being protected; None where nothing does."""
+        version, now = self.table.version, self._server.world.now
+        if self.core.is_over:
+            return None
+        if self._parted_at is not None:
+            return ParityTrouble(version, "another was taken for lost", now - self._parted_at, broken=True)
+        for link in self._links.values():
+            waits = link.window.acknowledged_count < link.window.put_count
+            seconds = now - link.waits_since if waits or link.problem else 0.0
+            if link.problem:
+                return ParityTrouble(version, link.problem, seconds, broken=True)
+            if seconds >= _SLOW_SECONDS:
+                return ParityTrouble(version, "another does not acknowledge its changes", seconds)
+        return None
+
+    # What this server sends
+
+    def pushed(self, batch: Batch, units: tuple[Unit, ...]) -> None:
+        """Sends what a push has changed."""
+        if self.core.has_withdrawn:
+            return
+        changed = tuple((self._server.protection.slot(unit), frozenset(((unit, batch),))) for unit in units)
+        self._send(Sent("deltas", self._settled(), batch, tuple(one for one in changed if one[0] < self._logged)))
+
+    def settle(self) -> Task[None]:
+        """Waits until what was sent is with all holders, or the group is over."""
+        number = self.core.put_count
+        while self.core.waits_for(number, self._acknowledged()):
+            yield self._changed
+
+    def end(self) -> None:
+        """Another group, or none, comes after this one."""
+        self.core.end()
+        for link in self._links.values():
+            self._close(link)
+        self._notify()
+
+    def _send(self, item: Sent) -> None:
+        self.core.put()
+        for member in self.core.holders:
+            link = self._links[member]
+            mine = tuple(one for one in item.deltas if self._layout.lane(self.me, _TABLE, one[0]) == member)
+            if not link.over:
+                if link.window.acknowledged_count == link.window.put_count:
+                    link.waits_since = self._server.world.now
+                link.window.put(item._replace(deltas=mine), 1)
+        self._notify()
+
+    def _acknowledged(self) -> dict[int, int]:
+        return {member: link.window.acknowledged_count for member, link in self._links.items()}
+
+    def _settled(self) -> int:
+        return self.core.settled(self._acknowledged())
+
+    def _fill(self) -> Task[None]:
+        while self._logged < _EVERY_SLOT:
+            if not self.core.is_filling:
+                return
+            last = self._server.protection.last_slot
+            until = self._logged + self._server.world.random.randint(1, 4)
+            self._send(Sent("deltas", self._settled(), deltas=self._rows(self._logged, until)))
+            self._logged = until if until <= last else _EVERY_SLOT
+            yield from self.settle()
+        self.core.filled()
+
+    def _rows(self, first: int, stop: int) -> Deltas:
+        server = self._server
+        slots = {server.protection.slot(unit): unit for unit in server.rows}
+        found = ((slot, slots[slot]) for slot in sorted(slots) if first <= slot < stop)
+        return tuple((slot, frozenset((unit, batch) for batch in server.rows[unit])) for slot, unit in found)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, Signal()
+        changed.set()
+
+    # Streams
+
+    def _close(self, link: _Link) -> None:
+        link.over = True
+        if link.end is not None:
+            link.end.close()
+
+    def _refused(self, link: _Link, error: StreamLostError) -> None:
+        link.problem = link.problem or str(error)
+        self._close(link)
+
+    def _stream(self, member: int) -> Task[None]:
+        server, link, target = self._server, self._links[member], self.table.owners[member]
+        while not link.over:
+            found = server.cluster.server_at(target.data)
+            stream = None if found is None else server.cluster.network.connect(server, found, found.accept)
+            if stream is not None:
+                link.end = stream.client
+                try:
+                    yield from self._serve(link, stream.client, target.incarnation)
+                except BrokenError:
+                    pass
+                except StreamLostError as error:
+                    server.trace(f"sends no deltas to ps-{self.members[member]} any more: {error}")
+                    self._refused(link, error)
+            yield server.sleep(_PAUSE_SECONDS)
+
+    def _serve(self, link: _Link, end: End, incarnation: str) -> Task[None]:
+        stream = parity_stream(self.table.version, self._server.index)
+        end.send(Hello(stream, incarnation))
+        if (yield end.receive()) is not Status.OK:
+            raise StreamLostError("another server is there")
+        end.send(Open(stream, self.table.generation))
+        link.window.connected(_number((yield end.receive())))
+        self._notify()
+        reading: Signal[None] = Signal()
+        self._server.spawn(self._read(link, end, reading))
+        while not reading.done:
+            following = link.window.next()
+            if following is None:
+                yield self._changed
+            else:
+                end.send(following)
+        if reading.done:
+            raise BrokenError("the stream is broken")
+
+    def _read(self, link: _Link, end: End, reading: Signal[None]) -> Task[None]:
+        try:
+            while True:
+                link.acknowledged(_number((yield end.receive())), self._server.world.now)
+                self._notify()
+        except BrokenError:
+            pass
+        except StreamLostError as error:
+            self._refused(link, error)
+        reading.set()
+        self._notify()
+
+    # What others send
+
+    def receive(self, source: int, item: Sent) -> None:
+        """Takes an item of another member. Raises SourceOverError."""
+        match item.kind:
+            case "base":
+                assert item.base is not None
+                self.core.begin(source, item.base.copy())
+            case "deltas":
+                self.core.take(source, item.settled, item.batch, item.deltas)
+            case "withdrawn":
+                self.core.withdrawn(source, *item.mark)
+        self._notify()
+
+    # The loss of a member
+
+    def rebuild(self, lost: int) -> Task[AppliedBatches]:
+        """Leaves nothing in the parity but the rows of a lost member; the batches in them. Raises NotHeldError."""
+        while self._withdrawing:
+            yield self._changed
+        mark = self.core.lose(lost)
+        if self._parted_at is None:
+            self._parted_at = self._server.world.now
+        self._close(self._links[lost])
+        self._notify()
+        if self._rest is None:
+            self._withdrawing = True
+            try:
+                yield from self._withdraw(mark)
+                while (agreed := self.core.agreed()) is None:
+                    yield self._changed
+                self._rest = agreed
+            finally:
+                self._withdrawing = False
+                self._notify()
+        return self._rest
+
+    def rest(self) -> dict[Unit, frozenset[Batch]]:
+        """The rows of the member that was rebuilt, as far as their parity is here."""
+        found: dict[Unit, set[Batch]] = {}
+        for unit, batch in self._left():
+            found.setdefault(unit, set()).add(batch)
+        return {unit: frozenset(batches) for unit, batches in found.items()}
+
+    def _left(self) -> Iterator[Element]:
+        for left in self._parity.stripes.values():
+            yield from left
+
+    def _withdraw(self, mark: tuple[int, int]) -> Task[None]:
+        while self._logged:
+            self.core.require()
+            end = min(self._logged, self._server.protection.last_slot + 1)
+            first = max(0, end - self._server.world.random.randint(1, 4))
+            self._send(Sent("deltas", self._settled(), deltas=self._rows(first, end)))
+            self._logged = first
+            yield from self.settle()
+        self.core.require()
+        self._send(Sent("withdrawn", mark=mark))
+        self.core.withdrew()
+        yield from self.settle()
+
+
+def _number(answer: int | Refused | Status) -> int:
+    if isinstance(answer, Refused):
+        raise StreamLostError(answer.reason)
+    return int(answer)

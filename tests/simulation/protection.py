@@ -1,0 +1,176 @@
+"""The parity of one parameter server, and its part in the rebuild of a lost one, around the group of its table."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.group import Open, Refused, SimulatedGroup
+from tests.simulation.network import End
+from tests.simulation.units import Unit, owner
+from tests.simulation.world import Signal, Task
+
+from emberscale_api.parity import ParityTrouble
+from emberscale_api.routing import RoutingTable
+from emberscale_trainer.parity import SourceOverError
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.group import source_of
+from emberscale_trainer.server.moves import Transfer
+from emberscale_trainer.stream.core import ReceiveOrder, StreamLostError
+
+if TYPE_CHECKING:
+    from tests.simulation.parameter_server import ParameterServer
+
+_GROUP_SECONDS = 5.0
+
+
+class SimulatedProtection:
+    """The parity of one server."""
+
+    def __init__(self, server: "ParameterServer") -> None:
+        self._server = server
+        self._slots: dict[Unit, int] = {}
+        self._guard: SimulatedGroup | None = None
+        self._orders: dict[tuple[int, int], ReceiveOrder] = {}
+        self._formed: Signal[None] = Signal()
+        self.group: SimulatedGroup | None = None
+
+    @property
+    def version(self) -> int:
+        """The version of the table under which all rows are protected; 0: they are not."""
+        return self.group.table.version if self.group is not None and self.group.core.is_whole else 0
+
+    @property
+    def trouble(self) -> ParityTrouble | None:
+        """What keeps rows from being protected."""
+        return None if self.group is None else self.group.trouble
+
+    @property
+    def guard(self) -> SimulatedGroup | None:
+        """What keeps the rows that are served safe."""
+        return self._guard
+
+    @property
+    def last_slot(self) -> int:
+        """The highest slot in use; -1 without rows."""
+        return max((self.slot(unit) for unit in self._server.rows), default=-1)
+
+    def slot(self, unit: Unit) -> int:
+        """Where a row is."""
+        if unit not in self._slots:
+            taken = set(self._slots.values())
+            self._slots[unit] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        return self._slots[unit]
+
+    def drop(self) -> None:
+        """The rows are no longer served."""
+        if self._guard is not None:
+            self._guard.end()
+        self._guard = None
+
+    def form(self, table: RoutingTable) -> None:
+        """Begins the group of a table that is in force here."""
+        server = self._server
+        if not server.cluster.scenario.parity:
+            return
+        if not server.core.serving or server.core.known != (table.generation, table.version):
+            return
+        if self.group is not None and _of(self.group.table) == _of(table):
+            return
+        self.drop()
+        self._slots = {unit: slot for unit, slot in self._slots.items() if unit in server.rows}
+        owners = [one.index for one in table.owners]
+        self.group = None
+        if server.index in owners and len(owners) > 1:
+            self.group = SimulatedGroup(server, table)
+        self._guard = self.group
+        self._notify()
+
+    def _notify(self) -> None:
+        formed, self._formed = self._formed, Signal()
+        formed.set()
+
+    def serve(self, end: End, opened: Open) -> Task[None]:
+        """Takes the deltas of another server, once this one has the same table. Raises BrokenError."""
+        deadline = self._server.world.now + _GROUP_SECONDS
+        self._server.after(_GROUP_SECONDS, self._notify)
+        try:
+            while (found := self._member_of(opened)) is None:
+                if self._server.world.now >= deadline:
+                    end.close()
+                    return
+                yield self._formed
+            group, member = found
+            order = self._orders.setdefault((opened.stream, opened.generation), ReceiveOrder())
+            mine = order.connect()
+            end.send(order.delivered_count)
+            while True:
+                number, item = yield end.receive()
+                if order.is_new(mine, number):
+                    group.receive(member, item)
+                    order.delivered()
+                end.send(order.delivered_count)
+        except (StreamLostError, SourceOverError) as error:
+            end.send(Refused(str(error)))
+
+    def _member_of(self, opened: Open) -> tuple[SimulatedGroup, int] | None:
+        group = self.group
+        if group is None:
+            return None
+        member = source_of(opened.stream, opened.generation, _of(group.table), group.members)
+        return None if member is None else (group, member)
+
+
+@dataclass
+class SimulatedRebuild:
+    """One server's part in the rebuild of a lost one."""
+
+    server: "ParameterServer"
+    group: SimulatedGroup
+    transfer: Transfer
+    applied: AppliedBatches | None = None
+    problem: str = ""
+    changed: Signal[None] = field(default_factory=Signal)
+
+    def __post_init__(self) -> None:
+        lost = self.transfer.lost
+        if lost is None or lost not in self.group.members:
+            raise NotHeldError("the lost server is not of this group")
+        self.server.spawn(self._run(lost))
+
+    def close(self) -> None:
+        """It is over; calls that wait fail."""
+        self._end("it is over")
+
+    def progress(self, wait: float) -> Task[AppliedBatches | None]:
+        """The batches in the rebuilt rows once all are sent, or None after the wait. Raises NotHeldError."""
+        deadline = self.server.world.now + wait
+        self.server.after(wait, self._notify)
+        while self.applied is None and not self.problem and self.server.world.now < deadline:
+            yield self.changed
+        if self.problem:
+            raise NotHeldError(f"the rebuild of move {self.transfer.number} has failed here: {self.problem}")
+        return self.applied
+
+    def _run(self, lost: int) -> Task[None]:
+        try:
+            applied = yield from self.group.rebuild(self.group.members.index(lost))
+            rows = self.group.rest()
+            mine = {unit: rows[unit] for unit in sorted(rows) if owner(self.transfer.table, unit) == lost}
+            yield from self.server.mover.deliver_rebuilt(self.transfer, mine)
+        except (NotHeldError, ValueError, StreamLostError, SourceOverError) as error:
+            self._end(str(error))
+            return
+        self.applied = applied
+        self._notify()
+
+    def _end(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self.changed = self.changed, Signal()
+        changed.set()
+
+
+def _of(table: RoutingTable) -> tuple[int, int]:
+    return table.generation, table.version
