@@ -1,0 +1,100 @@
+"""What a member of a parity group decides, without rows, threads and streams."""
+
+import pytest
+
+from emberscale_trainer.parity import Holding, SourceOverError
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.group import GroupCore, is_parity_stream, parity_stream, source_of
+from emberscale_trainer.stream import StreamLostError
+
+
+class Sums:
+    """Parity of numbers."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def apply(self, source: int, deltas: int) -> None:
+        self.value ^= deltas
+
+
+def member(me: int, members: int, *, whole: bool = True) -> tuple[GroupCore[int], Sums]:
+    sums = Sums()
+    core = GroupCore(me, members, Holding(sums, me, members))
+    if whole:
+        core.filled()
+    return core, sums
+
+
+def test_a_push_waits_for_all_holders_but_a_lost_one() -> None:
+    core, _ = member(0, 3)
+    assert core.put() == 1
+    assert core.waits_for(1, {1: 1, 2: 0}) == (2,)
+    assert core.settled({1: 1, 2: 0}) == 0
+    core.lose(2)
+    assert core.holders == (1,)
+    assert core.waits_for(1, {1: 1, 2: 0}) == ()
+    core.end()
+    assert core.waits_for(5, {1: 1, 2: 0}) == ()
+
+
+def test_what_some_holder_lacks_of_a_lost_member_is_dropped() -> None:
+    core, sums = member(0, 3)
+    core.begin(1, AppliedBatches())
+    core.begin(2, AppliedBatches())
+    for number, deltas in enumerate((0b001, 0b010, 0b100)):
+        core.take(1, 0, (0, number), deltas)
+    assert core.lose(1) == (1, 4)
+    assert core.agreed() is None
+    core.withdrawn(2, 1, 3)  # the other one has the first item, and two of the pushes
+    agreed = core.agreed()
+    assert agreed is not None
+    assert agreed.ranges(0) == [(0, 2)]
+    assert sums.value == 0b011
+    with pytest.raises(SourceOverError):
+        core.take(1, 0, (0, 3), 0b1000)
+
+
+def test_servers_that_take_different_ones_for_lost_rebuild_neither() -> None:
+    core, _ = member(0, 4)
+    for source in (1, 2, 3):
+        core.begin(source, AppliedBatches())
+    core.lose(1)
+    core.withdrawn(2, 1, 1)
+    core.withdrawn(3, 2, 1)
+    with pytest.raises(NotHeldError, match="do not agree on which one is lost"):
+        core.agreed()
+
+
+def test_no_rows_are_rebuilt_where_those_of_a_survivor_are_not_protected() -> None:
+    core, _ = member(0, 2, whole=False)
+    with pytest.raises(NotHeldError, match="not protected"):
+        core.lose(1)
+    core.filled()
+    core.lose(1)
+    assert not core.is_whole
+    core.end()
+    with pytest.raises(SourceOverError, match="over"):
+        core.take(1, 0, None, 1)
+    with pytest.raises(NotHeldError, match="over"):
+        core.agreed()
+
+
+def test_one_group_rebuilds_one_member() -> None:
+    core, _ = member(0, 3)
+    core.lose(1)
+    core.lose(1)
+    with pytest.raises(NotHeldError):
+        core.lose(2)
+
+
+def test_a_stream_is_taken_by_the_group_of_its_table_alone() -> None:
+    stream = parity_stream(7, 3)
+    assert is_parity_stream(stream)
+    assert not is_parity_stream(7 << 10)
+    assert source_of(stream, 1, (1, 6), (1, 3)) is None
+    assert source_of(stream, 1, (1, 7), (1, 3)) == 1
+    for newest, members in (((1, 8), (1, 3)), ((2, 7), (1, 3)), ((1, 7), (1, 2))):
+        with pytest.raises(StreamLostError):
+            source_of(stream, 1, newest, members)
