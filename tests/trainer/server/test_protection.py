@@ -152,6 +152,8 @@ class Servers:
 
     def close(self) -> None:
         for server in self.made:
+            with server.state.lock:
+                server.state.guarded_by(None)  # ends its threads
             server.close()
 
 
