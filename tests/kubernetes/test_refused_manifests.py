@@ -61,7 +61,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ("spec.checkpoint.interval", "-5s", "spec.checkpoint.interval"),
     ("spec.checkpoint.keep", 0, "should be greater than or equal to 1"),
     ("spec.faultTolerance.strategy", "Pray", "supported values"),
-    ("spec.faultTolerance", {"strategy": "ErasureCoding"}, "give ps.replicas or ps.minReplicas"),
+    ("spec.faultTolerance", {"strategy": "ErasureCoding", "parity": 2}, "should be less than or equal to 1"),
     ("spec.runPolicy.backoffLimit", -1, "should be greater than or equal to 0"),
     ("spec.runPolicy.cleanPodPolicy", "Sometimes", "supported values"),
     ("spec.scaling.mode", "Magic", "supported values"),
