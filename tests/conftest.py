@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from emberscale_api.kernel_cache import share_kernels
+from emberscale_api.environment import share_kernels
 
 # Threads of OpenMP wait for each other in loops: where they share cores with other tests, that takes most of the time.
 # The processes of jobs set their own number.

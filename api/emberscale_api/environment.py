@@ -1,7 +1,7 @@
 """The environment variables that identify a process of a job; the same for pods and local processes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ MANIFEST_FILE = "EMBERSCALE_MANIFEST_FILE"
 LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
 ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
 SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
+KERNEL_CACHE = "NUMBA_CACHE_DIR"
+"""Names the folder of compiled kernels; Numba reads it when it is imported."""
 CPU_CORES = "EMBERSCALE_CPU_CORES"
 MEMORY_BYTES = "EMBERSCALE_MEMORY_BYTES"
 """Above this the process is killed. Only processes without a container of their own have it."""
@@ -123,3 +125,21 @@ def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certifi
         return read_certificates(Path(folder))
     except InvalidError as error:
         raise InvalidError(f"{TLS_FOLDER}: {error}") from error
+
+
+def kernel_cache(environment: Mapping[str, str]) -> Path | None:
+    """Makes the folder of compiled kernels that all commands and jobs of a user share; None if it cannot be written."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/nonexistent"), ".cache"))
+    folder = Path(home, "emberscale", "numba")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def share_kernels(environment: MutableMapping[str, str]) -> None:
+    """Makes Numba use that folder, unless the environment names another or the folder cannot be written."""
+    folder = kernel_cache(environment)
+    if folder is not None:
+        environment.setdefault(KERNEL_CACHE, str(folder))

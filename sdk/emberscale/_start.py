@@ -26,7 +26,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """The entry point of the console script."""
     signal.signal(signal.SIGINT, _end_at_once)
-    from emberscale_api.kernel_cache import share_kernels
+    from emberscale_api.environment import share_kernels
 
     share_kernels(os.environ)
     from emberscale._cli import main as command

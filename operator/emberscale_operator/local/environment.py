@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_api import environment as names
-from emberscale_api import kernel_cache
 from emberscale_api.job.roles import Role
 from emberscale_operator.machine import InstanceId, Resources
 
@@ -39,7 +38,7 @@ class JobEnvironment:
     def of_fork_server(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that libraries read when imported, and so must be set before a process is forked."""
         variables = {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        variables.setdefault(kernel_cache.VARIABLE, str(self.kernel_cache))
+        variables.setdefault(names.KERNEL_CACHE, str(self.kernel_cache))
         return variables
 
     def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:

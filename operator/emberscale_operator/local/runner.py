@@ -12,10 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from emberscale_api.environment import mounted_certificates
+from emberscale_api.environment import kernel_cache, mounted_certificates
 from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
-from emberscale_api.kernel_cache import kernel_cache
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
 from emberscale_operator.local.brain import BrainAddress, BrainSeat, EmbeddedBrain

@@ -1,4 +1,11 @@
-"""The bytes of parity that one server holds: a block for each stripe, as large as a segment."""
+"""Where parity is, and the bytes of it that one server holds: a block for each stripe, as large as a segment.
+
+The members of a group are its servers, numbered from 0. Stripe `s` of a table has a segment of every member but one,
+which holds the parity of the stripe. That is another one for each stripe, so that all hold as much: the left-symmetric
+rotation of RAID 5, shifted by the table so that tables of a single segment are spread, too.
+
+A member without rows in a stripe adds nothing to its parity: empty slots are zero.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.table.deltas import APPLIED, MALFORMED, TableDeltas, apply_deltas
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import address_of
@@ -14,6 +20,31 @@ from emberscale_trainer.table.slab import Segment, rows_per_segment
 
 _MOST_SEGMENTS = 1 << 20
 """More than a table can have; a delta that names a later one is no delta."""
+
+
+@dataclass(frozen=True)
+class ParityLayout:
+    """The stripes of a group of `members`, two or more."""
+
+    members: int
+
+    def __post_init__(self) -> None:
+        if self.members < 2:
+            raise ValueError(f"parity takes two servers or more, not {self.members}")
+
+    def holder(self, table: int, stripe: int) -> int:
+        """Returns the member that holds the parity of a stripe."""
+        return (stripe + table) % self.members
+
+    def stripe(self, member: int, table: int, segment: int) -> int:
+        """Returns the stripe that a member's segment is in. Its segments skip the stripes whose parity it holds."""
+        whole, rest = divmod(segment, self.members - 1)
+        held = (member - table) % self.members
+        return whole * self.members + rest + (rest >= held)
+
+    def lane(self, member: int, table: int, segment: int) -> int:
+        """Returns who holds the parity of a member's segment."""
+        return self.holder(table, self.stripe(member, table, segment))
 
 
 @dataclass(frozen=True)
