@@ -32,7 +32,7 @@ from prometheus_server import (
     scrape_configs,
 )
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.first]
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.first]
 
 BROKEN = "broken"
 NOWHERE = {"template": {"nodeSelector": {"no-node": "has-this"}}}
@@ -172,7 +172,7 @@ def lose_servers(job: Job, killer: ProcessKiller) -> None:
             trains = status["phase"] == "Training" and len(job.running("ps")) == 4
             return trains and status["progress"].get("recoveries", 0) > before
 
-        eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=240)
+        eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=600)
 
 
 def lose_workers(job: Job, place: Place) -> None:

@@ -8,7 +8,7 @@ from tests.simulation.mutations import MUTATIONS, broken
 from tests.simulation.scenario import Fault, Kind, scenario_of
 from tests.simulation.shrink import failure_of, shrunk
 
-SEEDS, CHUNKS = 4500, 36
+SEEDS, CHUNKS = 5000, 40
 FOUND_WITHIN = 2000
 FOUND_AT = {
     "checkpoints come again": 1686,
