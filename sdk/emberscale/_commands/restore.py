@@ -21,16 +21,17 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataContinuation, apply_overrides, load_manifest
 
 HELP = paragraphs("""\
-Starts a job on this machine from a checkpoint of another one: it has the model and the optimizer state of that, and a
-history of its own. It is [cyan]emberscale run[/] of the manifest with [cyan]spec.checkpoint.initialFrom[/] and
+Starts a job on this machine with the model and the optimizer state of another job's checkpoint, and a history of its
+own. It is [cyan]emberscale run[/] of the manifest with [cyan]spec.checkpoint.initialFrom[/] and
 [cyan]spec.data.continuation[/] set; [cyan]--print[/] prints that manifest instead, for a cluster.
 
 [bold]Fresh[/] trains all data of the manifest. [bold]Append[/] trains the files that the checkpoint has not trained.
-[bold]Resume[/] goes on with the same data where the checkpoint stood. A run that was cut short goes on with
-[cyan]emberscale run --resume[/] of the printed manifest.
+[bold]Resume[/] continues with the same data where the checkpoint stood. To continue an interrupted run, give the
+printed manifest to [cyan]emberscale run --resume[/].
 
-PLACE is the folder of a run, the URI of a job's checkpoints, or the folder of one checkpoint in it. The model must be
-that of the checkpoint; numbers of processes, learning rates and everything else may differ.
+PLACE is the folder of a run, the URI of a job's checkpoints, or the folder of one checkpoint in it. The model, the
+columns and the types of the optimizers must be those of the checkpoint; with [bold]Resume[/], so must the data and its
+batches. Numbers of processes, learning rates and all else may differ.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
