@@ -11,7 +11,7 @@ NO_SURVIVOR = "no parameter server has kept its rows"
 class Failure:
     """Parameter servers, by index, whose rows are lost or whose history the master does not know.
 
-    * `servers`: none where all have their rows, but cannot go on with them.
+    * `servers`: empty if all have their rows, but cannot continue with them.
     * `is_loss`: those servers are gone, and all others serve the table that the ledger knows.
     """
 
@@ -74,7 +74,7 @@ class Decode:
 
 
 Recovery = RollBack | Partial | Decode
-"""One of the ways; what is kept of each decides what follows."""
+"""How a job recovers lost rows."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ class Parity:
 class Rebuilding:
     """A lost server whose rows are being rebuilt.
 
-    * `incarnation`: the process that is lost. `reason`: for people, who were `told`.
-    * `began_at`, `next_at`: when it was lost, and before when nothing is tried again; on the job's clock.
+    * `incarnation`: the process that is lost.
+    * `reason`: why it counts as lost, for people. `told`: whether the Event `Degraded` has said so.
+    * `began_at`: when it was lost. `next_at`: the earliest time of the next attempt. Both on the job's clock.
     * `attempts`: moves that were begun for it.
     """
 

@@ -1,4 +1,4 @@
-"""What guards the rows of a server: its part in a group of servers that hold parity of each other's rows.
+"""A server's part in a group of servers that hold parity of each other's rows: the threads and streams around `group`.
 
 The servers of a routing table are a group. A push is answered once all of them have its deltas, so what is answered is
 never lost with one server. What changes rows without a push (a move, eviction, compaction) is sent behind it. When a

@@ -48,7 +48,7 @@ class ParityTotals:
 class ParityFigures:
     """A server's part in the parity of its job.
 
-    * `lag_items`: items that a server which holds their parity has yet to acknowledge; of the server furthest behind.
+    * `lag_items`: items that the holder furthest behind has yet to acknowledge.
     * `sent_items`, `sent_bytes`: as in `ParityTotals`.
     * `held_bytes`: memory of the parity that is held here for others.
     """

@@ -62,8 +62,8 @@ class StreamSender:
     def put(self, item: Item, wait_seconds: float, *, now: bool = True) -> int:
         """Queues an item; its arrays must not change until it is acknowledged. Returns its number.
 
-        Waits for room. Unless it is to be sent `now`, the caller is to call `reach` or `send_queued`, which send it
-        without waking a thread. Raises TimeoutError, and StreamLostError once the stream has ended.
+        Waits for room. With `now=False`, the item stays queued until the caller calls `reach` or `send_queued`, which
+        send it without waking a thread. Raises TimeoutError, and StreamLostError once the stream has ended.
         """
         with self._changed:
             self._wait(lambda: self._window.has_room(item.nbytes), wait_seconds, "room for an item")
@@ -93,9 +93,9 @@ class StreamSender:
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long the receiver has dealt with nothing of what there is for it, or the stream has ended; or 0.
+        """Seconds since the receiver last acknowledged an item while it owes one, or since the stream ended; else 0.
 
-        What is queued only because who is to send it is held up by another stream is not the receiver's to deal with.
+        It does not owe items that are queued while it is connected: their sender may be held up by another stream.
         """
         with self._changed:
             window = self._window
@@ -124,7 +124,7 @@ class StreamSender:
                 self._sending.release()
 
     def wake(self) -> None:
-        """Has the thread of the stream send what is queued, such as where who waits for it is held up elsewhere."""
+        """Has the stream's thread send what is queued, in case the caller of `put` is held up by another stream."""
         with self._changed:
             if self._window.has_next:
                 self._to_send.notify()
