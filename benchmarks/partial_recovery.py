@@ -236,13 +236,12 @@ def kill(folder: Path, data: Path, strategy: str) -> Loss:
         saved = _saved_samples(job)
         job.expect(lambda: job.latest()[1] >= saved + SINCE_SAVED)
         seconds, samples, _ = job.latest()
-        saved = _saved_samples(job)
         killed = job.kill_server(1)
         job.expect(lambda: job.trains_since(killed) is not None)
         job.expect(lambda: job.latest()[0] > seconds + 10 and job.latest()[1] >= samples + SINCE_SAVED)
         trains = (job.trains_since(killed) or killed) - killed
         forgotten = sum(entry["forgotten_samples"] for entry in job.logged("recovered_partially", killed))
-        return _loss(job.timeline(), seconds, samples, trains, 0 if forgotten else samples - saved, forgotten)
+        return _loss(job.timeline(), seconds, samples, trains, forgotten)
     finally:
         job.end()
 
@@ -253,7 +252,7 @@ def _saved_samples(job: LosingJob) -> int:
     return CheckpointManifest.from_json(newest.read_bytes(), str(newest)).applied_samples
 
 
-def _loss(line: list[tuple[float, int]], at: float, samples: int, trains: float, repeated: int, forgotten: int) -> Loss:
+def _loss(line: list[tuple[float, int]], at: float, samples: int, trains: float, forgotten: int) -> Loss:
     before = [(seconds, count) for seconds, count in line if at - 10 <= seconds <= at]
     rate = (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0])
     after = [(seconds - at, count) for seconds, count in line if seconds > at]
@@ -264,6 +263,7 @@ def _loss(line: list[tuple[float, int]], at: float, samples: int, trains: float,
         if later is not None and (later[1] - count) / (later[0] - seconds) >= BACK * rate:
             back = seconds
             break
+    repeated = max(0, samples - min(count for _, count in after))
     return Loss(trains, back, caught_up, repeated, forgotten, [(one, count - samples) for one, count in after])
 
 
