@@ -251,6 +251,20 @@ def test_files_that_another_job_had_trained_are_no_change(root: Path, job: Train
         begin(root, job, resume=True)
 
 
+@pytest.mark.parametrize("status", [RunStatus.COMPLETE, RunStatus.FAILED, RunStatus.SUSPENDED])
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_run_never_replaces_the_checkpoints_from_which_it_starts(
+    root: Path, job: TrainingJob, manifest: Path, status: RunStatus, scheme: str
+) -> None:
+    leave(root, job, status)
+    place = {"uri": f"{scheme}{root / 'checkpoints'}"}
+    starts = load_manifest(manifest, [f"spec.checkpoint.initialFrom={json.dumps(place)}"])
+    with pytest.raises(InvalidError, match=r"--workdir: .* holds the checkpoints of spec\.checkpoint\.initialFrom"):
+        begin(root, starts, overwrite=True)
+    assert (root / "checkpoints" / "file").exists()
+    assert begin(root.with_name("another"), starts).job.spec.checkpoint.initial_from is not None
+
+
 def test_there_must_be_a_run_to_resume(root: Path, job: TrainingJob) -> None:
     with pytest.raises(InvalidError, match="holds no run"):
         begin(root, job, resume=True)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
-from emberscale._run.preflight import ensure_writable
+from emberscale._run.preflight import ensure_writable, local_path
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, write_atomically
 from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_complete_run
 from emberscale._run.scaling import scaled_numbers
@@ -99,6 +99,8 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
         raise InvalidError(f"--workdir: {root} is not a folder")
     if resume and not any(paths.record.exists() for paths in (RunPaths(root), RunPaths(root).next)):
         raise InvalidError(f"--resume: {root} holds no run; start one without --resume")
+    if not resume:
+        _refuse_own_origin(root, job)
     ensure_writable(root, "--workdir")
     lock = _lock(root)
     try:
@@ -111,6 +113,20 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
         if not existed:
             root.rmdir()
         raise
+
+
+def _refuse_own_origin(root: Path, job: TrainingJob) -> None:
+    """Raises InvalidError for a run that would remove the checkpoint from which it starts."""
+    initial = job.spec.checkpoint.initial_from
+    place = None if initial is None else local_path(initial.uri)
+    if initial is None or place is None:
+        return
+    replaced = (path.resolve() for path in (*RunPaths(root).all(), RunPaths(root).next.root))
+    if any(place.resolve().is_relative_to(path) for path in replaced):
+        raise InvalidError(
+            f"--workdir: {root} holds the checkpoints of spec.checkpoint.initialFrom ({initial.uri}), and a new run "
+            "there replaces them: choose another folder"
+        )
 
 
 def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool, lock: int) -> Run:
