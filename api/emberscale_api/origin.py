@@ -41,21 +41,28 @@ class InitialCheckpoints:
         """The URI of one checkpoint's folder."""
         return f"{self.uri.rstrip('/')}/{identifier}"
 
-    def choose(self, job: TrainingJob, pinned: str = "") -> tuple[CheckpointManifest, dict[str, str]]:
+    def choose(self, job: TrainingJob, pinned: Origin | None = None) -> tuple[CheckpointManifest, dict[str, str]]:
         """Returns the manifest of the checkpoint that the job starts from, and by id what is damaged of newer ones.
 
-        That is `pinned`, the id of the one that the job started from before; else the one that the manifest names; else
-        the newest that can be restored. Raises UnusableOriginError.
+        That is `pinned`, the one that the job started from before, if it is of this folder; else the one that the
+        manifest names; else the newest that can be restored. Raises UnusableOriginError.
         """
         initial = job.spec.checkpoint.initial_from
-        wanted = pinned or (initial.id if initial is not None else None) or ""
+        before = self._known(pinned)
+        wanted = before or (initial.id if initial is not None else None) or ""
         if not self.ids:
             raise UnusableOriginError(f"{FIELD}.uri: {self.uri} holds no complete checkpoint")
         if wanted:
             try:
-                return self._fit(wanted, job), {}
+                manifest = self._fit(wanted, job)
             except (DamagedCheckpointError, _UnfitError) as error:
                 raise UnusableOriginError(f"{FIELD}: {error}{self._advice(job, wanted)}") from error
+            if before and pinned is not None and manifest.job_uid != pinned.job_uid:
+                raise UnusableOriginError(
+                    f"{FIELD}: {self.uri_of(before)} is another run's now, and not what the job started from: start a "
+                    "new job"
+                )
+            return manifest, {}
         damaged: dict[str, str] = {}
         for identifier in reversed(self.ids):
             try:
@@ -66,6 +73,11 @@ class InitialCheckpoints:
                 raise UnusableOriginError(f"{FIELD}: {error}{self._advice(job, identifier)}") from error
         others = f"; neither can {len(damaged) - 1} older ones" if len(damaged) > 1 else ""
         raise UnusableOriginError(f"{FIELD}: {next(iter(damaged.values()))}{others}")
+
+    def _known(self, pinned: Origin | None) -> str:
+        """The id of a checkpoint of this folder; empty for any other."""
+        identifier = "" if pinned is None else pinned.checkpoint.rpartition("/")[2]
+        return identifier if pinned is not None and self.uri_of(identifier) == pinned.checkpoint else ""
 
     def _fit(self, identifier: str, job: TrainingJob) -> CheckpointManifest:
         """Raises DamagedCheckpointError and _UnfitError."""

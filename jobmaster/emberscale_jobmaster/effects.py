@@ -7,7 +7,7 @@ reported. Losing an effect that has no such answer does no harm.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.checkpoint import ForgottenShare, Origin
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.operations import HandedPull, Image, SnapshotFile
@@ -186,11 +186,11 @@ class CallServer:
 class InitialWanted:
     """Where the job has no checkpoint, take the one of `spec.checkpoint.initialFrom`.
 
-    * `pinned`: the URI of the one that the job started from before; empty: none.
+    * `pinned`: the one that the job started from before.
     * `refused`: by URI, why checkpoints failed when they were loaded.
     """
 
-    pinned: str = ""
+    pinned: Origin | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -45,9 +45,8 @@ class InitialFolder:
         """Returns the checkpoint to start from. Raises InitialUnreachableError."""
         refused = {uri.rpartition("/")[2]: problem for uri, problem in wanted.refused.items()}
         initial = InitialCheckpoints(self._folder.uri, self._call(self._folder.complete), self._read, refused)
-        pinned = wanted.pinned.rpartition("/")[2]
         try:
-            manifest, damaged = initial.choose(self._job, pinned if initial.uri_of(pinned) == wanted.pinned else "")
+            manifest, damaged = initial.choose(self._job, wanted.pinned)
         except UnusableOriginError as error:
             return InitialFound(unusable=str(error))
         by_uri = {initial.uri_of(identifier): problem for identifier, problem in damaged.items()}

@@ -63,7 +63,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> tuple[Effect, ...]:
     """The call that the operation waits for."""
     if whom == STORAGE:
-        initial = InitialWanted(_pinned(state), {uri: why for uri, why in state.damaged.items() if "/" in uri})
+        initial = InitialWanted(state.restored.origin, {uri: why for uri, why in state.damaged.items() if "/" in uri})
         return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state), initial),)
     table, source = state.routing.table, operation.source
     checkpoint, anew = (source.checkpoint, source.anew) if source is not None else ("", False)
@@ -157,12 +157,6 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
         return try_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
     due = [whom for whom, at in operation.again_at.items() if now >= at]
     return state.asking(operation, *due) if due else state
-
-
-def _pinned(state: JobState) -> str:
-    """The URI of the other job's checkpoint that this one started from before; empty if it has not started."""
-    origin = state.restored.origin
-    return "" if origin is None else origin.checkpoint
 
 
 def _told(state: JobState, restored: Restored) -> JobState:

@@ -46,7 +46,7 @@ class Folder:
     def __init__(self, *checkpoints: CheckpointManifest | tuple[int, str]) -> None:
         self.held = {one.id if isinstance(one, CheckpointManifest) else f"{one[0]:08}": one for one in checkpoints}
 
-    def choose(self, job: TrainingJob, pinned: str = "", refused: Mapping[str, str] | None = None) -> str:
+    def choose(self, job: TrainingJob, pinned: Origin | None = None, refused: Mapping[str, str] | None = None) -> str:
         initial = InitialCheckpoints(PLACE, sorted(self.held), self._read, refused or {})
         return initial.choose(job, pinned)[0].id
 
@@ -78,7 +78,12 @@ class TestChoice:
         assert Folder(checkpoint(3), checkpoint(4)).choose(job("00000003", model=MODEL)) == "00000003"
 
     def test_the_one_from_before_whatever_came_since(self) -> None:
-        assert Folder(checkpoint(3), checkpoint(4)).choose(job(model=MODEL), pinned="00000003") == "00000003"
+        before = origin_of(checkpoint(3), f"{PLACE}/00000003", DataContinuation.FRESH)
+        assert Folder(checkpoint(3), checkpoint(4)).choose(job(model=MODEL), pinned=before) == "00000003"
+
+    def test_one_from_before_in_another_folder_says_nothing_of_this_one(self) -> None:
+        before = origin_of(checkpoint(3), "s3://elsewhere/00000003", DataContinuation.FRESH)
+        assert Folder(checkpoint(3), checkpoint(4)).choose(job(model=MODEL), pinned=before) == "00000004"
 
     def test_one_that_failed_while_it_was_loaded_is_not_taken_again(self) -> None:
         folder = Folder(checkpoint(3), checkpoint(4))

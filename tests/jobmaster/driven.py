@@ -450,7 +450,7 @@ class Driven:
             failed = {uri.rpartition("/")[2]: why for uri, why in effect.initial.refused.items()}
             there = InitialCheckpoints(INITIAL, sorted(self.initial), self.initial.__getitem__, failed)
             try:
-                manifest, _ = there.choose(self.manifest, effect.initial.pinned.rpartition("/")[2])
+                manifest, _ = there.choose(self.manifest, effect.initial.pinned)
                 source = initial_source(manifest, there.uri_of(manifest.id), self.manifest)
             except UnusableOriginError as error:
                 unusable = str(error)

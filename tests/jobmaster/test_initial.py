@@ -122,6 +122,20 @@ class TestRecovery:
         driven.train_all()
         assert driven.ps[0].applied == driven.ps[1].applied == {0: set(range(BATCHES))}
 
+    def test_a_checkpoint_that_another_run_has_replaced_is_not_what_the_job_started_from(self) -> None:
+        """Else the job trained on what it trains, or on rows that lack the files that it skips."""
+        driven = started("Append", files=("/data/day_0", "/data/day_1"))
+        driven.train(3)
+        day_1 = (DataFileIdentity(uri="/data/day_1", bytes=1000),)
+        driven.initial = {"00000007": another(job_uid="another-run", training_files=day_1)}
+        driven.kill(Role.PS, 1)
+        driven.join(Role.PS, 1)
+        assert failure(driven) == (
+            "InitialCheckpointUnusable",
+            f"spec.checkpoint.initialFrom: {INITIAL}/00000007 is another run's now, and not what the job started from: "
+            "start a new job",
+        )
+
     def test_its_own_checkpoint_wins(self) -> None:
         driven = started("Append", files=("/data/day_0", "/data/day_1"), interval=5.0)
         driven.train(3)
