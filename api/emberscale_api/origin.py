@@ -125,8 +125,8 @@ def unfit(manifest: CheckpointManifest, job: TrainingJob) -> str:
     epochs, wanted = max((part.epoch + 1 for part in manifest.applied), default=0), job.spec.training.epochs
     if resumes and epochs > wanted:
         return f"is in epoch {epochs}, and spec.training.epochs is {wanted}: give {epochs} at least, or take Fresh"
-    expected = len(manifest.applied) * manifest.training_records
-    if continuation is DataContinuation.APPEND and not manifest.applied_samples == expected > 0:
+    expected = max(1, len(manifest.applied)) * manifest.training_records
+    if continuation is DataContinuation.APPEND and manifest.applied_samples != expected:
         left = expected - manifest.applied_samples
         return (
             f"has not trained all of its own files: {left:,} samples are left, which data.continuation Append would "

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from emberscale_api.checkpoint import CheckpointManifest, Origin
-from emberscale_api.errors import UnavailableError
+from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.job import DataContinuation, TrainingJob
 from emberscale_api.origin import FIELD, InitialCheckpoints, UnusableOriginError, origin_of
 from emberscale_jobmaster.checkpoints import CheckpointFolder
@@ -58,7 +58,9 @@ class InitialFolder:
     def _call(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except OSError as error:
+        except InvalidError:
+            raise
+        except Exception as error:
             problem = f"{FIELD}.uri ({self._folder.uri}) cannot be used: {type(error).__name__}: {error}"
             raise InitialUnreachableError(problem) from error
 

@@ -139,6 +139,7 @@ class TestRefusals:
         told = Folder(checkpoint(4), checkpoint(5, batches=7)).refusal(appending)
         assert "has not trained all of its own files: 30 samples are left" in told
         assert told.endswith("give spec.checkpoint.initialFrom.id: '00000004' instead")
+        assert "100 samples are left" in Folder(checkpoint(4, applied=())).refusal(appending)
 
 
 class TestManifest:

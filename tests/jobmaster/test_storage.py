@@ -264,10 +264,12 @@ class TestAnotherJobsCheckpoints:
         assert isinstance(event, CheckpointFound)
         assert event.unusable == "spec.checkpoint.initialFrom.uri: moody://checkpoints holds no complete checkpoint"
 
-    def test_a_folder_that_cannot_be_read_is_named(self, stored: Stored) -> None:
-        MoodyFileSystem.moods["list"] = OSError("503 Slow Down")
-        event = self.found(InitialWanted(), None)
+    @pytest.mark.parametrize("kind", [OSError, RuntimeError])  # libraries of file systems raise errors of their own
+    def test_a_folder_that_cannot_be_read_is_named(self, stored: Stored, kind: type[Exception]) -> None:
+        complete(stored.folder, "00000004")
+        MoodyFileSystem.moods["read"] = kind("503 Slow Down")
+        event = self.found(InitialWanted())
         assert isinstance(event, StorageFailed)
         assert event.problem == (
-            "spec.checkpoint.initialFrom.uri (moody://checkpoints) cannot be used: OSError: 503 Slow Down"
+            f"spec.checkpoint.initialFrom.uri (moody://checkpoints) cannot be used: {kind.__name__}: 503 Slow Down"
         )
