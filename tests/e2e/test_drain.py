@@ -52,15 +52,12 @@ def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Cal
 
 @pytest.mark.timeout(600)
 def test_another_server_stands_in_for_the_only_one(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 10}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
+    job = make_job({"training": {"epochs": ENDLESS}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 5_000)
     drain_by_command(job)
-    finished = job.finish()
-    summary = finished.summary
-    assert (finished.code, summary["phase"]) == (0, "Complete"), finished.stderr
-    assert summary["samples"] == summary["expected_samples"]
-    assert summary["recoveries"] == 0, finished.stderr
+    finished = job.stop()
+    assert finished.summary["recoveries"] == 0, finished.stderr
     assert "to ps-1, which stands in for it" in finished.stderr
     assert finished.stderr.count("has its share of the rows") == 1
-    assert job.exact_audit()["ps_count"] == 1
+    assert job.audit()["ps_count"] == 1
