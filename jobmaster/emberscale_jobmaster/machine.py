@@ -258,7 +258,11 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
     if event.served is not None and member.role is Role.PS:
         coded = spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
         if coded and seen.has_heard_servers(job.members):  # else one that a master before lost may be lost indeed
-            job = rebuilding.note_parity(job, spec, member, event.generation, event.served)
+            trouble = rebuilding.trouble_of(job, member, event.generation, event.served)
+            seen = seen.troubled(member, trouble)
+            job = rebuilding.note_parity(
+                job, spec, member, event.generation, event.served, seen.troubled_seconds(member)
+            )
         seen = seen.served(member, event.served, event.now, training=job.stage is Stage.TRAIN)
     return replace(state, job=job, seen=seen), (LeasesVoid(tuple(dropped)),)
 

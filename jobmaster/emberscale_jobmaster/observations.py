@@ -86,6 +86,8 @@ class Sighting:
     * `spoke_at`, `beat_at`: when it last called, and when its last heartbeat came; on the clock `watched`.
     * `moved_at`: when its leases last moved, or it had none; on the clock `free`.
     * `gap`: the longest recent time between two moves, in seconds; None before the first move.
+    * `troubled`: the routing table under which a parameter server's rows are not protected, and since when it says so;
+      on the clock `watched`.
     """
 
     incarnation: str
@@ -100,6 +102,7 @@ class Sighting:
     stage_seconds_before: Mapping[str, float] = field(default_factory=dict)
     """The work of earlier incarnations of a worker."""
     server: ServerReport | None = None
+    troubled: tuple[int, float] | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
     trained: int = 0
@@ -272,6 +275,19 @@ class Observations:
             applied = report.applied_batches - before.applied_batches
             told = replace(told, pace=known.pace.add(max(0.0, spent), applied, now))
         return self._with(member, told)
+
+    def troubled(self, member: MemberId, trouble: ParityTrouble | None) -> "Observations":
+        """A parameter server told what keeps its rows from being protected; None where nothing does."""
+        known = self.sightings[member.slot]
+        since = None if trouble is None else (trouble.version, self.watched)
+        if since is not None and known.troubled is not None and known.troubled[0] == since[0]:
+            since = known.troubled
+        return self._with(member, replace(known, troubled=since))
+
+    def troubled_seconds(self, member: MemberId) -> float:
+        """For how long a parameter server has told of such trouble."""
+        since = self.sightings[member.slot].troubled
+        return 0.0 if since is None else self.watched - since[1]
 
     def slower(self, members: Membership) -> dict[str, float]:
         """How many times as long as the median of its peers each live member takes for the same work, by slot."""

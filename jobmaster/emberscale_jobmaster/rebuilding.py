@@ -35,39 +35,60 @@ SILENT_SECONDS = 30.0
 _MIB = 1 << 20
 
 
+def trouble_of(state: JobState, member: MemberId, generation: int, report: ServerReport) -> ParityTrouble | None:
+    """What a server says is wrong with the parity of its rows, if that is of the present table and none is lost."""
+    trouble, table = report.parity_trouble, state.routing.table
+    if not _is_served_by(state, member, generation) or state.rebuilding is not None:
+        return None
+    return trouble if trouble is not None and trouble.version == table.version else None
+
+
 def note_parity(
-    state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int, report: ServerReport
+    state: JobState,
+    spec: TrainingJobSpec,
+    member: MemberId,
+    generation: int,
+    report: ServerReport,
+    troubled_seconds: float,
 ) -> JobState:
     """A server says under which table others hold parity of all its rows, and what is wrong with that.
 
-    Where servers that live do not get together again, nobody recovers by itself: the job does.
+    Where servers that live do not get together again, nobody recovers by itself: the job does. `troubled_seconds` is
+    for how long this master has heard of it. What lasts longer may have begun while others still loaded, or while the
+    master was stopped: then who is silent is lost first.
     """
-    table, trouble = state.routing.table, report.parity_trouble
-    if generation != table.generation or not state.routing.ready or state.over:
+    if not _is_served_by(state, member, generation):
         return state
-    if (member.index, member.incarnation) not in {(one.index, one.incarnation) for one in table.owners}:
-        return state
-    parity = state.parity
+    table, parity = state.routing.table, state.parity
     if (parity.generation, parity.version) != (generation, table.version):
         parity = Parity(generation, table.version)
     if report.protected_version == table.version:
         parity = replace(parity, servers=parity.servers | {member.index})
     troubles = {index: told for index, told in parity.troubles.items() if index != member.index}
-    if trouble is not None and trouble.version == table.version and state.rebuilding is None:
+    trouble = trouble_of(state, member, generation, report)
+    if trouble is not None:
         troubles[member.index] = trouble.message
     parity = replace(parity, troubles=troubles)
     if parity != state.parity and (parity.servers or parity.troubles):
         state = replace(state, parity=parity)
-    if member.index not in troubles or trouble is None or not _is_broken(state, spec, trouble):
+    if trouble is None or not _is_broken(state, spec, trouble, troubled_seconds):
         return state
     return recover(state, spec, Failure((), f"{member.slot} cannot protect its rows: {trouble.message}"))
 
 
-def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble) -> bool:
+def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
+    """Whether a server owns rows of the present table, which all have."""
+    table = state.routing.table
+    if generation != table.generation or not state.routing.ready or state.over:
+        return False
+    return (member.index, member.incarnation) in {(one.index, one.incarnation) for one in table.owners}
+
+
+def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, troubled_seconds: float) -> bool:
     """Whether pushes wait for what will not come. Servers that change their table part for a moment."""
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE)
     patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
-    return trains and switching_move(state) is None and trouble.seconds >= patience
+    return trains and switching_move(state) is None and min(trouble.seconds, troubled_seconds) >= patience
 
 
 def unprotected_reason(state: JobState) -> str:

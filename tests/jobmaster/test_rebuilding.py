@@ -203,7 +203,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     assert driven.job.recoveries == 0
     assert rebuilding.unprotected_reason(driven.job) == "ps-1: ps-2 takes no more of its changes"
     driven.troubles[1] = parted(driven, seconds, broken=broken)
-    driven.pass_time(2)
+    driven.pass_time(seconds)
     assert driven.job.recoveries == 1
     step = driven.job.scaling.steps[-1]
     assert step.reason == "RolledBack"
@@ -213,6 +213,28 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     assert not rebuilding.unprotected_reason(driven.job)
     driven.troubles.clear()
     driven.train_all()
+
+
+def test_what_lasted_before_anybody_could_see_it_is_no_trouble_yet() -> None:
+    driven = protected()
+    driven.troubles[1] = parted(driven, 100, broken=False)  # as its holder loaded for longer, and connects right now
+    driven.pass_time(3)
+    driven.troubles.clear()
+    driven.pass_time(40)
+    driven.troubles[1] = parted(driven, 100, broken=False)
+    driven.pass_time(3)
+    assert driven.job.recoveries == 0
+
+
+def test_a_master_that_was_stopped_first_sees_who_is_lost() -> None:
+    driven = protected()
+    driven.quiet.add(driven.ps[2].member.slot)
+    driven.troubles[1] = parted(driven, 40, broken=False)
+    driven.now += 40
+    driven.pass_time(40)
+    assert driven.job.recoveries == 0
+    driven.join(Role.PS, 2)
+    assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
 
 
 def test_a_server_that_is_being_rebuilt_is_trouble_for_nobody() -> None:
