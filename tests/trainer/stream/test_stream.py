@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from certificates import certificates
+from emberscale_api.wire import Header, Kind
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
 from emberscale_trainer.stream.receiver import Deliver
-from emberscale_trainer.transport import listen
+from emberscale_trainer.transport import Buffer, Connection, listen
 from eventually import eventually
 
 SECONDS = 60.0
@@ -215,6 +216,42 @@ def test_an_item_that_nobody_waits_for_is_sent_when_asked_to(received: Received,
     received.gate.set()
     eventually(lambda: sender.waiting_seconds == 0)
     assert len(received.items) == 2
+
+
+def test_whoever_waits_for_an_item_does_not_send_those_of_others_for_ever(
+    received: Received, address: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, others, mine, send_frame = send(address), iter(range(1, 500)), [], Connection.send
+    deliver(sender, item(0))
+
+    def another_is_put_meanwhile(connection: Connection, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        send_frame(connection, header, buffers)
+        if header.kind == Kind.ITEM and (number := next(others, None)) is not None:
+            sender.put(item(number), SECONDS, now=False)
+            mine.append(threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(Connection, "send", another_is_put_meanwhile)
+    sender.put(item(0), SECONDS, now=False)
+    sender.send_queued()
+    assert sum(mine) < 100
+    eventually(lambda: len(received.items) == 501)
+
+
+def test_an_item_that_there_was_no_memory_to_send_is_sent_again(
+    received: Received, address: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, send_frame, failures = send(address), Connection.send, iter([True, True])
+    deliver(sender, item(0))
+
+    def without_memory(connection: Connection, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        if header.kind == Kind.ITEM and next(failures, False):
+            raise MemoryError("cannot allocate")
+        send_frame(connection, header, buffers)
+
+    monkeypatch.setattr(Connection, "send", without_memory)
+    sender.put(item(1), SECONDS, now=False)
+    sender.flush(SECONDS)
+    assert [one.batch for one in received.items] == [item(number).batch for number in range(2)]
 
 
 def test_a_receiver_that_is_slow_holds_the_sender_and_not_the_memory(

@@ -18,6 +18,8 @@ log = structlog.get_logger()
 _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _WINDOW_BYTES = 32 << 20
+_MOST_SENT = 32
+"""Items that whoever waits for one of them sends at once: without a limit, it would send those of others for ever."""
 
 Clock = Callable[[], float]
 
@@ -110,18 +112,22 @@ class StreamSender:
             self._wait(lambda: self._window.acknowledged_count >= number, wait_seconds, "acknowledgements")
 
     def send_queued(self) -> None:
-        """Sends what is queued in this thread, unless another one does."""
+        """Sends what is queued in this thread, unless another one does; the thread of the stream sends what is left."""
+        left = _MOST_SENT
         while self._is_queued() and self._sending.acquire(blocking=False):  # again, or what came at the end is left
             connection = self._connection
             try:
-                while connection is not None and self._send_next(connection):
-                    pass
-            except ConnectionLostError:
+                while left and connection is not None and self._send_next(connection):
+                    left -= 1
+            except (ConnectionLostError, MemoryError):  # the item is sent again
                 if connection is not None:
                     connection.hang_up()  # the thread of the stream sees to the rest
                 return
             finally:
                 self._sending.release()
+            if not left:
+                self.wake()
+                return
 
     def wake(self) -> None:
         """Has the stream's thread send what is queued, in case the caller of `put` is held up by another stream."""
@@ -163,7 +169,7 @@ class StreamSender:
             before = self._window.acknowledged_count
             try:
                 self._serve()
-            except (ConnectionLostError, OSError) as error:
+            except (ConnectionLostError, OSError, MemoryError) as error:
                 log.info("stream_broke", address=self._address, problem=str(error))
             except (StreamLostError, WireError, ValueError) as error:
                 self._end(error)
