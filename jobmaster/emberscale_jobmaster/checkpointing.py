@@ -77,9 +77,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     """Begins a checkpoint if one is due and none is under way; ends a suspension that can have none."""
     if state.over or state.ends_with is not None:
         return state
-    can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
+    is_whole = state.routing.ready and state.rebuilding is None
+    can_save = is_whole and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending_since is not None and not can_save:
-        is_patient = now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
+        is_rebuilt = state.rebuilding is not None and state.move is not None  # which ends, one way or the other
+        is_patient = is_rebuilt or now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
         waits = _would_lose(state) and spec.checkpoint.uri is not None and is_patient
         return state if waits else suspend(state, spec)
     begun = _begun(state, spec, _due(state, spec, now), now) if can_save else state
@@ -92,15 +94,16 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def _would_lose(state: JobState) -> bool:
     """Whether a job whose rows are not whole now will have more than its last persistent checkpoint once they are.
 
-    Survivors of a partial recovery hold more, and so does a flash checkpoint, which ends with its Redis.
+    Survivors of a recovery hold more, and so does a flash checkpoint, which ends with its Redis.
     """
-    return state.reload is not None or bool(newest_flash(state)) or is_flash(state.checkpoint)
+    recovers = state.reload is not None or state.rebuilding is not None
+    return recovers or bool(newest_flash(state)) or is_flash(state.checkpoint)
 
 
 def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | None, now: float) -> JobState:
     """Begins a checkpoint of this purpose, unless something is in the way."""
     trouble = state.troubles.get(purpose) if purpose is not None else None
-    if purpose is None or state.rebuilding is not None or (trouble is not None and now < trouble.next_at):
+    if purpose is None or (trouble is not None and now < trouble.next_at):
         return state
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state

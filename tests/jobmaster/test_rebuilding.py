@@ -7,12 +7,12 @@ from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.parity import ParityTrouble
-from emberscale_jobmaster import moving, rebuilding
+from emberscale_jobmaster import moving, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived
 from emberscale_jobmaster.operations import CopyReport, MovePhase
 from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Protection, RollBack, choose
-from emberscale_jobmaster.state import Stage
+from emberscale_jobmaster.state import Stage, committed_samples
 from eventually import unwrap
 
 ALL = frozenset({0, 1, 2})
@@ -280,3 +280,39 @@ def test_no_checkpoint_and_no_move_begins_until_the_rows_are_there_again() -> No
     driven.join(Role.PS, 1)
     driven.pass_time(6)
     assert driven.job.checkpoint
+
+
+def suspended() -> Driven:
+    """A job that is to rest while a server is lost."""
+    driven = protected()
+    driven.kill(Role.PS, 1)
+    driven.suspend()
+    return driven
+
+
+def test_a_suspension_waits_for_the_lost_server_and_rests_at_a_checkpoint_of_now() -> None:
+    driven = suspended()
+    driven.pass_time(30)
+    assert not driven.job.over
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert "resumes from checkpoint" in driven.describe()
+    assert (driven.job.recoveries, driven.job.rebuilt.count, committed_samples(driven.job, driven.spec)) == (0, 1, 40)
+
+
+def test_a_suspension_waits_for_rows_that_are_being_rebuilt() -> None:
+    driven = suspended()
+    driven.faults["Prepare", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    driven.pass_time(retry.SUSPENSION_PATIENCE_SECONDS + 5)
+    assert not driven.job.over
+    driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
+    driven.pass_time(5)
+    assert "resumes from checkpoint" in driven.describe()
+    assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
+
+
+def test_a_suspension_does_not_wait_for_a_successor_that_does_not_come() -> None:
+    driven = suspended()
+    driven.pass_time(retry.SUSPENSION_PATIENCE_SECONDS + 1)
+    assert "Suspended: resumes from the start: no checkpoint was taken" in driven.describe()
