@@ -360,6 +360,24 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
     assert servers.serving[1].mover.protection.trouble is None
 
 
+@pytest.mark.parametrize("is_rebuilt", [True, False], ids=["rebuilt", "rolled back"])
+def test_a_push_is_answered_as_soon_as_it_waits_for_nobody_any_more(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch, is_rebuilt: bool
+) -> None:
+    monkeypatch.setattr("emberscale_trainer.server.guard._WAIT_SECONDS", 2 * SECONDS)
+    servers = make_servers(2)
+    servers.protect()
+    servers.push(servers.batch())
+    with ThreadPoolExecutor(1) as threads, group_of(servers.serving[1]).changed:  # as if the holder was stopped
+        pushing = threads.submit(servers.push, servers.batch(), 0)
+        eventually(lambda: servers.serving[0].state.totals.pushes == 2)
+        if is_rebuilt:
+            servers.rebuild(1, *servers.successor(1), 2)
+        else:
+            servers.serving[0].state.assign(Assignment(2, 2, ""))
+        assert pushing.result(SECONDS) == [Status.OK]
+
+
 def test_a_server_that_took_another_for_lost_says_so(make_servers: Callable[[int], Servers]) -> None:
     servers = make_servers(3)
     servers.protect()

@@ -146,7 +146,8 @@ class Group:
                 continue
             except StreamLostError:  # the holder is lost, or takes this server for lost: the master will tell
                 with self.changed:
-                    self.changed.wait(_WAIT_SECONDS)
+                    if waits_for[0] in self._core.waits_for(number, self._acknowledged()):
+                        self.changed.wait(_WAIT_SECONDS)
 
     def end(self) -> None:
         """Another group, or none, comes after this one; whoever waits for it goes on."""
