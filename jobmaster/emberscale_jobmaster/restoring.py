@@ -2,6 +2,7 @@
 
 FIND -> LOAD -> done
    storage out of reach, a server that fails or does not get on -> tried again, under a new generation
+   a folder without the checkpoints that the job took -> the same: its volume may come back
    a checkpoint that fails its checksums -> refused, and the one before is tried
    no checkpoint left, the manifest refused, or failing for too long -> the job fails
 """
@@ -87,6 +88,9 @@ def on_checkpoint_found(
         return fail(state, "CheckpointDamaged", f"no checkpoint can be used: {problems}")
     if event.incompatible:
         return fail(state, "CheckpointIncompatible", event.incompatible)
+    if state.checkpoint and not is_flash(state.checkpoint) and (event.source is None or event.source.initial):
+        problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) holds no checkpoint, and held {state.checkpoint}"
+        return try_again(state, spec, "CheckpointUnreachable", problem, now)
     return _loading(state, spec, replace(answered(operation, STORAGE), source=event.source), now)
 
 

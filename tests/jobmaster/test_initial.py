@@ -149,6 +149,25 @@ class TestRecovery:
         driven.train_all()
         assert driven.ps[0].applied == {0: set(range(BATCHES))}
 
+    @pytest.mark.parametrize("has_origin", [True, False])
+    def test_a_job_whose_checkpoints_are_gone_waits_for_them_and_does_not_begin_again(self, has_origin: bool) -> None:
+        """A volume may disappear, and come back."""
+        driven = Driven(records=BATCHES * BATCH, interval=5.0, initial={"00000007": another()} if has_origin else None)
+        driven.start()
+        driven.train(3)
+        driven.pass_time(6)
+        volume, driven.checkpoints = driven.checkpoints, {}
+        driven.kill(Role.PS, 0)
+        driven.join(Role.PS, 0)
+        (trouble,) = driven.job.troubles.values()
+        newest = max(volume)
+        assert trouble.message == f"spec.checkpoint.uri (/checkpoints) holds no checkpoint, and held {newest}"
+        driven.checkpoints = volume
+        driven.pass_time(20)
+        assert committed_samples(driven.job, driven.spec) == 3 * BATCH
+        driven.train_all()
+        assert driven.ps[0].applied == driven.ps[1].applied == {0: set(range(BATCHES))}
+
     def test_an_empty_ledger_goes_back_to_its_own_checkpoint_and_skips_the_same_files(self) -> None:
         driven = started("Append", files=("/data/day_0", "/data/day_1"), interval=5.0)
         driven.train(3)
