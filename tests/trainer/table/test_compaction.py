@@ -29,7 +29,7 @@ def store(make_spec: Any, push: Push) -> TableStore:
 
 
 def rows_now(store: TableStore) -> dict[int, bytes]:
-    return records_of(store.snapshot(Reader.PARITY, NO_LOCK), 0)
+    return records_of(store.snapshot(Reader.MOVE, NO_LOCK), 0)
 
 
 def leave(store: TableStore, part: int) -> None:

@@ -34,7 +34,7 @@ def store(make_spec: Any, push: Push) -> TableStore:
 
 
 def rows_now(store: TableStore, table: int = 0) -> dict[int, bytes]:
-    return records_of(store.snapshot(Reader.PARITY, NO_LOCK), table)
+    return records_of(store.snapshot(Reader.MOVE, NO_LOCK), table)
 
 
 def test_a_snapshot_is_of_the_moment_at_which_it_began(store: TableStore, push: Push) -> None:

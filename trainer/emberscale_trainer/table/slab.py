@@ -19,7 +19,6 @@ class Reader(IntEnum):
     CHECKPOINT = 0
     FLASH = 1
     MOVE = 2
-    PARITY = 3
 
 
 PARAMETERS = 8
