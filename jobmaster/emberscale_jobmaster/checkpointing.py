@@ -63,7 +63,6 @@ AGAIN_SECONDS = 1.0
 SLOWED = 0.1
 """The share of training that is assumed lost while a checkpoint is written."""
 
-_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 _PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
 _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
 
@@ -288,7 +287,7 @@ def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, code: str, problem: str, now: float
 ) -> JobState:
     """Handles a failed call to a server, which may have done its part of the barrier: the barrier is void."""
-    if operation.phase is CheckpointPhase.SAVE and code in _AGAIN:
+    if operation.phase is CheckpointPhase.SAVE and code in retry.PASSING_CODES:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     return give_up(state, spec, operation, f"ps-{server}: {problem}", now)
 

@@ -60,8 +60,6 @@ AGAIN_SECONDS = 0.25
 KEPT_SECONDS = 2.0
 """How often a server that is ready hears that the move is still wanted."""
 
-_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Begins a move to the wanted servers and shares, and its barrier; drops one that is not wanted any more."""
@@ -236,7 +234,7 @@ def on_server_failed(
     """A call to a server has failed."""
     if operation.phase is MovePhase.BARRIER:
         return _barrier_failed(state, spec, operation, f"ps-{server}: {problem}", now)
-    if code in _AGAIN:
+    if code in retry.PASSING_CODES:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if operation.phase is MovePhase.SWITCH:
         state = _given_up(state, spec, operation, f"ps-{server} refuses the switch: {problem}", now)

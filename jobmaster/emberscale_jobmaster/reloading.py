@@ -58,8 +58,6 @@ AGAIN_SECONDS = 0.25
 KEPT_SECONDS = 2.0
 """How often a server that is ready hears that the change of table is still wanted."""
 
-_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-
 
 def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Looks for the checkpoint once the lost servers have successors; ends a reload that nobody needs any more."""
@@ -209,7 +207,7 @@ def on_server_failed(
     """A call to a server has failed."""
     if operation.phase is ReloadPhase.BARRIER:
         return _barrier_failed(state, spec, operation, f"ps-{server}: {problem}", now)
-    if code in _AGAIN:
+    if code in retry.PASSING_CODES:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if operation.phase is ReloadPhase.SWITCH:
         return roll_back(state, spec, operation.reason, f"ps-{server} refuses the switch: {problem}")

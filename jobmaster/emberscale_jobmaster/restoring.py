@@ -43,9 +43,6 @@ CALL_SECONDS = 20.0
 AGAIN_SECONDS = 1.0
 KIND = "Restore"
 
-_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-"""Codes after which the same call is made again: the server is away, and its silence will show."""
-
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Begins a restore once all servers are there and none is under way."""
@@ -128,7 +125,7 @@ def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Restore, server: int, code: str, problem: str, now: float
 ) -> JobState:
     """A server could not be assigned. One that knows of a later table says ABORTED; the next attempt goes beyond it."""
-    if code in _AGAIN:
+    if code in retry.PASSING_CODES:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if code == "INVALID_ARGUMENT":
         return fail(state, "ModelRefused", f"ps-{server}: {problem}")

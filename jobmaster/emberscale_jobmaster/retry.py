@@ -13,6 +13,8 @@ PATIENCE_SECONDS = 600.0
 SUSPENSION_PATIENCE_SECONDS = 60.0
 """For the checkpoint at which a job is to rest; then it rests at the one before."""
 LEAST_ATTEMPTS = 3
+PASSING_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+"""Codes after which the same call to a server is made again: the server is away, and its silence will show."""
 
 
 @dataclass(frozen=True)
