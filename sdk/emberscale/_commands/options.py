@@ -35,6 +35,18 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+WorkFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--workdir",
+        metavar="DIR",
+        help="The run's folder. [dim]default: runs/<job name>[/]",
+        show_default=False,
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
+]
 OutputFormat = Annotated[
     Output, typer.Option("--output", "-o", help="[cyan]json[/] prints one object, for programs, last on stdout.")
 ]

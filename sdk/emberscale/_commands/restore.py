@@ -1,21 +1,26 @@
 """`emberscale checkpoints restore`: starts a job from a checkpoint of another one."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 
 from emberscale._commands.checkpoints import located
-from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
-from emberscale._commands.run import exit_code
-from emberscale._reports.summary_table import summary_table
+from emberscale._commands.options import (
+    ManifestFile,
+    Output,
+    OutputFormat,
+    Overrides,
+    Overwrite,
+    WorkFolder,
+    bad_input_exits,
+    paragraphs,
+)
+from emberscale._commands.run import exit_code, show_result
 from emberscale._run.brain_choice import BrainOption, choose_brain
 from emberscale._run.checkpoints import check_initial
 from emberscale._run.interruption import Interruption
-from emberscale._run.summary import finite_json
 from emberscale._training import default_folder, run_job
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataContinuation, apply_overrides, load_manifest
@@ -58,13 +63,8 @@ def restore(
         typer.Option(help="What is trained. [dim]default: as in the manifest, else Fresh[/]", show_default=False),
     ] = None,
     overrides: Overrides = None,
-    workdir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
-    ] = False,
+    workdir: WorkFolder = None,
+    overwrite: Overwrite = False,
     printed: Annotated[
         bool, typer.Option("--print", help="Prints the manifest and starts nothing. The checkpoint is checked.")
     ] = False,
@@ -87,10 +87,7 @@ def restore(
             overwrite=overwrite,
             brain=choose_brain(job, brain, (), None),
         )
-        if output is Output.JSON:
-            typer.echo(finite_json(training.summary.as_document()))
-        else:
-            Console().print(summary_table(training.summary, training.folder))
+        show_result(training, output)
     raise typer.Exit(exit_code(training.summary, interruption))
 
 

@@ -1,18 +1,26 @@
 """`emberscale run`: trains a manifest on this machine."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
+from emberscale._commands.options import (
+    ManifestFile,
+    Output,
+    OutputFormat,
+    Overrides,
+    Overwrite,
+    WorkFolder,
+    bad_input_exits,
+    paragraphs,
+)
 from emberscale._reports.summary_table import summary_table
 from emberscale._run.brain_choice import BrainCaFile, BrainOption, BrainSettings, BrainTokenFile, choose_brain
 from emberscale._run.interruption import Interruption
 from emberscale._run.resumption import kept_by_a_run
 from emberscale._run.summary import Summary, finite_json
-from emberscale._training import default_folder, run_job
+from emberscale._training import Training, default_folder, run_job
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 
@@ -53,16 +61,11 @@ EXAMPLES = """\
 def run(
     file: ManifestFile,
     overrides: Overrides = None,
-    workdir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
-    ] = None,
+    workdir: WorkFolder = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resumes the run in the folder; see above for what must stay the same.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
-    ] = False,
+    overwrite: Overwrite = False,
     redis: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Uses this Redis instead of one of the job's own.", show_default=False),
@@ -92,11 +95,16 @@ def run(
             master_port=master_port,
             brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
         )
-        if output is Output.JSON:
-            typer.echo(finite_json(training.summary.as_document()))
-        else:
-            Console().print(summary_table(training.summary, training.folder))
+        show_result(training, output)
     raise typer.Exit(exit_code(training.summary, interruption))
+
+
+def show_result(training: Training, output: Output) -> None:
+    """Prints the summary of a run on stdout."""
+    if output is Output.JSON:
+        typer.echo(finite_json(training.summary.as_document()))
+    else:
+        Console().print(summary_table(training.summary, training.folder))
 
 
 def exit_code(summary: Summary, interruption: Interruption) -> int:
