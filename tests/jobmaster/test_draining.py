@@ -25,6 +25,16 @@ def drain(driven: Driven, index: int) -> str:
     return incarnation
 
 
+def standing_in() -> Driven:
+    """A job whose only server was drained, and has ended; ps-1 stands in for it."""
+    driven = training(servers=1)
+    drain(driven, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    driven.kill(Role.PS, 0)
+    return driven
+
+
 def owners(driven: Driven) -> set[int]:
     return {server.index for server in driven.job.routing.table.owners}
 
@@ -132,11 +142,7 @@ def test_another_server_stands_in_for_the_only_one() -> None:
 
 
 def test_an_edit_of_the_manifest_leaves_the_stand_in_its_rows() -> None:
-    driven = training(servers=1)
-    drain(driven, 0)
-    driven.join(Role.PS, 1)
-    driven.pass_time(5)
-    driven.kill(Role.PS, 0)
+    driven = standing_in()
     edit(driven, worker=3)
     driven.pass_time(5)
     assert owners(driven) == {1}
@@ -162,11 +168,7 @@ def test_a_lost_stand_in_costs_a_roll_back_to_the_shape_of_the_job() -> None:
 
 
 def test_the_next_master_keeps_the_stand_in() -> None:
-    driven = training(servers=1)
-    drain(driven, 0)
-    driven.join(Role.PS, 1)
-    driven.pass_time(5)
-    driven.kill(Role.PS, 0)
+    driven = standing_in()
     driven.master_dies()
     driven.pass_time(5)
     assert (owners(driven), servers_planned(driven)) == ({1}, 2)
@@ -221,11 +223,7 @@ def test_a_job_that_is_to_rest_starts_no_stand_in() -> None:
 
 
 def test_an_edit_gives_the_rows_of_the_stand_in_to_all_servers_of_the_new_shape() -> None:
-    driven = training(servers=1)
-    drain(driven, 0)
-    driven.join(Role.PS, 1)
-    driven.pass_time(5)
-    driven.kill(Role.PS, 0)
+    driven = standing_in()
     edit(driven, ps=2)
     driven.pass_time(5)
     assert owners(driven) == {1}

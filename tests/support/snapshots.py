@@ -11,3 +11,8 @@ def records_of(snapshot: Snapshot, table: int = 0) -> dict[int, bytes]:
     found = {int(np.frombuffer(record, np.int64, 1)[0]): record for record in records}
     assert len(found) == len(records), "a key came twice"
     return found
+
+
+def all_records_of(snapshot: Snapshot, tables: int) -> dict[tuple[int, int], bytes]:
+    """The records of so many tables, by table and key."""
+    return {(table, key): record for table in range(tables) for key, record in records_of(snapshot, table).items()}

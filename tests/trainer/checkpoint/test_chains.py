@@ -31,7 +31,7 @@ from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore, keys_of
 from master_stand_in import owned, write_manifest
-from snapshots import records_of
+from snapshots import all_records_of, records_of
 
 ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
 SPECS = (
@@ -67,7 +67,7 @@ class Server:
 
     def contents(self) -> Contents:
         snapshot = self.tables.snapshot(Reader.FLASH, nullcontext())
-        found = {(number, key): row for number in range(3) for key, row in records_of(snapshot, number).items()}
+        found = all_records_of(snapshot, 3)
         snapshot.commit()
         return found
 

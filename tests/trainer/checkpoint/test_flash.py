@@ -33,7 +33,7 @@ from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from flash_server import FlashServer
 from master_stand_in import checkpoint_manifest, owned, write_manifest
-from snapshots import records_of
+from snapshots import all_records_of
 
 SPECS = (
     TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
@@ -83,12 +83,7 @@ class Trained:
     def contents(self) -> Contents:
         with self.lock:
             snapshot = self.tables.snapshot(Reader.CHECKPOINT, self.lock)
-        return contents(snapshot_of=snapshot)
-
-
-def contents(snapshot_of: object) -> Contents:
-    tables = range(len(SPECS) + 1)
-    return {(number, key): row for number in tables for key, row in records_of(snapshot_of, number).items()}  # type: ignore[arg-type]  # a Snapshot
+        return all_records_of(snapshot, len(SPECS) + 1)
 
 
 def complete(server: FlashServer, checkpoint: str, servers: int, files: list[WrittenFile]) -> None:
@@ -99,7 +94,7 @@ def complete(server: FlashServer, checkpoint: str, servers: int, files: list[Wri
 def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Contents:
     tables = TableStore(SPECS, DENSE)
     load_partition(files, owned(servers, index), tables, len(INITIAL))
-    return contents(tables.snapshot(Reader.CHECKPOINT, threading.RLock()))
+    return all_records_of(tables.snapshot(Reader.CHECKPOINT, threading.RLock()), len(SPECS) + 1)
 
 
 class KilledError(BaseException):

@@ -32,7 +32,7 @@ from emberscale_trainer.checkpoint import (
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest
-from snapshots import records_of
+from snapshots import all_records_of, records_of
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
 SPECS = (
@@ -81,12 +81,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
 
 def contents(tables: TableStore) -> Contents:
     """Every record by table and key."""
-    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
-    return {
-        (number, key): record
-        for number in range(len(tables.specs))
-        for key, record in records_of(snapshot, number).items()
-    }
+    return all_records_of(tables.snapshot(Reader.CHECKPOINT, nullcontext()), len(tables.specs))
 
 
 def load(uri: str, servers: int = 1, index: int = 0, progress: Work | None = None) -> tuple[Contents, AppliedBatches]:
