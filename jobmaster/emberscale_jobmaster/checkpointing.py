@@ -323,8 +323,7 @@ def give_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, pr
 def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float) -> JobState:
     """Repeats the calls that are due, and gives up a checkpoint that makes no progress."""
     if now < operation.deadline:
-        due = [whom for whom, at in operation.again_at.items() if now >= at]
-        return state.asking(operation, *due) if due else state
+        return state.asking_due(operation, now)
     if operation.phase is CheckpointPhase.WRITE:
         problem = f"the manifest was not written within {WRITE_SECONDS:g} s"
         return on_storage_failed(state, spec, operation, problem, now)

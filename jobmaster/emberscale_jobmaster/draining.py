@@ -16,7 +16,7 @@ from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.membership import Drain, DrainPhase, MemberId, slot_name
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.progress import may_own
-from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares, with_scaling
+from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares
 
 
 def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *, replaced: bool = False) -> JobState:
@@ -37,7 +37,7 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *
     if not takers and (servers > 1 or index >= servers):  # another one stands in for the only server alone
         return state
     to_whom = "" if takers else f" to ps-{servers}, which stands in for it"
-    return _told(drained, "PlannedDrain", f"{name} is to give its rows away{to_whom}: {why}", 0.0)
+    return reshaping.note_step(drained, "PlannedDrain", f"{name} is to give its rows away{to_whom}: {why}", 0.0)
 
 
 def may_go(state: JobState, index: int, incarnation: str) -> bool:
@@ -69,7 +69,7 @@ def _given_up(state: JobState, spec: TrainingJobSpec, index: int, drain: Drain, 
         return state
     why = f": {state.scaling.waits}" if state.scaling.waits else ""
     message = f"{slot_name(Role.PS, index)} keeps its rows, as ps-{last} did not join within {seconds:.0f} s{why}"
-    return _told(_over(state, index), "GaveUpDrain", message, seconds)
+    return reshaping.note_step(_over(state, index), "GaveUpDrain", message, seconds)
 
 
 def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState:
@@ -85,7 +85,7 @@ def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState
         if drain.phase is not DrainPhase.LEAVES:
             return state
         state = _with(state, index, replace(drain, phase=DrainPhase.DRAINED))
-        state = _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
+        state = reshaping.note_step(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
         if not drain.replaced:
             return state
         return replace(state, members=state.members.expelled(MemberId(Role.PS, index, drain.incarnation)))
@@ -93,9 +93,11 @@ def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState
         return _over(state, index) if process is not None or drain.phase is DrainPhase.LEAVES else state
     if process is not None and drain.phase is DrainPhase.DRAINED:
         state = _with(state, index, replace(drain, phase=DrainPhase.REPLACED))
-        return _told(state, "JoinedServer", f"a new {name} joined", seconds)
+        return reshaping.note_step(state, "JoinedServer", f"a new {name} joined", seconds)
     if process is not None and may_own(state, index, process.incarnation) and state.move is None:
-        return _told(_over(state, index), "ReplacedServer", f"the new {name} has its share of the rows", seconds)
+        return reshaping.note_step(
+            _over(state, index), "ReplacedServer", f"the new {name} has its share of the rows", seconds
+        )
     return _over(state, index) if index >= len(state.routing.table.servers) else state
 
 
@@ -105,7 +107,3 @@ def _with(state: JobState, index: int, drain: Drain) -> JobState:
 
 def _over(state: JobState, index: int) -> JobState:
     return replace(state, drains={one: drain for one, drain in state.drains.items() if one != index})
-
-
-def _told(state: JobState, reason: str, message: str, seconds: float) -> JobState:
-    return with_scaling(state, reshaping.with_step(state.scaling, reason, message, seconds))

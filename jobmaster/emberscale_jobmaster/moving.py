@@ -253,8 +253,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now:
         if operation.phase is MovePhase.BARRIER:
             return _barrier_failed(state, spec, operation, problem, now)
         return _given_up(state, spec, operation, problem, now)
-    due = [whom for whom, at in operation.again_at.items() if now >= at]
-    return state.asking(operation, *due) if due else state
+    return state.asking_due(operation, now)
 
 
 def on_takeover(state: JobState, operation: Move) -> JobState:

@@ -220,13 +220,8 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
 
 def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
     """All servers go back to the newest checkpoint, of a job that may recover partially; `why` it does not is told."""
-    told = tell_recovery(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
+    told = reshaping.note_step(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
     return _roll_back(told, spec)
-
-
-def tell_recovery(state: JobState, reason: str, message: str, seconds: float) -> JobState:
-    """Adds a recovery to the steps that people are told of once each."""
-    return with_scaling(state, reshaping.with_step(state.scaling, reason, message, seconds))
 
 
 def _roll_back(state: JobState, spec: TrainingJobSpec) -> JobState:

@@ -22,7 +22,7 @@ from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.progress import is_protected, recover
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure, Parity, Rebuilt
-from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, switching_move, with_scaling
+from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, switching_move
 
 MOST_ATTEMPTS = 5
 AGAIN_SECONDS = 1.0
@@ -117,13 +117,15 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     if not lost.told:
         message = f"{lost.reason}: its rows are rebuilt from parity once it has a successor"
-        return _told(replace(state, rebuilding=replace(lost, told=True)), "Degraded", message, 0.0)
+        return reshaping.note_step(replace(state, rebuilding=replace(lost, told=True)), "Degraded", message, 0.0)
     process = state.members.process(Role.PS, lost.server)
     if process is None or now < lost.next_at:
         return state
     if process.incarnation == lost.incarnation:
         if not lost.attempts:
-            return _told(replace(state, rebuilding=None), "Returned", f"ps-{lost.server} speaks again", 0.0)
+            return reshaping.note_step(
+                replace(state, rebuilding=None), "Returned", f"ps-{lost.server} speaks again", 0.0
+            )
         return _roll_back(state, spec, f"ps-{lost.server} speaks again while its rows are rebuilt")
     table = state.routing.table
     successor = PsAddress(lost.server, process.incarnation, process.data_address, process.control_address)
@@ -185,13 +187,9 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         rebuilt=Rebuilt(state.rebuilt.count + 1, name, seconds, sent),
     )
     message = f"{name} has its {sent / _MIB:,.1f} MiB of rows again, rebuilt from parity, by routing table"
-    return _told(state, "Recovered", f"{message} {move.table.version}; nothing was rolled back", seconds)
+    return reshaping.note_step(state, "Recovered", f"{message} {move.table.version}; nothing was rolled back", seconds)
 
 
 def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:
     lost = state.rebuilding
     return recover(state, spec, Failure(() if lost is None else (lost.server,), reason))
-
-
-def _told(state: JobState, reason: str, message: str, seconds: float) -> JobState:
-    return with_scaling(state, reshaping.with_step(state.scaling, reason, message, seconds))

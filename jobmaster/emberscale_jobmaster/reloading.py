@@ -19,7 +19,7 @@ from emberscale_api.checkpoint import ForgottenShare, is_flash
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
-from emberscale_jobmaster import retry
+from emberscale_jobmaster import reshaping, retry
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.effects import (
     CallServer,
@@ -35,7 +35,7 @@ from emberscale_jobmaster.effects import (
 from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
-from emberscale_jobmaster.progress import fail, roll_back, tell_recovery
+from emberscale_jobmaster.progress import fail, roll_back
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR
 from emberscale_jobmaster.state import JobState, Routing, applied_batches, newest_flash
@@ -198,7 +198,7 @@ def on_switched(
         f"{lost.samples:,} samples are forgotten on {lost.share:.1%} of the rows, "
         f"portion of lost samples {state.pls:.4f} of {spec.fault_tolerance.allowed_pls:g}"
     )
-    return tell_recovery(state, "RecoveredPartially", message, seconds), (Reloaded(lost, seconds),)
+    return reshaping.note_step(state, "RecoveredPartially", message, seconds), (Reloaded(lost, seconds),)
 
 
 def on_server_failed(
@@ -251,8 +251,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
             return fail(state, trouble.reason, trouble.message)
         operation = replace(operation, deadline=now + AGAIN_SECONDS)  # they read the storage again and again
         state = state.having(operation)
-    due = [whom for whom, at in operation.again_at.items() if now >= at]
-    return state.asking(operation, *due) if due else state
+    return state.asking_due(operation, now)
 
 
 def on_takeover(state: JobState, operation: Reload) -> JobState:

@@ -25,6 +25,11 @@ def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Sc
     return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:], next_step=number + 1)
 
 
+def note_step(state: JobState, reason: str, message: str, seconds: float) -> JobState:
+    """Notes a step that people are told of once."""
+    return with_scaling(state, with_step(state.scaling, reason, message, seconds))
+
+
 def begin(scaling: Scaling, before: RoleShapes, after: RoleShapes, why: str, now: float) -> Scaling:
     """Begins a change of shape, which replaces one that has not ended."""
     change = describe_change(before, after)
@@ -42,7 +47,7 @@ def note_copied(state: JobState, servers: int, copied_bytes: int, rounds: int, s
         number = state.scaling.steps[-1].number
         step = ScalingStep(number, "CopiedRows", message, round(seconds, 3))
         return with_scaling(state, replace(scaling, steps=(*scaling.steps, step)))
-    return with_scaling(state, with_step(scaling, "CopiedRows", message, seconds))
+    return note_step(state, "CopiedRows", message, seconds)
 
 
 def note_switched(state: JobState, servers: int, version: int, paused: float, seconds: float) -> JobState:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from emberscale_api.checkpoint import is_flash
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import STARTED_STEP
-from emberscale_jobmaster import retry
+from emberscale_jobmaster import reshaping, retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
 from emberscale_jobmaster.events import CheckpointFound, Loaded
 from emberscale_jobmaster.operations import (
@@ -28,7 +28,6 @@ from emberscale_jobmaster.progress import (
     begin_assignment,
     complete_assignment,
     fail,
-    tell_recovery,
     unroute,
 )
 from emberscale_jobmaster.ranges import on_all
@@ -156,8 +155,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
         said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
         problem = f"{', '.join(f'ps-{server}' for server in waiting)} loaded nothing for {LOAD_SECONDS:g} s"
         return try_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
-    due = [whom for whom, at in operation.again_at.items() if now >= at]
-    return state.asking(operation, *due) if due else state
+    return state.asking_due(operation, now)
 
 
 def _told(state: JobState, restored: Restored) -> JobState:
@@ -168,7 +166,7 @@ def _told(state: JobState, restored: Restored) -> JobState:
     kept = "" if restored.data is None else ", and goes on where that stood"
     skipped = f"; files that count as trained: {len(origin.trained)}" if origin.trained else ""
     message = f"from {origin.checkpoint} of job {origin.job}, trained on {origin.samples:,} samples{kept}{skipped}"
-    return tell_recovery(state, STARTED_STEP, message, 0.0)
+    return reshaping.note_step(state, STARTED_STEP, message, 0.0)
 
 
 def _folders(spec: TrainingJobSpec) -> str:

@@ -241,6 +241,11 @@ class JobState:
         asked = replace(operation, pending=pending, again_at=again_at)
         return replace(self.having(asked), next_serial=self.next_serial + 1)
 
+    def asking_due(self, operation: Operation, now: float) -> "JobState":
+        """Returns the state in which this operation makes the calls that were put off until now."""
+        due = [whom for whom, at in operation.again_at.items() if now >= at]
+        return self.asking(operation, *due) if due else self
+
     def untroubled(self, *kinds: str) -> "JobState":
         """Returns the state once operations of these kinds succeed again."""
         left = {kind: trouble for kind, trouble in self.troubles.items() if kind not in kinds}
