@@ -8,8 +8,10 @@ from emberscale_api.job import IncrementalMode
 from emberscale_jobmaster.operations import SnapshotFile
 
 LONGEST = 100
-"""Increments of a consecutive chain: each adds files to all later manifests, and to what a restore reads."""
+"""Increments of a consecutive chain: each adds files to all later manifests."""
 
+MOST_BASES = 4
+"""Once a consecutive chain is so many times its base, it ends. The paper shows one that grows to almost 4 (figure 9)."""
 
 COSTS_KEPT = 50
 """Checkpoints whose cost is remembered."""
@@ -70,9 +72,19 @@ def builds_on(chain: Chain, mode: IncrementalMode, weight_bits: int = 0) -> str:
         case IncrementalMode.ONE_SHOT:
             return chain.base
         case IncrementalMode.CONSECUTIVE:
-            return chain.newest if len(chain.increments) < LONGEST else ""
+            return "" if is_long(chain) else chain.newest
         case IncrementalMode.INTERMITTENT | IncrementalMode.AUTO:
             return "" if begins_anew(chain) else chain.base
+
+
+def is_long(chain: Chain) -> bool:
+    """Whether a restore of a consecutive chain reads so much that the next checkpoint has all rows.
+
+    A merge of the files of the chain would read all of them, write as much as that checkpoint does, and write it in
+    addition to the next increment, instead of in its place.
+    """
+    size = chain.base_bytes + sum(chain.increments)
+    return bool(chain.increments) and (len(chain.increments) >= LONGEST or size >= MOST_BASES * chain.base_bytes)
 
 
 def begins_anew(chain: Chain) -> bool:

@@ -7,7 +7,7 @@ from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job import IncrementalMode, Quantization
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster.chains import COSTS_KEPT, LONGEST, Chain, begins_anew, builds_on
+from emberscale_jobmaster.chains import COSTS_KEPT, LONGEST, MOST_BASES, Chain, begins_anew, builds_on
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import SnapshotFile
 from emberscale_jobmaster.state import Stage
@@ -57,7 +57,15 @@ def test_all_rows_come_again_once_increments_are_expected_to_cost_as_much(
     assert anew is (bool(increments) and past <= (len(increments) + 1) * increments[-1])
 
 
-def test_a_consecutive_chain_ends_somewhere() -> None:
+def test_a_consecutive_chain_ends_when_a_restore_reads_too_much() -> None:
+    written = sizes(IncrementalMode.CONSECUTIVE, GROWTH, 40)
+    assert [number for number, size in enumerate(written) if size == 100] == [0, 13, 26, 39]
+    assert sum(written[:13]) >= MOST_BASES * 100 > sum(written[:12])
+    assert sizes(IncrementalMode.CONSECUTIVE, [100], 9) == [100] * 9
+    assert builds_on(Chain("", "", 0), IncrementalMode.CONSECUTIVE) == ""
+
+
+def test_a_consecutive_chain_of_small_increments_ends_somewhere() -> None:
     chain = Chain("1", "7", 100, (1,) * LONGEST)
     assert builds_on(chain, IncrementalMode.CONSECUTIVE) == ""
     assert builds_on(Chain("1", "7", 100, (1,) * (LONGEST - 1)), IncrementalMode.CONSECUTIVE) == "7"
