@@ -11,7 +11,7 @@ LONGEST = 100
 """Increments of a consecutive chain: each adds files to all later manifests."""
 
 MOST_BASES = 4
-"""Once a consecutive chain is so many times its base, it ends. The paper shows one that grows to almost 4 (figure 9)."""
+"""A consecutive chain ends once it has so many times the bytes of its base; that of figure 9 grows to almost 4."""
 
 COSTS_KEPT = 50
 """Checkpoints whose cost is remembered."""
