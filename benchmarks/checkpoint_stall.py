@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
-from emberscale_trainer.checkpoint import Share, Work, write_snapshot
+from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from master_stand_in import owned
+from master_stand_in import owned, write_snapshot
 from reporting import Ratio, arguments, report, say
 
 TABLES, DIMENSION, DENSE = 8, 16, 10_000

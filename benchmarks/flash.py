@@ -43,13 +43,12 @@ from emberscale_trainer.checkpoint import (
     Work,
     WrittenFile,
     load_partition,
-    write_snapshot,
 )
 from emberscale_trainer.checkpoint.flash import CHUNK_BYTES
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore
 from flash_recovery import FLASH, Recovery, measure_recovery
-from master_stand_in import checkpoint_manifest, owned, write_manifest
+from master_stand_in import checkpoint_manifest, owned, write_manifest, write_snapshot
 from reporting import Ratio, arguments, report, say
 
 UID, INTERVAL_SECONDS = "benchmark", 15.0

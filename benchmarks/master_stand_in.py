@@ -1,15 +1,17 @@
 """What a master would say, for benchmarks and tests that have none: even routing tables, manifests of checkpoints."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, format_of
-from emberscale_api.job import parse_manifest
+from emberscale_api.job import TableSpec, parse_manifest
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_trainer.checkpoint import WrittenFile
+from emberscale_trainer.checkpoint import Share, Work, WrittenFile
+from emberscale_trainer.checkpoint.writer import write_part
 from emberscale_trainer.partition import Ownership
+from emberscale_trainer.table import Snapshot
 from whole_run import manifest
 
 
@@ -27,6 +29,15 @@ def even_table(servers: int) -> RoutingTable:
 def owned(servers: int, index: int) -> Ownership:
     """What one of so many servers owns in the first routing table."""
     return Ownership.of(even_table(servers), index)
+
+
+def write_snapshot(
+    snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work, weight_bits: int = 0
+) -> list[WrittenFile]:
+    """Writes all rows of one server, as a checkpoint on which none builds, and commits the snapshot."""
+    written, _ = write_part(snapshot, specs, share, uri, work, weight_bits)
+    snapshot.commit()
+    return written
 
 
 def checkpoint_manifest(files: Iterable[WrittenFile] = (), **changes: Any) -> CheckpointManifest:

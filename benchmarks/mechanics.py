@@ -23,10 +23,10 @@ import numpy as np
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import buckets_of
-from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, WrittenFile, load_partition, write_snapshot
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, WrittenFile, load_partition
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from master_stand_in import owned, write_manifest
+from master_stand_in import owned, write_manifest, write_snapshot
 from reporting import arguments, say
 
 DIMENSION = 16

@@ -76,7 +76,7 @@ def trained_rows(folder: Path, records: int) -> Vectors:
 
 def restored(vectors: Vectors, quantizer: Quantizer) -> Vectors:
     """The vectors as a checkpoint gives them back."""
-    packed = PackedRows.of_vectors(vectors.shape[1], quantizer)
+    packed = PackedRows(quantizer, vectors.shape[1], head=0, tail=0, record=4 * vectors.shape[1])
     return packed.unpack(packed.pack(vectors.view(np.uint8))).view(np.float32)
 
 
@@ -164,7 +164,7 @@ def speeds(vectors: Vectors, turns: int) -> dict[tuple[str, int], list[float]]:
     for _ in range(turns):
         for bits in QUANTIZERS:
             for method in METHODS[:-1]:
-                packed = PackedRows.of_vectors(DIMENSION, quantizer_of(method, bits))
+                packed = PackedRows(quantizer_of(method, bits), DIMENSION, head=0, tail=0, record=4 * DIMENSION)
                 time_one((method, bits), vectors, partial(_pack, packed))
             if bits < 8:
                 compiled = partial(k_means, clusters=1 << bits, iterations=KMEANS_ITERATIONS, seed=1)

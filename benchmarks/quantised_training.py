@@ -24,12 +24,12 @@ from sklearn.metrics import roc_auc_score
 
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.rpc.master_pb2 import EVALUATION_DATA, TRAINING_DATA
-from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition, write_snapshot
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader
 from in_process import InProcessTraining
-from master_stand_in import owned, write_manifest
+from master_stand_in import owned, write_manifest, write_snapshot
 from plain_torch import indexed
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, synthesise

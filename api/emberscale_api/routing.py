@@ -89,6 +89,21 @@ class RoutingTable:
         return tuple(piece for piece, owner in enumerate(self.piece_owners) if owner == ps)
 
 
+@dataclass(frozen=True)
+class ParityTrouble:
+    """What keeps rows of a parameter server of a routing table from being protected.
+
+    * `version`: of the routing table. `message`: for people, about the server.
+    * `seconds`: for how long the servers have parted, or one that holds parity has acknowledged nothing.
+    * `broken`: they have parted for good; pushes wait until they get another table.
+    """
+
+    version: int
+    message: str
+    seconds: float = 0.0
+    broken: bool = False
+
+
 def piece_length(parameters: int) -> int:
     """Floats in one dense piece of a model of `parameters` floats; the last pieces are padded with zeros."""
     return -(-parameters // (DENSE_PIECES * _PIECE_ALIGNMENT)) * _PIECE_ALIGNMENT

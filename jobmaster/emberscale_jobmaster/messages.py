@@ -9,8 +9,7 @@ import numpy as np
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EVALUATION_BINS
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import role_from_wire, wire_role
 from emberscale_jobmaster import ranges

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from emberscale_api.job.roles import Role
-from emberscale_api.parity import ParityTrouble
+from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership
 from emberscale_jobmaster.slowness import Pace, Slowness, factors, judged

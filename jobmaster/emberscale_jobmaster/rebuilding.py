@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import PsAddress
+from emberscale_api.routing import ParityTrouble, PsAddress
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.membership import MemberId, slot_name
 from emberscale_jobmaster.observations import ServerReport

@@ -14,8 +14,7 @@ from tests.jobmaster.fakes import BATCH, job
 from emberscale_api.checkpoint import CheckpointManifest, is_flash, number_of, rows_suffix
 from emberscale_api.job.roles import Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import progress, ranges
 from emberscale_jobmaster.effects import (

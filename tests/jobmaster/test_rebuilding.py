@@ -6,7 +6,7 @@ import pytest
 from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
-from emberscale_api.parity import ParityTrouble
+from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import moving, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived

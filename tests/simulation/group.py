@@ -12,8 +12,7 @@ from tests.simulation.network import BrokenError, End, Hello
 from tests.simulation.units import Batch, Unit
 from tests.simulation.world import Signal, Task
 
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.wire import Status
 from emberscale_trainer.parity import Holding, ParityLayout
 from emberscale_trainer.partition import AppliedBatches

@@ -8,8 +8,7 @@ from tests.simulation.network import End
 from tests.simulation.units import Unit, owner
 from tests.simulation.world import Signal, Task
 
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError

@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import TableStore, keys_of
 from emberscale_trainer.transport import listen
 from master_stand_in import spread_evenly
+from snapshots import all_rows
 
 TOKEN = "secret"
 SECONDS = 60.0
@@ -57,8 +58,8 @@ class MovingServer:
         return {
             (table, record.tobytes()[:8]): record.tobytes()
             for table in range(len(tables.specs) - 1)
-            for bucket in np.flatnonzero(buckets).tolist()
-            for record in tables.records_of_bucket(table, bucket)
+            for rows in [all_rows(tables, table)]
+            for record in rows[buckets[buckets_of(keys_of(rows))]]
         }
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""What is in a snapshot of embedding tables."""
+"""What is in embedding tables, and in snapshots of them."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from emberscale_trainer.table import Snapshot
+from emberscale_api.routing import buckets_of
+from emberscale_trainer.table import Snapshot, TableStore, keys_of
 
 
 def records_of(snapshot: Snapshot, table: int = 0) -> dict[int, bytes]:
@@ -16,3 +18,17 @@ def records_of(snapshot: Snapshot, table: int = 0) -> dict[int, bytes]:
 def all_records_of(snapshot: Snapshot, tables: int) -> dict[tuple[int, int], bytes]:
     """The records of so many tables, by table and key."""
     return {(table, key): record for table in range(tables) for key, record in records_of(snapshot, table).items()}
+
+
+def all_rows(store: TableStore, table: int) -> NDArray[np.uint8]:
+    """The rows of a table that was never compacted, uint8 [n, stride]."""
+    slots, segments = store.rows_of_segment(table), range(store.segments_in_use(table))
+    chunks = [store.records_of_slots(table, segment, 0, slots) for segment in segments]
+    return np.concatenate(chunks or [store.layouts[table].empty(0)])
+
+
+def rows_of_bucket(store: TableStore, table: int, bucket: int) -> NDArray[np.uint8]:
+    """Those of one bucket."""
+    rows = all_rows(store, table)
+    found: NDArray[np.uint8] = rows[buckets_of(keys_of(rows)) == bucket]
+    return found

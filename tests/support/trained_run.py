@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from emberscale._run.folder import open_run
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_api.routing import buckets_of
-from emberscale_trainer.checkpoint import ChainWriter, Share, Work, WrittenFile, owned_rows, write_snapshot
+from emberscale_trainer.checkpoint import ChainWriter, Share, Work, WrittenFile, owned_rows
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from master_stand_in import owned, write_manifest
+from master_stand_in import owned, write_manifest, write_snapshot
 
 SERVERS = 2
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)

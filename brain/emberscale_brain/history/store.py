@@ -161,22 +161,14 @@ class HistoryStore:
 
         return self._in_transaction(read)
 
-    def past_jobs(self, limit: int, owner: str | None = None, architecture: str | None = None) -> list[PastJob]:
-        """Completed jobs for the warm start, the most promising first, at most `limit`.
-
-        Those of the owner and of the architecture come before others, then the latest.
-        """
+    def past_jobs(self, limit: int) -> list[PastJob]:
+        """Completed jobs for the warm start, the latest first, at most `limit`."""
 
         def read(session: Session) -> list[PastJob]:
-            order: list[Any] = [
-                desc(column == value)
-                for column, value in ((JobRow.owner, owner), (JobRow.architecture, architecture))
-                if value is not None
-            ]
             rows = session.scalars(
                 select(JobRow)
                 .where(JobRow.phase == COMPLETE, JobRow.final_shape.is_not(None))
-                .order_by(*order, desc(JobRow.finished_at))
+                .order_by(desc(JobRow.finished_at))
                 .limit(limit)
             )
             return [past_job_of(row) for row in rows]

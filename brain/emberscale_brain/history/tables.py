@@ -56,10 +56,7 @@ class JobRow(HistoryTable):
     fit: Mapped[str | None] = mapped_column(Text)
     rows: Mapped[int] = mapped_column(BigInteger, default=0)
 
-    __table_args__ = (
-        Index("jobs_by_end", "phase", "finished_at"),
-        Index("jobs_by_likeness", "owner", "architecture", "finished_at"),
-    )
+    __table_args__ = (Index("jobs_by_end", "phase", "finished_at"),)
 
 
 class ClaimRow(HistoryTable):

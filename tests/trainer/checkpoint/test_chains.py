@@ -31,7 +31,7 @@ from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore, keys_of
 from master_stand_in import owned, write_manifest
-from snapshots import all_records_of, records_of
+from snapshots import all_records_of, records_of, rows_of_bucket
 
 ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
 SPECS = (
@@ -108,7 +108,7 @@ class Job:
         if source is target:
             return
         for table in range(2):
-            target.tables.load(table, source.tables.records_of_bucket(table, bucket))
+            target.tables.load(table, rows_of_bucket(source.tables, table, bucket))
         if owns_piece := bool(source.owned.pieces[piece]):
             rows = records_of(source.tables.snapshot(Reader.FLASH, nullcontext()), 2)
             target.tables.load(2, np.frombuffer(rows.get(piece, b""), np.uint8).reshape(-1, DENSE_STRIDE))

@@ -27,13 +27,12 @@ from emberscale_trainer.checkpoint import (
     WrittenFile,
     flash_redis,
     load_partition,
-    write_snapshot,
 )
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from flash_server import FlashServer
-from master_stand_in import checkpoint_manifest, owned, write_manifest
-from snapshots import all_records_of
+from master_stand_in import checkpoint_manifest, owned, write_manifest, write_snapshot
+from snapshots import all_records_of, rows_of_bucket
 
 SPECS = (
     TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
@@ -218,7 +217,7 @@ def test_increments_follow_rows_that_move_between_servers(server: FlashServer) -
     number = 1
     for giver, taker in ((one, two), (two, one), (one, two)):
         for table in range(len(SPECS)):
-            taker.tables.load(table, giver.tables.records_of_bucket(table, bucket))
+            taker.tables.load(table, rows_of_bucket(giver.tables, table, bucket))
         number += 1  # the taker has the rows, and the giver owns them still
         files = [file for part in trained for file in part.save(f"flash-{number:08d}")]
         complete(server, f"flash-{number:08d}", 2, files)

@@ -19,12 +19,11 @@ from emberscale_trainer.checkpoint import (
     WrittenFile,
     load_partition,
     read_dense,
-    write_snapshot,
     writer,
 )
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore
-from master_stand_in import owned, write_manifest
+from master_stand_in import owned, write_manifest, write_snapshot
 from snapshots import all_records_of, records_of
 
 ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)

@@ -26,12 +26,11 @@ from emberscale_trainer.checkpoint import (
     load_partition,
     read_dense,
     work,
-    write_snapshot,
     writer,
 )
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from master_stand_in import owned, write_manifest
+from master_stand_in import owned, write_manifest, write_snapshot
 from snapshots import all_records_of, records_of
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from emberscale_api.job import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, buckets_of, piece_length
 from emberscale_api.wire import Header, Kind, Status
-from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition, write_snapshot
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.reports import Taken
@@ -27,7 +27,7 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import DensePieces, Eviction, Reader, TableStore, keys_of
 from eventually import eventually
-from master_stand_in import write_manifest
+from master_stand_in import write_manifest, write_snapshot
 from moves import SECONDS, table_of
 from snapshots import records_of
 

@@ -11,7 +11,7 @@ import pytest
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, RoutingTable, buckets_of, piece_length
 from emberscale_api.wire import Header, Kind, Status
-from emberscale_trainer.checkpoint import Share, Work, write_snapshot
+from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server import mover as mover_module
 from emberscale_trainer.server.barrier import NotHeldError
@@ -21,6 +21,7 @@ from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
 from eventually import eventually
+from master_stand_in import write_snapshot
 from moves import EVERYTHING, SECONDS, MovingServer, table_of
 from snapshots import records_of
 

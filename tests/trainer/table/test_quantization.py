@@ -23,8 +23,13 @@ def vectors(elements: st.SearchStrategy[float] = FINITE | SIMILAR) -> st.SearchS
     return arrays.arrays(np.float32, SHAPES, elements=elements)
 
 
+def packed_vectors(dimension: int, quantizer: Quantizer) -> PackedRows:
+    """Vectors of float32, with nothing around them."""
+    return PackedRows(quantizer, dimension, head=0, tail=0, record=4 * dimension)
+
+
 def restored(weights: NDArray[np.float32], quantizer: Quantizer) -> NDArray[np.float32]:
-    packed = PackedRows.of_vectors(weights.shape[1], quantizer)
+    packed = packed_vectors(weights.shape[1], quantizer)
     return packed.unpack(packed.pack(weights.view(np.uint8))).view(np.float32)
 
 
@@ -155,7 +160,7 @@ def test_everything_but_the_weights_of_a_record_comes_back_exactly(
 
 
 def test_the_codes_of_a_record_are_a_string_of_bits_the_lowest_first() -> None:
-    packed = PackedRows.of_vectors(9, Quantizer(3))
+    packed = packed_vectors(9, Quantizer(3))
     content = packed.pack(np.array([[0, 1, 2, 3, 4, 5, 6, 7, 5]], np.float32).view(np.uint8))[0]
     assert content[:8].view(np.float32).tolist() == [0, 1]
     bits = np.unpackbits(content[8:], bitorder="little")[: 9 * 3].reshape(9, 3)
@@ -166,7 +171,7 @@ def test_the_codes_of_a_record_are_a_string_of_bits_the_lowest_first() -> None:
     "records", [np.zeros((2, 3), np.uint8), np.zeros((2, 64), np.uint8)[:, ::2], np.zeros((2, 8), "f4")]
 )
 def test_bytes_of_another_form_are_refused_before_a_kernel_reads_them(records: NDArray[np.uint8]) -> None:
-    packed = PackedRows.of_vectors(8, QUANTIZERS[4])
+    packed = packed_vectors(8, QUANTIZERS[4])
     for convert in (packed.pack, packed.unpack):
         with pytest.raises(ValueError, match="contiguous uint8"):
             convert(records)

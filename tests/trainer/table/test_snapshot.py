@@ -14,7 +14,7 @@ from emberscale_api.job import OptimizerType
 from emberscale_api.routing import bucket_of
 from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
 from memory_limit import refused_beyond
-from snapshots import records_of
+from snapshots import records_of, rows_of_bucket
 
 Pull = Callable[..., NDArray[np.float32]]
 Push = Callable[..., None]
@@ -117,7 +117,7 @@ def test_a_take_brings_what_changed_since_the_last_one(make_spec: Any, push: Pus
     pull(store, [1, 2])  # reading is no change
     push(store, ([3, 500], np.ones(8)))
     push(store, ([5000], np.ones(4)))
-    store.load(0, store.records_of_bucket(0, bucket_of(7)))
+    store.load(0, rows_of_bucket(store, 0, bucket_of(7)))
     neighbours = {key for key in range(1000) if bucket_of(key) == bucket_of(7)}
     store.retire(0, np.array([500, 501]))
     second = store.take(Reader.CHECKPOINT, NO_LOCK)

@@ -6,7 +6,7 @@ from emberscale_trainer.checkpoint.flash import FlashDraft, FlashFiles, FlashWri
 from emberscale_trainer.checkpoint.flash_redis import FlashUnusableError
 from emberscale_trainer.checkpoint.reader import load_partition, read_dense, read_records, server_history
 from emberscale_trainer.checkpoint.work import AbandonedError, StorageUnreachableError, Work
-from emberscale_trainer.checkpoint.writer import Share, WrittenFile, write_snapshot
+from emberscale_trainer.checkpoint.writer import Share, WrittenFile
 
 __all__ = [
     "AbandonedError",
@@ -26,5 +26,4 @@ __all__ = [
     "read_dense",
     "read_records",
     "server_history",
-    "write_snapshot",
 ]

@@ -74,7 +74,7 @@ class ChainWriter:
     ) -> list[WrittenFile]:
         """Writes the server's files below the checkpoint's folder `uri`; returns all that its part consists of.
 
-        As `write_snapshot` in all else.
+        As `write_part` in all else.
         """
         written, link = write_part(draft.snapshot, specs, share, uri, work, weight_bits, draft.before)
         with draft.lock:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import OptimizerType, TableSpec
 from emberscale_trainer.checkpoint.work import Work
-from emberscale_trainer.partition import Ownership
+from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import RowLayout, holds_sketches
 from emberscale_trainer.table.layout import state_floats
 
@@ -132,6 +132,15 @@ class AppliedFile(_Part):
     """The content of applied.json."""
 
     epochs: list[EpochRuns]
+
+    @classmethod
+    def of(cls, applied: AppliedBatches) -> "AppliedFile":
+        """The batches that a server has applied."""
+        return cls(epochs=[EpochRuns(epoch=epoch, runs=applied.runs(epoch)) for epoch in applied.epochs()])
+
+    def to_json(self) -> bytes:
+        """Returns the file."""
+        return self.model_dump_json().encode()
 
 
 def ranges_of(owned: NDArray[np.bool_]) -> list[tuple[int, int]]:

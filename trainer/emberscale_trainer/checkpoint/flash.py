@@ -28,7 +28,6 @@ from emberscale_trainer.checkpoint.files import (
     RETIRED,
     AppliedFile,
     CheckpointFiles,
-    EpochRuns,
     PartitionFile,
     TablePart,
 )
@@ -275,12 +274,7 @@ def _documents(tables: TableStore, after: _Chain, share: Share) -> list[tuple[st
         sizes = [after.written[f"ps-{share.index}/{name}"].bytes for name in names if not name.endswith(RETIRED)]
         parts.append(TablePart.of(spec, names, sum(sizes) // RowLayout.of(spec).stride))
     partition = PartitionFile.of(share.index, share.owned, tables.specs, parts, share.parameters)
-    epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
-    applied = AppliedFile(epochs=epochs)
-    return [
-        ("partition.json", partition.to_json()),
-        ("applied.json", applied.model_dump_json().encode()),
-    ]
+    return [("partition.json", partition.to_json()), ("applied.json", AppliedFile.of(share.applied).to_json())]
 
 
 class FlashFiles(CheckpointFiles):

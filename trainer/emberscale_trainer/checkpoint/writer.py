@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.encoding import RowEncoding
-from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, EpochRuns, PartitionFile, TablePart
+from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, UnquantizableError, holds_sketches, keys_of
@@ -79,25 +79,6 @@ class Link:
         return [replace(file, checkpoint=file.checkpoint or self.checkpoint) for file in self.files]
 
 
-def write_snapshot(
-    snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work, weight_bits: int = 0
-) -> list[WrittenFile]:
-    """Writes all rows of one server below the checkpoint's folder `uri`; the dense table is the last of `specs`.
-
-    The weights of embedding rows are quantised to `weight_bits`, while they are written; 0 leaves them as they are.
-
-    All of it is on disk when this returns, where the folder is local. Commits the snapshot then, or else gives it
-    back. Raises StorageUnreachableError and AbandonedError, and UnquantizableError for a table with weights that are
-    not finite.
-    """
-    try:
-        written, _ = write_part(snapshot, specs, share, uri, work, weight_bits)
-        snapshot.commit()
-    except SnapshotAbandonedError as error:
-        raise AbandonedError from error
-    return written
-
-
 def write_part(
     snapshot: Snapshot,
     specs: Sequence[TableSpec],
@@ -107,10 +88,15 @@ def write_part(
     weight_bits: int = 0,
     before: Link | None = None,
 ) -> tuple[list[WrittenFile], Link]:
-    """Writes what the snapshot holds; returns the files of the server's part, and its rows as a link of a chain.
+    """Writes what the snapshot holds below the checkpoint's folder `uri`; the dense table is the last of `specs`.
 
-    With `before`, the snapshot holds what changed since that, and the part is both together. The snapshot stays open,
-    unless this fails: then it is given back. Raises as `write_snapshot`.
+    Returns the files of the server's part, and its rows as a link of a chain. With `before`, the snapshot holds what
+    changed since that, and the part is both together. The weights of embedding rows are quantised to `weight_bits`,
+    while they are written; 0 leaves them as they are.
+
+    All of it is on disk when this returns, where the folder is local. The snapshot stays open, unless this fails: then
+    it is given back. Raises StorageUnreachableError and AbandonedError, and UnquantizableError for a table with weights
+    that are not finite.
     """
     folder = _Folder(uri, f"ps-{share.index}", work)
     left_out = Ownership.of_nothing() if before is None else before.left_out.copy()
@@ -125,8 +111,7 @@ def write_part(
         for number, (spec, (added, rows)) in enumerate(zip(specs, new, strict=True)):
             names.append((*([] if before is None else before.names_from_later(number)), *added))
             tables.append(TablePart.of(spec, names[-1], rows if before is None else share.rows[number]))
-        epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
-        folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
+        folder.write("applied.json", AppliedFile.of(share.applied).to_json())
         partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
         folder.write("partition.json", partition.to_json())
         folder.flush()

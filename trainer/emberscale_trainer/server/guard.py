@@ -20,8 +20,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.group import GroupCore, parity_stream

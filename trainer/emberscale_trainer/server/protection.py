@@ -9,8 +9,7 @@ import ssl
 import threading
 import time
 
-from emberscale_api.parity import ParityTrouble
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.server.group import source_of
 from emberscale_trainer.server.guard import Group
 from emberscale_trainer.server.reports import ParityFigures, ParityTotals

@@ -359,17 +359,6 @@ def load(table: int, records: int, count: int, wanted: int, scratch: int) -> int
 
 
 @entry
-def read_bucket(table: int, bucket: int, slots: int, records: int) -> int:
-    """Copies the rows of a bucket to `records`; `slots` and `records` have room for all. Returns their number."""
-    geometry = geometry_of(table)
-    stride = geometry.stride
-    count = slots_of_bucket(table, bucket, slots)
-    for number in range(count):
-        copy(records + stride * number, row_address(geometry, load_int64(slots + 8 * number)), stride)
-    return count
-
-
-@entry
 def read_marks(table: int, buckets: int, bucket_count: int, slots: int, marks: int) -> int:
     """Writes `key, pushes, touched` of the rows of `buckets: int64[bucket_count]` to `marks: int64[rows, 3]`.
 

@@ -111,9 +111,9 @@ class PackedRows:
 
     quantizer: Quantizer
     dimension: int
-    head: int = 0
-    tail: int = 0
-    record: int = 0
+    head: int
+    tail: int
+    record: int
 
     @classmethod
     def of(cls, layout: RowLayout, bits: int) -> "PackedRows":
@@ -126,11 +126,6 @@ class PackedRows:
         head = KEY_BYTES
         tail = counters + FLOAT_BYTES - head - FLOAT_BYTES * layout.dimension
         return cls(QUANTIZERS[bits], layout.dimension, head, tail, layout.stride)
-
-    @classmethod
-    def of_vectors(cls, dimension: int, quantizer: Quantizer) -> "PackedRows":
-        """Vectors of float32, with nothing around them."""
-        return cls(quantizer, dimension, record=FLOAT_BYTES * dimension)
 
     @property
     def stride(self) -> int:

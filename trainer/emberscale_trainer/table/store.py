@@ -335,13 +335,6 @@ class TableStore:
         entry: np.void = self._tables[table]["readers"][reader]
         return entry
 
-    def records_of_bucket(self, table: int, bucket: int) -> Records:
-        """The rows of a bucket as `uint8[n, stride]`, in no particular order."""
-        slots = self._bucket_slots(table, bucket)
-        records = self.layouts[table].empty(len(slots))
-        kernels.read_bucket(self._descriptor(table), bucket, address_of(slots), address_of(records))
-        return records
-
     def remove_bucket(self, table: int, bucket: int) -> int:
         """Retires the rows of a bucket; returns how many there were. Their slots are used again."""
         keys = self._bucket_slots(table, bucket)

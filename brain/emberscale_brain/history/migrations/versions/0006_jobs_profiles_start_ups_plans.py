@@ -42,7 +42,6 @@ def upgrade() -> None:
         sa.Column("last_plan", sa.BigInteger(), nullable=False, server_default="0"),
     )
     op.create_index("jobs_by_end", "jobs", ["phase", "finished_at"])
-    op.create_index("jobs_by_likeness", "jobs", ["owner", "architecture", "finished_at"])
     op.create_table(
         "profiles",
         sa.Column("id", _Id, primary_key=True, autoincrement=True),
