@@ -114,9 +114,10 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     lost = state.rebuilding
     if lost is None or state.over:
         return state
-    if not lost.told:
+    if not lost.told:  # the job's clock, by which it was lost, is counted once a second
+        lost = replace(lost, told=True, began_at=now)
         message = f"{lost.reason}: its rows are rebuilt from parity once it has a successor"
-        return reshaping.note_step(replace(state, rebuilding=replace(lost, told=True)), "Degraded", message, 0.0)
+        return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
     process = state.members.process(Role.PS, lost.server)
     if process is None or now < lost.next_at:
         return state

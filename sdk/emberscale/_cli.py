@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from emberscale._commands import cluster, drain, scale
+from emberscale._commands import cluster, drain, drill, scale
 from emberscale._commands.options import paragraphs
 from emberscale_api.errors import disk_problem
 
@@ -104,6 +104,7 @@ except ModuleNotFoundError as absent:
     _say_what_local_commands_need(absent.name or str(absent))
 app.command("scale", help=scale.HELP, epilog=scale.EXAMPLES, rich_help_panel=_TRAINING)(scale.scale)
 app.command("drain", help=drain.HELP, epilog=drain.EXAMPLES, rich_help_panel=_TRAINING)(drain.drain)
+app.command("drill", help=drill.HELP, epilog=drill.EXAMPLES, rich_help_panel=_TRAINING)(drill.drill)
 for name, command, text in (
     ("submit", cluster.submit, cluster.SUBMIT_HELP),
     ("status", cluster.status, cluster.STATUS_HELP),

@@ -209,10 +209,9 @@ class TrainingJobClient:
         status, server = self.status(name), f"ps-{index}"
         if status.phase is not JobPhase.TRAINING:
             raise ClusterError(f"{server}: TrainingJob {name} is {status.phase}: rows move only while it trains")
-        pods = {member.index: member.pod for member in status.members if member.role == str(Role.PS) and member.pod}
+        pods = _server_pods(status)
         if index not in pods:
-            known = ", ".join(f"ps-{one}" for one in sorted(pods)) or "none"
-            raise ClusterError(f"{server}: TrainingJob {name} has no such parameter server; it has {known}")
+            raise ClusterError(_no_such_server(name, index, pods))
         body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pods[index], namespace=self.namespace))
         try:
             self._call(self._core.create_namespaced_pod_eviction, pods[index], self.namespace, body)
@@ -221,6 +220,14 @@ class TrainingJobClient:
                 why = "another parameter server is away; try again once it has a successor with its share of the rows"
                 raise ClusterError(f"{server}: {why}: {error}") from error
             raise
+        return pods[index]
+
+    def kill(self, name: str, index: int) -> str:
+        """Deletes the pod of a parameter server with no grace, so that its rows cannot move; returns the pod's name."""
+        pods = _server_pods(self.status(name))
+        if index not in pods:
+            raise ClusterError(_no_such_server(name, index, pods))
+        self._call(self._core.delete_namespaced_pod, pods[index], self.namespace, grace_period_seconds=0)
         return pods[index]
 
     def delete(self, name: str) -> None:
@@ -257,6 +264,16 @@ class TrainingJobClient:
             raise kind(_words_of(error)) from error
         except HTTPError as error:
             raise ClusterError(f"the cluster cannot be reached: {error}") from error
+
+
+def _server_pods(status: TrainingJobStatus) -> dict[int, str]:
+    """The pods of the parameter servers, by index."""
+    return {member.index: member.pod for member in status.members if member.role == str(Role.PS) and member.pod}
+
+
+def _no_such_server(name: str, index: int, pods: Mapping[int, str]) -> str:
+    known = ", ".join(f"ps-{one}" for one in sorted(pods)) or "none"
+    return f"ps-{index}: TrainingJob {name} has no such parameter server; it has {known}"
 
 
 def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:

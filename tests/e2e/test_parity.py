@@ -1,5 +1,6 @@
 """Jobs whose parameter servers hold parity of each other: one that is killed costs no training."""
 
+import json
 import random
 import signal
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from local_jobs import Job
+from local_jobs import ENDLESS, Job, emberscale
 
 # Whole jobs with real processes: each starts torch half a dozen times.
 pytestmark = pytest.mark.timeout(600)
@@ -52,6 +53,22 @@ def test_a_killed_server_is_rebuilt_and_nothing_goes_back(make_job: Callable[...
     assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 1)
     assert finished.summary["samples"] == finished.summary["expected_samples"]
     job.exact_audit()
+
+
+def test_a_drill_reports_what_the_loss_of_a_server_costs(make_job: Callable[..., Job]) -> None:
+    job = make_job(coded(epochs=ENDLESS) | {"data": {"evaluation": []}})
+    job.start()
+    assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+    victim, others = job.member("ps", 1), [job.member("ps", 0), job.member("ps", 2)]
+    drilled = emberscale("drill", "run", "--kill", "ps-1", "--before", "2", "--output", "json", cwd=job.folder)
+    assert drilled.returncode == 0, drilled.stderr
+    told = json.loads(drilled.stdout)
+    assert (told["rebuilt"], told["rolled_back"], told["repeated_samples"]) == (True, False, 0)
+    assert told["rebuild_bytes"] > 0
+    assert 0 < told["without_service_seconds"] <= max(told["unprotected_seconds"], told["regained_seconds"])
+    assert [process.is_running() for process in (victim, *others)] == [False, True, True]
+    finished = job.stop()
+    assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 1)
 
 
 def test_servers_are_rebuilt_one_after_the_other(make_job: Callable[..., Job]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
+from emberscale_operator.local import KillRequest, RunFolder
 from emberscale_operator.local.process import list_threads
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
@@ -194,3 +195,17 @@ def test_killing_all_leaves_none(make_backend: MakeBackend) -> None:
     pids = [view.pid for view in backend.processes()]
     backend.kill_all()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_request_to_kill_names_one_process_and_is_taken_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.make()
+    assert KillRequest.take(folder) is None
+    KillRequest("worker-0", "1-abc").ask(folder)
+    request = unwrap(KillRequest.take(folder))
+    assert KillRequest.take(folder) is None
+    instances = {
+        name: Instance(WORKER, InstanceState.RUNNING, Resources(), 0.0, name=name) for name in ("1-abc", "2-abc")
+    }
+    assert [name for name, instance in instances.items() if request.names(instance)] == ["1-abc"]
+    assert not request.names(Instance(InstanceId(Role.PS, 0, 1), InstanceState.RUNNING, Resources(), 0.0, name="1-abc"))

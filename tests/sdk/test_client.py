@@ -32,6 +32,7 @@ class ApiServer(ThreadingHTTPServer):
         self.watches: list[str] = []
         self.patches: list[Any] = []
         self.evictions: list[str] = []
+        self.deletions: list[tuple[str, Any]] = []
         self.budget_is_spent = False
 
     def put(self, name: str, phase: str) -> dict[str, Any]:
@@ -76,6 +77,11 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(*((429, spent) if self.server.budget_is_spent else (201, {})))
             return
         self._answer(422, {"message": "spec.training.batchSize: Invalid value: 0"})
+
+    def do_DELETE(self) -> None:
+        address = urlsplit(self.path)
+        self.server.deletions.append((address.path, parse_qs(address.query).get("gracePeriodSeconds")))
+        self._answer(200, {})
 
     def _answer(self, status: int, document: Any) -> None:
         body = json.dumps(document).encode()
@@ -243,6 +249,15 @@ def test_a_drain_that_would_lose_rows_is_refused(
     with pytest.raises(ClusterError, match=said):
         TrainingJobClient().drain("ctr", 1)
     assert not server.evictions
+
+
+def test_killing_deletes_the_pod_with_no_grace(server: ApiServer) -> None:
+    serve(server, 0, 1)
+    assert TrainingJobClient().kill("ctr", 1) == "ctr-ps-1-4"
+    assert server.deletions == [("/api/v1/namespaces/team-a/pods/ctr-ps-1-4", ["0"])]
+    with pytest.raises(ClusterError, match="ps-2: TrainingJob ctr has no such parameter server; it has ps-0, ps-1"):
+        TrainingJobClient().kill("ctr", 2)
+    assert len(server.deletions) == 1
 
 
 def test_a_cluster_that_is_not_there_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
 from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.local.backend import LocalBackend, StopRequests
 from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.machine import (
@@ -310,6 +311,8 @@ class LocalWorld:
         self._made: dict[InstanceId, _MadeUpProcess] = {}
         self._stop = StopRequests()
         self._processes = JobProcesses(self._launch, logs)
+        folder = RunFolder(logs.parent)
+        folder.make()
         self._file = logs / "manifest.json"
         self._write(spec)
         self._manifest = WatchedManifest(self._file, training_spec(**spec))
@@ -322,7 +325,7 @@ class LocalWorld:
             MasterAddress("nowhere", ""),
             None,
             self._stop,
-            logs,
+            folder,
             lambda: False,
             lambda snapshot: None,
         )

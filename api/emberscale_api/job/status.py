@@ -89,10 +89,22 @@ STARTED_STEP = "StartedFromCheckpoint"
 """The reason of the step that tells from which checkpoint of another job this one started."""
 
 
+class Rebuilds(_Status):
+    """How many parameter servers were rebuilt from parity, and the last of them: in how many seconds from its loss on,
+    and how many bytes its successor got.
+    """
+
+    count: int = 0
+    server: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+
+
 class Progress(_Status):
     """The progress of training. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
 
-    `pls` is the portion of samples whose effect partial recoveries have lost. `warnings` are signs that the job may not
+    `pls` is the portion of samples whose effect partial recoveries have lost; `rebuilds` is absent without parity, and
+    before the first. `warnings` are signs that the job may not
     be what the user wanted, each with its remedy.
     """
 
@@ -109,6 +121,7 @@ class Progress(_Status):
     checkpoint: str = ""
     recoveries: int = 0
     pls: float = 0.0
+    rebuilds: Rebuilds | None = None
     bad_records: int = 0
     truncated_records: int = 0
     warnings: tuple[str, ...] = ()

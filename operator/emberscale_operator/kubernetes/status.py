@@ -17,6 +17,7 @@ from emberscale_api.job.status import (
     MemberStatus,
     PlanStatus,
     Progress,
+    Rebuilds,
     RolePlan,
     RoleStatus,
     TrainingJobStatus,
@@ -246,9 +247,21 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         checkpoint=status.checkpoint,
         recoveries=status.recoveries,
         pls=round(status.pls, 6),
+        rebuilds=_rebuilds(status.protection),
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
         warnings=tuple(warning[:1024] for warning in status.warnings),
+    )
+
+
+def _rebuilds(protection: pb.ProtectionStatus) -> Rebuilds | None:
+    if not protection.rebuilds:
+        return None
+    return Rebuilds(
+        count=protection.rebuilds,
+        server=protection.rebuilt,
+        seconds=round(protection.seconds, 3),
+        bytes=protection.bytes,
     )
 
 

@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -16,6 +15,8 @@ from emberscale_api.rpc.codec import wire_phase
 from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.kill_request import KillRequest
 from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
@@ -82,7 +83,7 @@ class LocalBackend:
         master: MasterAddress,
         redis: RedisWatch | None,
         stop: StopRequests,
-        logs: Path,
+        folder: RunFolder,
         has_brain: Callable[[], bool],
         observer: Callable[[RunView], None],
     ) -> None:
@@ -93,7 +94,7 @@ class LocalBackend:
         self._master = master
         self._redis = redis
         self._stop = stop
-        self._logs = logs
+        self._folder = folder
         self._has_brain = has_brain
         self._observer = observer
         self._started_at = time.monotonic()
@@ -106,9 +107,15 @@ class LocalBackend:
     async def observe(self, now: float) -> Observed | None:
         """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
 
+        Kills the one that a person wants dead.
+
         Raises UnavailableError if the job's own Redis does not start.
         """
         instances = self._processes.observe(now)
+        request = KillRequest.take(self._folder)
+        for instance in instances:
+            if request is not None and request.names(instance):
+                self._processes.kill(instance.id)
         if self._stop.kill or (self._standing.rests and not instances):
             return None
         if self._redis is not None:
@@ -158,7 +165,7 @@ class LocalBackend:
         if saved and standing.told:
             reason, message = (self._status.reason, self._status.message) if self._status is not None else ("", "")
         elif saved:
-            reason, message = standing.reason, f"{standing.message}; see {self._logs}"
+            reason, message = standing.reason, f"{standing.message}; see {self._folder.logs}"
         elif standing.phase is JobPhase.SUSPENDED:
             message = f"{message}: {standing.message}"
         return RunOutcome(
@@ -193,7 +200,7 @@ class LocalBackend:
             limit = instance.resources.memory_bytes
             grows = ended.reason is ExitReason.OOM_KILLED and limit is not None
             grown = self._standing.grown.get(instance.id.role) if grows else None
-            full = ended.reason is ExitReason.ERROR and shutil.disk_usage(self._logs).free < _FULL_BYTES
+            full = ended.reason is ExitReason.ERROR and shutil.disk_usage(self._folder.logs).free < _FULL_BYTES
             self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown, full)
 
     def _snapshot(self, now: float) -> RunView:

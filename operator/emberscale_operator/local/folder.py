@@ -48,6 +48,11 @@ class RunFolder:
         return self.state / "master-address"
 
     @property
+    def kill_request(self) -> Path:
+        """Which process of the run under way a person wants dead, until it is killed."""
+        return self.state / "kill"
+
+    @property
     def sockets(self) -> Path:
         """A link to the folder with the job's Unix sockets, while there is one."""
         return self.state / "sockets"

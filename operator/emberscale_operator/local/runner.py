@@ -133,6 +133,7 @@ class LocalJob:
             token = folder.write_tokens()
             cleanup.callback(folder.token.unlink, missing_ok=True)
             cleanup.callback(folder.operator_token.unlink, missing_ok=True)
+            folder.kill_request.unlink(missing_ok=True)
             redis = None
             if self._redis_url is None:
                 redis = configure_redis(folder.state, sockets)
@@ -189,7 +190,7 @@ class LocalJob:
             MasterAddress(self._port.address, token, self._authority, "the ca.crt of EMBERSCALE_TLS_FOLDER"),
             watch,
             self._stop,
-            self._folder.logs,
+            self._folder,
             self._seat.take if self._seat is not None else lambda: False,
             observer,
         )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, Rebuilds, TrainingJobStatus
 from emberscale_api.job.units import rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
@@ -217,6 +217,15 @@ def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
         said.append(protected(status))
     assert said == [("False", "Unprotected"), ("True", "Protected"), ("False", "Rebuilding"), ("True", "Protected")]
     assert protected(build_status(status, facts(JobPhase.SUSPENDED, master=of(True)))) == ("False", "Suspended")
+
+
+def test_the_last_rebuild_is_part_of_the_progress() -> None:
+    def of(rebuilds: int) -> pb.JobStatus:
+        protection = pb.ProtectionStatus(rebuilds=rebuilds, seconds=1.23456, bytes=7, rebuilt="ps-1")
+        return pb.JobStatus(phase=pb.TRAINING, protection=protection)
+
+    told = [build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of(count))).progress for count in (0, 2)]
+    assert [unwrap(one).rebuilds for one in told] == [None, Rebuilds(count=2, server="ps-1", seconds=1.235, bytes=7)]
 
 
 def test_a_lost_server_is_told_as_a_warning() -> None:

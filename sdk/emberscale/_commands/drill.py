@@ -1,0 +1,175 @@
+"""`emberscale drill`: what the loss of a parameter server costs, rehearsed on a live job."""
+
+import dataclasses
+import json
+import time
+from contextlib import ExitStack
+from typing import Annotated, Protocol
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from emberscale import _drill
+from emberscale._commands.cluster import Namespace
+from emberscale._commands.drain import read_server
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.scale import folder_of
+from emberscale._drill import DrillReport, Look
+from emberscale_api.errors import InvalidError, UnavailableError
+
+HELP = paragraphs("""\
+Rehearses the loss of a parameter server on a job that trains, and reports what it cost.
+
+JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
+TrainingJob on the cluster that KUBECONFIG names. The server of [cyan]--kill[/] dies without a warning: its process gets
+SIGKILL, or its pod is deleted with no grace. Nothing else is touched, and the job recovers as from any such loss.
+
+With [cyan]faultTolerance.strategy: ErasureCoding[/], its successor gets its rows from the parity that the others hold.
+The report says for how long the job had no service, when all servers were protected again, how fast it trained before
+and meanwhile, how many bytes were rebuilt, and whether anything was rolled back. Nothing should be.
+
+Refused unless the job is Training and protected: without parity, and while rows are still sent to their parity servers,
+a lost server takes the job back to its last checkpoint. [cyan]--force[/] rehearses that, too, and says first what will
+be trained again; the report then says how much it was.
+
+Exit code 0: the job has recovered, and lost nothing if it was protected. 1: it rolled back although it was protected,
+or had not recovered by [cyan]--timeout[/]. 2: nothing was killed.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale drill criteo-dlrm --kill ps-1
+
+  emberscale drill criteo-dlrm --kill ps-0 --namespace ads --before 60 --output json
+
+  emberscale drill runs/criteo-dlrm --kill ps-1 --force
+"""
+_LOCAL_BEFORE, _CLUSTER_BEFORE = 10.0, 30.0
+"""A TrainingJob tells of its samples every few seconds only."""
+_LOCAL_POLL, _CLUSTER_POLL = 0.1, 0.5
+
+
+class Drilled(Protocol):
+    """A job whose server is killed."""
+
+    def look(self) -> Look:
+        """Returns what the job says now.
+
+        Raises UnavailableError where it does not answer for the moment, and InvalidError where it is over.
+        """
+
+    def kill(self, index: int) -> float:
+        """Kills a server that `look` has shown; returns when, on the clock of `Look.at`. Raises as `look` does."""
+
+
+def drill(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.", show_default=False)],
+    kill: Annotated[
+        str, typer.Option("--kill", metavar="SERVER", help="The server to kill, such as ps-1.", show_default=False)
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Kills it even if the job goes back to a checkpoint.")] = False,
+    before: Annotated[
+        float | None,
+        typer.Option(
+            "--before",
+            metavar="SECONDS",
+            min=0,
+            help="How long the job is watched first. [dim]default: 10, or 30 on a cluster[/]",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long the recovery may take.")
+    ] = 600.0,
+    namespace: Namespace = None,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Rehearses the loss of a parameter server."""
+    with bad_input_exits(), ExitStack() as held:
+        index = read_server(kill)
+        folder = None if namespace is not None else folder_of(job)
+        drilled: Drilled
+        if folder is not None:
+            from emberscale._run.drilling import DrilledRun
+
+            drilled, poll = held.enter_context(DrilledRun(folder)), _LOCAL_POLL
+            watched = _LOCAL_BEFORE if before is None else before
+        else:
+            drilled, poll = _DrilledOnCluster(job, namespace), _CLUSTER_POLL
+            watched = _CLUSTER_BEFORE if before is None else before
+        told = rehearse(drilled, job, index, force, watched, timeout, poll)
+    if output is Output.JSON:
+        typer.echo(json.dumps(dataclasses.asdict(told) | {"passed": told.passed}))
+    else:
+        Console().print(_table(job, told))
+    raise typer.Exit(0 if told.passed else 1)
+
+
+def rehearse(
+    drilled: Drilled, job: str, index: int, force: bool, watched: float, timeout: float, poll: float
+) -> DrillReport:
+    """Watches a job for so many seconds, kills one of its servers, and watches until it has recovered.
+
+    Raises InvalidError and UnavailableError, nothing being killed.
+    """
+    before = [drilled.look()]
+    _drill.check(job, before[0], index, force)
+    if not before[0].protected:
+        _say(f"{job}: ps-{index} is killed although the job is unprotected: {_drill.consequence(before[0])}")
+    _say(f"{job}: watching for {watched:g} s, then ps-{index} is killed")
+    while _drill.watches_on(before, watched, timeout):
+        time.sleep(poll)
+        before.append(drilled.look())
+    _drill.check(job, before[-1], index, force)
+    killed_at = drilled.kill(index)
+    _say(f"{job}: ps-{index} is killed; waiting until the job has recovered")
+    after: list[Look] = []
+    while not _drill.is_over(before, after) and (after or before)[-1].at - killed_at < timeout:
+        time.sleep(poll)
+        try:
+            after.append(drilled.look())
+        except UnavailableError:
+            if time.monotonic() - killed_at >= timeout:
+                break
+        except InvalidError as error:
+            _say(str(error))
+            break
+    return _drill.report(index, before, killed_at, after)
+
+
+class _DrilledOnCluster:
+    """A TrainingJob."""
+
+    def __init__(self, name: str, namespace: str | None) -> None:
+        from emberscale._client import TrainingJobClient
+
+        self._name = name
+        self._client = TrainingJobClient(namespace)
+        self._here = "" if namespace is not None else f"runs/{name} holds no run, and "
+
+    def look(self) -> Look:
+        from emberscale._client import ClusterError, JobNotFoundError
+
+        try:
+            return _drill.look_at_job(self._client.status(self._name), time.monotonic())
+        except JobNotFoundError as error:
+            raise InvalidError(f"{self._name}: {self._here}the cluster has no such job: {error}") from error
+        except ClusterError as error:
+            raise UnavailableError(f"{self._name}: {self._here}{error}") from error
+
+    def kill(self, index: int) -> float:
+        _say(f"{self._name}: pod {self._client.kill(self._name, index)} is deleted with no grace")
+        return time.monotonic()
+
+
+def _table(job: str, told: DrillReport) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=f"{job}: the loss of {told.server}")
+    table.title_justify = "left"
+    for what, how_much in _drill.lines(told):
+        table.add_row(what, how_much)
+    return table
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

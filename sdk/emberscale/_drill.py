@@ -1,0 +1,261 @@
+"""A drill: the loss of a parameter server, rehearsed on a live job. What it takes, and what it has cost.
+
+Pure: it is given what the job says of itself at one moment after the other, on this machine as on a cluster.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from emberscale_api.errors import InvalidError
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import ConditionType, JobPhase, Progress, Rebuilds, TrainingJobStatus
+from emberscale_api.job.units import measured_time
+
+_SERVING = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
+_ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED})
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a job says of itself at one moment.
+
+    * `at`: in seconds, on the clock of whoever looks.
+    * `samples`: that count, over all epochs. `speed`: samples/s, as the job measures it.
+    * `checkpoint`: the id of the newest persistent one; empty if there is none.
+    * `servers`: the indexes of the parameter servers.
+    * `protected`: whether any one of them can be rebuilt from parity; None: the job keeps none. `problem`: why not.
+    * `recoveries`: how often the job went back to a checkpoint. `pls`: the portion of lost samples.
+    * `rebuilds`: how many servers were rebuilt; the last of them in `rebuild_seconds`, and of so many bytes.
+    """
+
+    at: float
+    phase: JobPhase
+    samples: int = 0
+    speed: float = 0.0
+    checkpoint: str = ""
+    servers: tuple[int, ...] = ()
+    protected: bool | None = None
+    problem: str = ""
+    recoveries: int = 0
+    pls: float = 0.0
+    rebuilds: int = 0
+    rebuild_seconds: float = 0.0
+    rebuild_bytes: int = 0
+
+    @property
+    def history(self) -> tuple[int, float, int]:
+        """What changes with each recovery."""
+        return self.recoveries, self.pls, self.rebuilds
+
+
+@dataclass(frozen=True)
+class DrillReport:
+    """What the loss of a parameter server has cost. None: it had not come to that when the drill ended.
+
+    * `precision_seconds`: how far apart the job told of its samples before the kill: times are no more exact.
+    * `without_service_seconds`: from the kill to the first samples after it.
+    * `unprotected_seconds`: from the kill until any one server could be lost again; None also without parity.
+    * `regained_seconds`: from the kill until the job had as many samples as before it.
+    * `before`, `meanwhile`: samples/s, until the kill, and from it to the end of the drill.
+    * `rebuild_seconds`: as the master counts them, from when it noticed. `rebuild_bytes`: sent to the successor.
+    * `rolled_back`: whether the job went back to a checkpoint; `repeated_samples` are then trained again.
+    * `forgotten`: the portion of lost samples that the loss has added, where the lost server alone went back.
+    * `ended`: the phase in which the job was over before the drill was; empty: it was not.
+    """
+
+    server: str
+    precision_seconds: float
+    without_service_seconds: float | None
+    unprotected_seconds: float | None
+    regained_seconds: float | None
+    before: float
+    meanwhile: float
+    rebuilt: bool
+    rebuild_seconds: float
+    rebuild_bytes: int
+    rolled_back: bool
+    repeated_samples: int
+    forgotten: float
+    was_protected: bool
+    ended: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the job has recovered, and lost nothing if it was protected."""
+        lost = self.was_protected and (self.rolled_back or self.unprotected_seconds is None)
+        return self.regained_seconds is not None and not lost
+
+
+def look_at_job(status: TrainingJobStatus, at: float) -> Look:
+    """What the status of a TrainingJob says."""
+    progress = status.progress or Progress()
+    conditions = {condition.type: condition for condition in status.conditions}
+    protected, rebuilds = conditions.get(ConditionType.PROTECTED), progress.rebuilds or Rebuilds()
+    return Look(
+        at=at,
+        phase=status.phase,
+        samples=progress.samples,
+        speed=progress.samples_per_second,
+        checkpoint=progress.checkpoint,
+        servers=tuple(sorted(one.index for one in status.members if one.role == str(Role.PS) and one.pod)),
+        protected=None if protected is None else protected.status == "True",
+        problem="" if protected is None else protected.message,
+        recoveries=progress.recoveries,
+        pls=progress.pls,
+        rebuilds=rebuilds.count,
+        rebuild_seconds=rebuilds.seconds,
+        rebuild_bytes=rebuilds.bytes,
+    )
+
+
+def check(job: str, look: Look, index: int, force: bool) -> None:
+    """Raises InvalidError, in one line, where a server's loss cannot be rehearsed, or would cost more than time."""
+    server = f"ps-{index}"
+    if look.phase is not JobPhase.TRAINING:
+        raise InvalidError(f"{job}: the job is {look.phase}; a drill needs one that is Training")
+    if index not in look.servers:
+        known = ", ".join(f"ps-{one}" for one in look.servers) or "none"
+        raise InvalidError(f"{server}: no such parameter server runs; those that do: {known}")
+    if look.protected or force:
+        return
+    if look.protected is None:
+        raise InvalidError(f"{server}: the job keeps no parity, and {consequence(look)}; --force kills it all the same")
+    why = f": {look.problem}" if look.problem else ""
+    raise InvalidError(f"{server}: the job is unprotected now{why}; try again once it is protected, or with --force")
+
+
+def consequence(look: Look) -> str:
+    """Says what the loss of an unprotected server costs, as the end of a sentence."""
+    persistent = f"checkpoint {look.checkpoint}" if look.checkpoint else "its start"
+    return (
+        f"its loss takes the job back to {persistent} or a newer flash checkpoint; what came after is trained again "
+        "(with PartialRecovery, the rows of that server alone go back)"
+    )
+
+
+def watches_on(before: Sequence[Look], watched: float, timeout: float) -> bool:
+    """Whether to watch on ahead of the kill: for `watched` seconds, and until an evaluation is over."""
+    lasted = before[-1].at - before[0].at
+    return lasted < watched or (before[-1].phase is JobPhase.EVALUATING and lasted < timeout)
+
+
+def is_over(before: Sequence[Look], after: Sequence[Look]) -> bool:
+    """Whether there is nothing more to wait for."""
+    if not after:
+        return False
+    recovered = _recovered(before[-1], after)
+    protected = before[-1].protected is None or _protected(recovered) is not None
+    return after[-1].phase in _ENDED or (protected and _regained(_peak(before, after), recovered) is not None)
+
+
+def report(index: int, before: Sequence[Look], killed_at: float, after: Sequence[Look]) -> DrillReport:
+    """What was seen before the kill, at least one look, and after it; `killed_at` is on the same clock."""
+    at_kill, last = before[-1], (after or before)[-1]
+    recovered = _recovered(at_kill, after)
+    peak = _peak(before, after)
+    served, protected, regained = _served(recovered), _protected(recovered), _regained(peak, recovered)
+    ends = [look.at for look in (regained, protected) if look is not None]
+    end = next((look for look in after if look.at >= max(ends)), last) if ends else last
+    lasted = end.at - killed_at
+    rolled_back = last.recoveries > at_kill.recoveries
+    lowest = min((look.samples for look in recovered if look.phase in _SERVING), default=peak)
+    rebuilt = last.rebuilds > at_kill.rebuilds
+
+    def since(look: Look | None) -> float | None:
+        return None if look is None else look.at - killed_at
+
+    return DrillReport(
+        server=f"ps-{index}",
+        precision_seconds=max((two.at - one.at for one, two in pairwise(_changes(before))), default=0.0),
+        without_service_seconds=since(served),
+        unprotected_seconds=since(protected),
+        regained_seconds=since(regained),
+        before=_rate(before),
+        meanwhile=max(0, end.samples - at_kill.samples) / lasted if lasted > 0 else 0.0,
+        rebuilt=rebuilt,
+        rebuild_seconds=last.rebuild_seconds if rebuilt else 0.0,
+        rebuild_bytes=last.rebuild_bytes if rebuilt else 0,
+        rolled_back=rolled_back,
+        repeated_samples=max(0, peak - lowest) if rolled_back else 0,
+        forgotten=max(0.0, last.pls - at_kill.pls),
+        was_protected=bool(at_kill.protected),
+        ended=str(last.phase) if last.phase in _ENDED else "",
+    )
+
+
+def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
+    """The report for people: what, and how much."""
+
+    def seconds(value: float | None, after: str) -> str:
+        return "not before the drill ended" if value is None else f"{measured_time(value)} {after}"
+
+    yield "without service", seconds(told.without_service_seconds, "from the kill to the first samples after it")
+    if told.was_protected or told.unprotected_seconds is not None:
+        yield "fully protected again", seconds(told.unprotected_seconds, "after the kill")
+    else:
+        yield "fully protected again", "never: the job was not protected"
+    share = f", {told.meanwhile / told.before:.0%} of before" if told.before else ""
+    yield "samples/s", f"{told.before:,.0f} before, {told.meanwhile:,.0f} new ones meanwhile{share}"
+    if told.rebuilt:
+        took = f"{measured_time(told.rebuild_seconds)} from when the master noticed the loss"
+        yield "rebuilt from parity", f"{told.rebuild_bytes / _MIB:,.1f} MiB in {took}"
+    if told.rolled_back:
+        regained = seconds(told.regained_seconds, "after the kill")
+        yield "rolled back", f"{told.repeated_samples:,} samples trained again; regained {regained}"
+    elif told.forgotten:
+        yield (
+            "rolled back",
+            f"the rows of {told.server} alone; the portion of lost samples grew by {told.forgotten:.4g}",
+        )
+    else:
+        yield "rolled back", "nothing"
+    if told.precision_seconds:
+        yield "precision", f"the job told of its samples every {measured_time(told.precision_seconds)} at most"
+    if told.ended:
+        yield "ended early", f"the job was {told.ended} before the drill was over"
+
+
+def _recovered(at_kill: Look, after: Sequence[Look]) -> Sequence[Look]:
+    """The looks from the recovery on."""
+    first = next((number for number, look in enumerate(after) if look.history != at_kill.history), len(after))
+    return after[first:]
+
+
+def _served(recovered: Sequence[Look]) -> Look | None:
+    """The first look after the recovery that shows new samples, or a job that has gone on to evaluate."""
+    for one, two in pairwise(recovered):
+        if one.phase in _SERVING and (two.samples > one.samples or two.phase is not JobPhase.TRAINING):
+            return two if two.phase in _SERVING else None
+    return None
+
+
+def _protected(recovered: Sequence[Look]) -> Look | None:
+    return next((look for look in recovered if look.protected), None)
+
+
+def _regained(peak: int, recovered: Sequence[Look]) -> Look | None:
+    served = _served(recovered)
+    if served is None:
+        return None
+    return next((look for look in recovered if look.at >= served.at and look.samples >= peak), None)
+
+
+def _peak(before: Sequence[Look], after: Sequence[Look]) -> int:
+    """The most samples that the job had until it recovered."""
+    recovered = _recovered(before[-1], after)
+    return max(look.samples for look in (*before, *after[: len(after) - len(recovered)]))
+
+
+def _changes(looks: Sequence[Look]) -> list[Look]:
+    """The looks that show other samples than the one before."""
+    return [two for one, two in pairwise(looks) if two.samples != one.samples]
+
+
+def _rate(looks: Sequence[Look]) -> float:
+    """Samples/s between the first and the last change of the samples; as the job says where there are not two."""
+    changes = _changes(looks)
+    if len(changes) < 2:
+        return looks[-1].speed
+    return (changes[-1].samples - changes[0].samples) / (changes[-1].at - changes[0].at)

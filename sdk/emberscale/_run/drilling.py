@@ -1,0 +1,94 @@
+"""The loss of a parameter server of a run under way on this machine, as `emberscale drill` rehearses it."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from emberscale._drill import Look
+from emberscale._run.scaling import BETWEEN_LAUNCHES, folder_under_way
+from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import phase_from_wire
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.token import open_channel
+from emberscale_operator.local import KillRequest
+
+_CALL_SECONDS = 5.0
+_TAKEN_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+class DrilledRun:
+    """The run under way in a folder. Raises InvalidError if none is."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder = folder_under_way(root)
+        try:
+            address = self._folder.master_address.read_text(encoding="utf-8")
+            token = self._folder.operator_token.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}") from error
+        self._channel = open_channel(address, token)
+        self._stub: MasterStub = MasterStub(self._channel)
+        self._incarnations: dict[int, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def look(self) -> Look:
+        """Asks the master. Raises UnavailableError if it does not answer, and InvalidError once the run is over."""
+        try:
+            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            folder_under_way(self._root)
+            raise UnavailableError(
+                f"{self._root}: the master of the run does not answer ({error.details()})"
+            ) from error
+        servers = [one.member for one in status.members if one.member.role == pb.PS and one.alive]
+        self._incarnations = {server.index: server.incarnation for server in servers}
+        return look_at_run(status, time.monotonic())
+
+    def kill(self, index: int) -> float:
+        """Has the run kill the server that was seen last under this index; returns when, on the clock of `look`.
+
+        Raises UnavailableError where nobody does.
+        """
+        request = KillRequest(f"ps-{index}", self._incarnations[index])
+        request.ask(self._folder)
+        deadline = time.monotonic() + _TAKEN_SECONDS
+        while self._folder.kill_request.exists():
+            if time.monotonic() > deadline:
+                self._folder.kill_request.unlink(missing_ok=True)
+                raise UnavailableError(f"{self._root}: its `emberscale run` does not answer; nothing was killed")
+            time.sleep(_POLL_SECONDS)
+        return time.monotonic()
+
+
+def look_at_run(status: pb.JobStatus, at: float) -> Look:
+    """What a master says of its job."""
+    protection = status.protection
+    return Look(
+        at=at,
+        phase=phase_from_wire(status.phase) or JobPhase.PENDING,
+        samples=status.samples,
+        speed=status.samples_per_second,
+        checkpoint=status.checkpoint,
+        servers=tuple(sorted(one.member.index for one in status.members if one.member.role == pb.PS and one.alive)),
+        protected=protection.protected if status.HasField("protection") else None,
+        problem=protection.problem,
+        recoveries=status.recoveries,
+        pls=status.pls,
+        rebuilds=protection.rebuilds,
+        rebuild_seconds=protection.seconds,
+        rebuild_bytes=protection.bytes,
+    )
