@@ -8,9 +8,10 @@ ledger plays no part: its last entries may be lost.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from emberscale_api.frozen import replace
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_any
 

@@ -9,13 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import fsspec
 import grpc
 import structlog
 
 from emberscale_api.environment import BRAIN_CA
+from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub

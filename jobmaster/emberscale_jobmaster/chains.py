@@ -1,9 +1,10 @@
 """On which earlier checkpoint the next one builds (Check-N-Run, section 4.1): a pure function of the sizes so far."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from emberscale_api.checkpoint import fewest_weight_bits
+from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode
 from emberscale_jobmaster.operations import SnapshotFile
 

@@ -8,9 +8,8 @@
 The next master undoes a barrier, and continues everything after it.
 """
 
-from dataclasses import replace
-
 from emberscale_api.checkpoint import FLASH_PREFIX, is_flash
+from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_jobmaster import chains, flash, quantization, retry

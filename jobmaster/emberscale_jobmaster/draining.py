@@ -8,8 +8,7 @@ A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves fol
 the job's only server, another one is started that holds the rows meanwhile (`state.servers_wanted`).
 """
 
-from dataclasses import replace
-
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping

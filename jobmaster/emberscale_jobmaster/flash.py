@@ -4,9 +4,10 @@ A flash checkpoint goes to Redis every few seconds (DLRover-RM, section 5.3). It
 costs; persistent checkpoints go on at their own interval, and everything that lasts is in them alone.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS
+from emberscale_api.frozen import replace
 from emberscale_api.job import FlashMode, TrainingJobSpec
 
 LEAST_INTERVAL_SECONDS = 15.0

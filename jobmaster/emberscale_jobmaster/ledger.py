@@ -6,8 +6,9 @@ the life of the job. A call for a lease that is no longer live says so.
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from emberscale_api.frozen import replace
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.ranges import Ranges

@@ -1,8 +1,8 @@
 """Transitions for members that join, fall silent, fail and exit, for limits that end the job, and for time."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role

@@ -5,10 +5,11 @@ without its leases.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 
 

@@ -11,8 +11,7 @@ server holds the barrier of a move long enough for the next master; where even t
 not all that was pushed, and only a roll-back is safe.
 """
 
-from dataclasses import replace
-
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable

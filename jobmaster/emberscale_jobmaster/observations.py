@@ -10,8 +10,9 @@ still while training cannot move: in a barrier, and until the servers are assign
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger

@@ -6,11 +6,12 @@ for the checkpoint folder. The calls follow from the operation alone, so the nex
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 from emberscale_api.checkpoint import ForgottenShare, Origin
+from emberscale_api.frozen import replace
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.barrier import DrivenBarrier

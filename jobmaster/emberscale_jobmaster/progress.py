@@ -1,8 +1,7 @@
 """Transitions between stages: what follows when a stage is done, and what a lost parameter server undoes."""
 
-from dataclasses import replace
-
 from emberscale_api.checkpoint import is_flash
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase

@@ -9,8 +9,7 @@ The others keep their rows, the generation stays, and nobody holds a barrier: wh
 rows of the lost server do not either. A batch that only some have applied comes again from its worker.
 """
 
-from dataclasses import replace
-
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble, PsAddress

@@ -13,8 +13,8 @@ noisy cluster does not move rows for ever.
 """
 
 import math
-from dataclasses import replace
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import draining
 from emberscale_jobmaster.effects import LogEvent

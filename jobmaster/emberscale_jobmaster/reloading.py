@@ -13,9 +13,9 @@ SWITCH is durable before any server adopts the new table, as in a move.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from emberscale_api.checkpoint import ForgottenShare, is_flash
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress

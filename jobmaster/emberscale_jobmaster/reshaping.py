@@ -4,8 +4,8 @@ The steps are part of the plan, so that operator and command line tell each of t
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape

@@ -7,9 +7,8 @@ FIND -> LOAD -> done
    no checkpoint left, the manifest refused, or failing for too long -> the job fails
 """
 
-from dataclasses import replace
-
 from emberscale_api.checkpoint import is_flash
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import STARTED_STEP
 from emberscale_jobmaster import reshaping, retry

@@ -9,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
 from emberscale_api.checkpoint import is_flash
+from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster import progress

@@ -6,8 +6,9 @@ missing ones start; rows move to their new owners (`moving`); and those that no 
 continues throughout (DLRover-RM section 5.2).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping

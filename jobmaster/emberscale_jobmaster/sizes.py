@@ -1,7 +1,8 @@
 """The numbers of processes by role, and their resources."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import RoleSpec, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape

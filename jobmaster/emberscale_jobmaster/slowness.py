@@ -8,7 +8,9 @@ nothing. A clear factor must last before a member counts as slow, and a much sma
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from emberscale_api.frozen import replace
 
 PACE_SECONDS = 8.0
 """A pace is the median over this number of seconds."""

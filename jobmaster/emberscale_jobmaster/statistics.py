@@ -6,11 +6,12 @@ however many workers report. The measurements of evaluation shards merge into on
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.status import EVALUATION_BINS, EvaluationResult
 
 

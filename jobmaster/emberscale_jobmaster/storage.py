@@ -6,7 +6,6 @@ process alive.
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -22,6 +21,7 @@ from emberscale_api.checkpoint import (
     number_of,
 )
 from emberscale_api.errors import InvalidError
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJob
 from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
 from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest

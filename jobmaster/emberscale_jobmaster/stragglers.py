@@ -11,8 +11,8 @@ or undisturbed. One that is replaced and slow again is not replaced soon.
 """
 
 import math
-from dataclasses import replace
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.membership import MemberId

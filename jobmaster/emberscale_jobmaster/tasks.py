@@ -8,10 +8,11 @@ stale gradients for a shorter time.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from emberscale_api.errors import InvalidError
+from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId

@@ -8,10 +8,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from emberscale_api.errors import UnavailableError
+from emberscale_api.frozen import replace
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.machine import (
     Action,

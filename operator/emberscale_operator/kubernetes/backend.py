@@ -6,12 +6,12 @@ has a name that follows from that: to do it again is a conflict, not a second ob
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import structlog
 
 from emberscale_api.compatibility import VERSION
+from emberscale_api.frozen import replace
 from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role

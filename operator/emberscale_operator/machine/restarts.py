@@ -1,9 +1,10 @@
 """Decides when an instance that ended may restart, and keeps the history that this needs."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_operator.machine.instances import ExitReason, Instance, InstanceExit, InstanceId
 

@@ -1,8 +1,9 @@
 """A job's standing and its master's report: with the intent and the instances, the inputs of a decision."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
