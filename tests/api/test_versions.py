@@ -48,10 +48,10 @@ def test_a_call_of_another_link_version_is_refused_with_the_reason(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_channel(address, "secret") as channel:
-        assert channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=20) == b"hello"
+        assert channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=60) == b"hello"
     monkeypatch.setattr(token_module, "spoken_version", lambda: f"{LINK_VERSION + 1}/99.1")
     with open_channel(address, "secret") as channel, pytest.raises(grpc.RpcError) as refused:
-        channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=20)
+        channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=60)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "99.1" in (refused.value.details() or "")
     assert compatibility.VERSION in (refused.value.details() or "")

@@ -378,20 +378,20 @@ class Caller:
             routing_version=routing_version,
             **addresses,
         )
-        return self.stub.Register(request, timeout=20, wait_for_ready=True)
+        return self.stub.Register(request, timeout=60, wait_for_ready=True)
 
     def acquire(self, *finished: pb.TaskResult, wait: float = 5.0) -> pb.AcquireTaskReply:
         request = pb.AcquireTaskRequest(member=self.member, finished=finished, max_wait_seconds=wait)
-        return self.stub.AcquireTask(request, timeout=20)
+        return self.stub.AcquireTask(request, timeout=60)
 
     def heartbeat(self, **fields: Any) -> pb.HeartbeatReply:
-        return self.stub.Heartbeat(pb.HeartbeatRequest(member=self.member, **fields), timeout=20)
+        return self.stub.Heartbeat(pb.HeartbeatRequest(member=self.member, **fields), timeout=60)
 
     def status(self) -> pb.JobStatus:
-        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=20)
+        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=60)
 
     def report_exit(self, member: pb.Member, code: int = 1, reason: str = "Error") -> None:
-        self.stub.ReportExit(pb.ReportExitRequest(member=member, exit_code=code, reason=reason), timeout=20)
+        self.stub.ReportExit(pb.ReportExitRequest(member=member, exit_code=code, reason=reason), timeout=60)
 
 
 def discovered(task: pb.Task, evaluation: int = 0) -> pb.TaskResult:
@@ -503,7 +503,7 @@ class FakeWorker:
 
     def _train(self, task: pb.Task) -> pb.TaskResult | None:
         routing = self._insist(
-            lambda: self.caller.stub.GetRouting(pb.GetRoutingRequest(member=self.caller.member), timeout=20)
+            lambda: self.caller.stub.GetRouting(pb.GetRoutingRequest(member=self.caller.member), timeout=60)
         )
         for position in range(task.start, task.stop, BATCH):
             self.killed.wait(self.pace)

@@ -100,7 +100,7 @@ def advisor() -> Iterator[PlanningBrain]:
 
 
 def wanted(cluster: Cluster) -> dict[int, int]:
-    plan = next(iter(cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=10)))
+    plan = next(iter(cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=60)))
     return {role.role: role.replicas for role in plan.roles}
 
 

@@ -67,7 +67,7 @@ def test_sigterm_ends_the_master_at_once_and_costs_nothing(cluster: Cluster) -> 
 
 
 def last_plan(cluster: Cluster) -> pb.Plan:
-    plans = cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=30, wait_for_ready=True)
+    plans = cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=60, wait_for_ready=True)
     return next(plan for plan in plans if plan.phase in (pb.COMPLETE, pb.FAILED))
 
 

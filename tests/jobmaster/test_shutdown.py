@@ -10,7 +10,7 @@ def test_a_master_ends_when_it_is_told_but_not_before_its_job_is_over(cluster: C
     cluster.start_servers()
     operator = cluster.caller()
     with pytest.raises(grpc.RpcError) as refused:
-        operator.stub.Shutdown(pb.ShutdownRequest(), timeout=20, wait_for_ready=True)
+        operator.stub.Shutdown(pb.ShutdownRequest(), timeout=60, wait_for_ready=True)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
     cluster.start_worker(0, records=50)

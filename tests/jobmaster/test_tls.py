@@ -48,11 +48,11 @@ def test_a_master_shows_its_jobs_certificate_and_believes_that_of_the_brain(
         stub = master_pb2_grpc.MasterStub(channel)
         assert stub.GetStatus(pb.GetStatusRequest(), timeout=60, wait_for_ready=True).phase == pb.PENDING
     with open_channel(cluster.address, TOKEN) as plain, pytest.raises(grpc.RpcError) as refused:
-        master_pb2_grpc.MasterStub(plain).GetStatus(pb.GetStatusRequest(), timeout=20)
+        master_pb2_grpc.MasterStub(plain).GetStatus(pb.GetStatusRequest(), timeout=60)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
     def known() -> list[str]:
-        return [job.job_uid for job in brain.stub.ListJobs(brain_pb2.ListJobsRequest(), timeout=20).jobs]
+        return [job.job_uid for job in brain.stub.ListJobs(brain_pb2.ListJobsRequest(), timeout=60).jobs]
 
     wait_for(lambda: known() == [cluster.uid], "the brain knows the job")
 

@@ -131,12 +131,12 @@ def be_a_member(identity: ProcessIdentity) -> None:
     stub = MasterStub(open_channel(identity.master_address, identity.token))
     number = {"ps": pb.PS, "worker": pb.WORKER}[identity.role]
     member = pb.Member(role=number, index=identity.index, incarnation=identity.incarnation)
-    _asking(lambda: stub.Register(pb.RegisterRequest(member=member), wait_for_ready=True, timeout=30))
+    _asking(lambda: stub.Register(pb.RegisterRequest(member=member), wait_for_ready=True, timeout=60))
     eaten = _eat() if identity.role == "worker" else b""
     if os.environ.get("STAND_IN_DEAF"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
-        reply = _asking(lambda: stub.Heartbeat(pb.HeartbeatRequest(member=member), wait_for_ready=True, timeout=30))
+        reply = _asking(lambda: stub.Heartbeat(pb.HeartbeatRequest(member=member), wait_for_ready=True, timeout=60))
         if reply.stop and not os.environ.get("STAND_IN_DEAF"):
             sys.exit(0 if eaten is not None else 1)
         threading.Event().wait(0.1)

@@ -53,14 +53,14 @@ class BrainProcess:
         self._channel.close()
         self._process.terminate()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=60)
         finally:
             self._process.kill()
 
     def report(self, job: str, *profiles: pb.Profile) -> pb.ReportProfileReply:
         """Reports profiles."""
         reply: pb.ReportProfileReply = self.stub.ReportProfile(
-            pb.ReportProfileRequest(job_uid=job, profiles=profiles), timeout=20
+            pb.ReportProfileRequest(job_uid=job, profiles=profiles), timeout=60
         )
         return reply
 
