@@ -9,6 +9,7 @@ from typing import Any
 from emberscale_api import environment
 from emberscale_api.certificates import AUTHORITY_FILE, CHAIN_FILE, KEY_FILE
 from emberscale_api.job import (
+    FaultToleranceStrategy,
     MasterSpec,
     PodTemplate,
     ResourceRequirements,
@@ -27,6 +28,7 @@ from emberscale_operator.kubernetes.disruption import grace_seconds
 from emberscale_operator.kubernetes.flash_tenants import flash_password, flash_user
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.spreading import spread_over_nodes
 from emberscale_operator.kubernetes.tenants import user_name, user_url
 from emberscale_operator.machine import InstanceId, Resources, leave_seconds
 
@@ -236,6 +238,7 @@ def build_pod(
             ],
             "nodeSelector": dict(template.node_selector),
             "affinity": template.affinity,
+            "topologySpreadConstraints": _spread(job, instance.role),
             "schedulerName": template.scheduler_name,
             "runtimeClassName": template.runtime_class_name,
             "serviceAccountName": template.service_account_name,
@@ -245,6 +248,11 @@ def build_pod(
         }
     )
     return pod
+
+
+def _spread(job: Job, role: Role) -> list[dict[str, Any]]:
+    coded = job.spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
+    return [spread_over_nodes(job.key.name, role)] if coded and role is Role.PS else []
 
 
 def limits_of(resources: Resources) -> dict[str, str]:

@@ -27,10 +27,14 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import evaluation_from_wire
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
+from emberscale_operator.kubernetes.spreading import shared_nodes, sharing_text
 from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
 
 FLASH_FAILED = "FlashCheckpointFailed"
 """The reason of the condition FlashCheckpoint while they fail."""
+
+SHARED_NODES = "SharedNodes"
+"""The reason of the condition Protected where a node runs several parameter servers of a job."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,7 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     if resting and ConditionType.PROTECTED in conditions:
         put(ConditionType.PROTECTED, False, str(phase), "the job rests")
     elif not resting and facts.master is not None and facts.master.HasField("protection"):
-        put(ConditionType.PROTECTED, *_protection(facts.master.protection))
+        put(ConditionType.PROTECTED, *_protection(facts.master, facts.members))
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
@@ -212,12 +216,17 @@ def _member_name(member: pb.MemberStatus) -> str:
     return f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
 
 
-def _protection(protection: pb.ProtectionStatus) -> tuple[bool, str, str]:
+def _protection(status: pb.JobStatus, members: Iterable[MemberStatus]) -> tuple[bool, str, str]:
     """Whether any one parameter server can be lost without a roll-back, a reason, and a message."""
-    if protection.protected:
-        return True, "Protected", "the rows of any one parameter server can be rebuilt from parity on the others"
-    reason = "Rebuilding" if protection.lost else "Unprotected"
-    return False, reason, f"{protection.problem}; a parameter server that is lost now takes the job back"
+    protection = status.protection
+    if not protection.protected:
+        reason = "Rebuilding" if protection.lost else "Unprotected"
+        return False, reason, f"{protection.problem}; a parameter server that is lost now takes the job back"
+    message = "the rows of any one parameter server can be rebuilt from parity on the others"
+    group = {one.member.index for one in status.members if one.member.role == pb.PS and one.buckets}
+    if shared := shared_nodes(group, members):
+        return True, SHARED_NODES, f"{message}; {sharing_text(shared)}"
+    return True, "Protected", message
 
 
 def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:

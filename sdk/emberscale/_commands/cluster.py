@@ -114,6 +114,9 @@ def render(name: str, status: TrainingJobStatus) -> Group:
     slow = next((one for one in status.conditions if one.type == ConditionType.SLOW), None)
     if slow is not None and slow.status == "True":
         table.add_row("Slow", f"{slow.message} (since {slow.last_transition_time:%H:%M:%S})")
+    protected = next((one for one in status.conditions if one.type == ConditionType.PROTECTED), None)
+    if protected is not None:
+        table.add_row("Parity", f"{protected.reason}: {protected.message}")
     progress = status.progress
     if progress is not None and progress.expected_samples:
         eta = f", {progress.eta} left" if progress.eta else ""

@@ -1,5 +1,6 @@
 """What people read of a job."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, Rebuilds, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, MemberStatus, Rebuilds, TrainingJobStatus
 from emberscale_api.job.units import rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
@@ -217,6 +218,26 @@ def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
         said.append(protected(status))
     assert said == [("False", "Unprotected"), ("True", "Protected"), ("False", "Rebuilding"), ("True", "Protected")]
     assert protected(build_status(status, facts(JobPhase.SUSPENDED, master=of(True)))) == ("False", "Suspended")
+
+
+def test_a_node_that_would_take_two_servers_away_is_named_while_the_job_is_protected() -> None:
+    def said(*nodes: str) -> tuple[str, str, str]:
+        servers = [
+            pb.MemberStatus(member=pb.Member(role=pb.PS, index=index), buckets=512) for index in range(len(nodes))
+        ]
+        master = pb.JobStatus(phase=pb.TRAINING, members=servers, protection=pb.ProtectionStatus(protected=True))
+        members = tuple(
+            MemberStatus(role="ps", index=index, node=node, state="Running") for index, node in enumerate(nodes)
+        )
+        told = replace(facts(JobPhase.TRAINING, master=master), members=members)
+        status = build_status(TrainingJobStatus(), told)
+        (condition,) = (one for one in status.conditions if one.type == "Protected")
+        return condition.status, condition.reason, condition.message
+
+    assert said("a", "b")[:2] == ("True", "Protected")
+    status, reason, message = said("a", "a")
+    assert (status, reason) == ("True", "SharedNodes")
+    assert "ps-0, ps-1 share node a: the loss of that node" in message
 
 
 def test_the_last_rebuild_is_part_of_the_progress() -> None:
