@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import IncrementalMode, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_jobmaster.chains import Chain, builds_on
-from emberscale_jobmaster.operations import SnapshotFile
 from emberscale_trainer.checkpoint import ChainWriter, CheckpointFiles, Share, Work, load_partition, owned_rows
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
@@ -125,7 +124,7 @@ class Server:
         folder = self.taken.folder / f"{number:08}"
         files = self._writer.write(draft, self.tables.specs, share, str(folder), Work())
         write_manifest(folder, files, id=folder.name, number=number)
-        self.taken.chain = self.taken.chain.followed_by(folder.name, [SnapshotFile(**vars(file)) for file in files])
+        self.taken.chain = self.taken.chain.followed_by(folder.name, files)
         manifest = self.newest().manifest
         for other in self.taken.folder.iterdir():
             if other.name not in (folder.name, *manifest.builds_on):

@@ -34,6 +34,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from checkpoint_stall import DENSE, GIB, IN_MEMORY, PUSHERS, Server
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.compatibility import FlashKeys
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
@@ -41,7 +42,6 @@ from emberscale_trainer.checkpoint import (
     FlashWriter,
     Share,
     Work,
-    WrittenFile,
     load_partition,
 )
 from emberscale_trainer.checkpoint.flash import CHUNK_BYTES
@@ -96,7 +96,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def save(server: Server, writer: FlashWriter) -> list[WrittenFile]:
+def save(server: Server, writer: FlashWriter) -> list[CheckpointFile]:
     """One flash checkpoint."""
     with server.lock:
         draft = writer.begin(server.tables, server.lock, 4 * GIB)
@@ -124,8 +124,8 @@ def raw_restore(client: redis.Redis, size: int) -> None:
 def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, float]]:
     """Bytes, and the seconds that each way takes to move them once."""
     store = Store(folder / f"speed-{number}")
-    files: list[WrittenFile] = []
-    written: list[WrittenFile] = []
+    files: list[CheckpointFile] = []
+    written: list[CheckpointFile] = []
     place = folder / f"files-{number}"
 
     def restore(files: CheckpointFiles) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, format_of
 from emberscale_api.job import TableSpec, parse_manifest
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_trainer.checkpoint import Share, Work, WrittenFile
+from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.checkpoint.writer import write_part
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.table import Snapshot
@@ -33,14 +33,14 @@ def owned(servers: int, index: int) -> Ownership:
 
 def write_snapshot(
     snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work, weight_bits: int = 0
-) -> list[WrittenFile]:
+) -> list[CheckpointFile]:
     """Writes all rows of one server, as a checkpoint on which none builds, and commits the snapshot."""
     written, _ = write_part(snapshot, specs, share, uri, work, weight_bits)
     snapshot.commit()
     return written
 
 
-def checkpoint_manifest(files: Iterable[WrittenFile] = (), **changes: Any) -> CheckpointManifest:
+def checkpoint_manifest(files: Iterable[CheckpointFile] = (), **changes: Any) -> CheckpointManifest:
     """The manifest of a checkpoint of one server that holds these files; `changes` are other fields."""
     fields: dict[str, Any] = {
         "id": "00000001",
@@ -58,7 +58,7 @@ def checkpoint_manifest(files: Iterable[WrittenFile] = (), **changes: Any) -> Ch
         "training_files": (),
         "evaluation_files": (),
         "training_seconds": 1.0,
-        "files": tuple(CheckpointFile(**vars(file)) for file in files),
+        "files": tuple(files),
         **changes,
     }
     fields.setdefault(
@@ -72,7 +72,7 @@ def checkpoint_manifest(files: Iterable[WrittenFile] = (), **changes: Any) -> Ch
     return CheckpointManifest(**fields)
 
 
-def write_manifest(folder: Path, files: Iterable[WrittenFile] = (), **changes: Any) -> str:
+def write_manifest(folder: Path, files: Iterable[CheckpointFile] = (), **changes: Any) -> str:
     """Completes the checkpoint in a folder by its manifest, whose fields are as above; returns its URI."""
     (folder / "manifest.json").write_text(checkpoint_manifest(files, **changes).to_json())
     return str(folder)

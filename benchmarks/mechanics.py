@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import buckets_of
-from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, WrittenFile, load_partition
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
@@ -71,7 +72,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def measure(partitions: list[tuple[TableStore, Share]], folder: Path) -> dict[str, float]:
     """One round: bytes a second of the first server's save and loads."""
-    files: list[WrittenFile] = []
+    files: list[CheckpointFile] = []
 
     def save(index: int) -> None:
         tables, share = partitions[index]

@@ -34,7 +34,7 @@ def read_certificates(folder: Path) -> Certificates:
     """Reads the certificates in a folder, and tests them with a handshake. Raises InvalidError."""
     authority, chain, key = (_read(folder, name) for name in (AUTHORITY_FILE, CHAIN_FILE, KEY_FILE))
     client = client_context(authority, str(folder / AUTHORITY_FILE))
-    _check_pem(chain, str(folder / CHAIN_FILE))
+    client_context(chain, str(folder / CHAIN_FILE))  # names the file that is not PEM
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
@@ -63,10 +63,6 @@ def client_context(authority: bytes, source: str) -> ssl.SSLContext:
     except (ssl.SSLError, ValueError) as error:
         raise InvalidError(f"{source}: contains no PEM certificate: {error}") from error
     return context
-
-
-def _check_pem(certificates: bytes, source: str) -> None:
-    client_context(certificates, source)
 
 
 def _read(folder: Path, name: str) -> bytes:

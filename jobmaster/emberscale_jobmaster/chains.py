@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from emberscale_api.checkpoint import fewest_weight_bits
+from emberscale_api.checkpoint import CheckpointFile, fewest_weight_bits
 from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode
-from emberscale_jobmaster.operations import SnapshotFile
 
 LONGEST = 100
 """Increments of a consecutive chain: each adds files to all later manifests."""
@@ -49,7 +48,7 @@ class Chain:
     increments: tuple[int, ...] = ()
     weight_bits: int = 0
 
-    def followed_by(self, checkpoint: str, files: Iterable[SnapshotFile]) -> "Chain":
+    def followed_by(self, checkpoint: str, files: Iterable[CheckpointFile]) -> "Chain":
         """The chain once this checkpoint is complete. It is a base where it needs no file of an earlier one."""
         listed = tuple(files)
         written = sum(file.bytes for file in listed if not file.checkpoint)

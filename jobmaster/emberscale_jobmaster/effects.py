@@ -7,10 +7,10 @@ reported. Losing an effect that has no such answer does no harm.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from emberscale_api.checkpoint import ForgottenShare, Origin
+from emberscale_api.checkpoint import CheckpointFile, ForgottenShare, Origin
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster.operations import HandedPull, Image, SnapshotFile
+from emberscale_jobmaster.operations import HandedPull, Image
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.tasks import Task
 
@@ -224,7 +224,7 @@ class WriteManifest:
     image: Image
     servers: int
     applied: Applied
-    files: tuple[SnapshotFile, ...]
+    files: tuple[CheckpointFile, ...]
     training_records: int
     training_files: tuple[tuple[str, int], ...]
     evaluation_files: tuple[tuple[str, int], ...]

@@ -6,10 +6,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
-from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile, Source
+from emberscale_jobmaster.operations import CopyReport, HandedPull, Source
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
@@ -233,7 +234,7 @@ class Saved:
     done: bool
     written_bytes: int = 0
     problem: str = ""
-    files: tuple[SnapshotFile, ...] = ()
+    files: tuple[CheckpointFile, ...] = ()
 
 
 @dataclass(frozen=True)

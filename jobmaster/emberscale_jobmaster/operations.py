@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from emberscale_api.checkpoint import ForgottenShare, Origin
+from emberscale_api.checkpoint import CheckpointFile, ForgottenShare, Origin
 from emberscale_api.frozen import replace
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress, RoutingTable
@@ -196,19 +196,6 @@ class Image:
 
 
 @dataclass(frozen=True)
-class SnapshotFile:
-    """A file of a checkpoint, its path relative to the checkpoint's folder, and `zlib.crc32` of its content.
-
-    `checkpoint` is the earlier checkpoint in whose folder it is; empty: it is in that of this one.
-    """
-
-    path: str
-    bytes: int
-    crc32: int
-    checkpoint: str = ""
-
-
-@dataclass(frozen=True)
 class Checkpointing:
     """Takes one checkpoint.
 
@@ -235,7 +222,7 @@ class Checkpointing:
     held_seconds: float = 0.0
     written: Mapping[int, int] = field(default_factory=dict)
     problems: Mapping[int, str] = field(default_factory=dict)
-    files: Mapping[int, tuple[SnapshotFile, ...]] = field(default_factory=dict)
+    files: Mapping[int, tuple[CheckpointFile, ...]] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
     flash_bytes: int = 0
     weight_bits: int = 0

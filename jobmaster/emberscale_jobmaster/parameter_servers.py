@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from emberscale_api.checkpoint import is_flash, number_of
+from emberscale_api.checkpoint import CheckpointFile, is_flash, number_of
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -37,7 +37,7 @@ from emberscale_jobmaster.events import (
     ServerAnswered,
     ServerFailed,
 )
-from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile
+from emberscale_jobmaster.operations import CopyReport, HandedPull
 
 
 class ServerChannels:
@@ -217,7 +217,10 @@ def _snapshot_said(reply: pb.SnapshotReply) -> AppliedReport:
 
 
 def _saved(reply: pb.GetSavedReply) -> Saved:
-    files = tuple(SnapshotFile(file.path, file.bytes, file.crc32, file.checkpoint) for file in reply.files)
+    files = tuple(
+        CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32, checkpoint=file.checkpoint)
+        for file in reply.files
+    )
     return Saved(reply.done, reply.written_bytes, reply.problem, files)
 
 

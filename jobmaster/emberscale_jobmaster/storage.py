@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 import structlog
 
 from emberscale_api.checkpoint import (
-    CheckpointFile,
     CheckpointManifest,
     DamagedCheckpointError,
     DataFileIdentity,
@@ -228,7 +227,7 @@ class CheckpointStorage:
             forgotten=image.forgotten,
             restores=dict(image.restores),
             origin=image.origin,
-            files=tuple(CheckpointFile(**vars(file)) for file in effect.files),
+            files=effect.files,
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
-from emberscale_api.checkpoint import CheckpointManifest, is_flash, number_of, rows_suffix
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_flash, number_of, rows_suffix
 from emberscale_api.job.roles import Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -73,7 +73,6 @@ from emberscale_jobmaster.operations import (
     Reload,
     Restore,
     Restored,
-    SnapshotFile,
     Source,
 )
 from emberscale_jobmaster.ranges import Applied
@@ -544,10 +543,10 @@ class Driven:
                 self.checkpoints.setdefault(checkpoint, (copy, False))
                 stem, since = f"ps-{server.member.index}/table", self.built_on[checkpoint]
                 path = stem + self.stored[checkpoint]
-                files: tuple[SnapshotFile, ...] = (SnapshotFile(path, 10, 1),)
+                files: tuple[CheckpointFile, ...] = (CheckpointFile(path=path, bytes=10, crc32=1),)
                 if since:
-                    base = SnapshotFile(stem + self.stored[since], 10, 1, since)
-                    files = (base, SnapshotFile(path, self.changed_bytes, 1))
+                    base = CheckpointFile(path=stem + self.stored[since], bytes=10, crc32=1, checkpoint=since)
+                    files = (base, CheckpointFile(path=path, bytes=self.changed_bytes, crc32=1))
                 return Saved(done=True, written_bytes=10, files=files)
             case PrepareCall() | CopyCall() | HandOverCall() | SwitchCall() | AbandonCall() as request:
                 return self._answer_of_move(server, request)

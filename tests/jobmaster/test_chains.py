@@ -1,15 +1,13 @@
 """On which checkpoint the next one builds, and when all rows are written again."""
 
-from dataclasses import replace
-
 import pytest
 from tests.jobmaster.driven import Driven, Fault
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import IncrementalMode, Quantization
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.chains import COSTS_KEPT, LONGEST, MOST_BASES, Chain, begins_anew, builds_on
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.operations import SnapshotFile
 from emberscale_jobmaster.state import Stage
 from emberscale_jobmaster.status import job_status
 
@@ -22,10 +20,10 @@ def sizes(mode: IncrementalMode, growth: list[int], checkpoints: int) -> list[in
     for number in range(1, checkpoints + 1):
         since = builds_on(chain, mode)
         size = 100 if not since else growth[number - int(since) - 1]
-        files = [SnapshotFile("ps-0/rows", size, 1)]
+        files = [CheckpointFile(path="ps-0/rows", bytes=size, crc32=1)]
         if since:
-            files.append(SnapshotFile("ps-0/rows", 100, 1, since))
-        chain = chain.followed_by(str(number), files)
+            files.append(CheckpointFile(path="ps-0/rows", bytes=100, crc32=1, checkpoint=since))
+        chain = chain.followed_by(f"{number:08d}", files)
         written.append(size)
         taken.append(number)
     return written
@@ -80,12 +78,13 @@ def test_rows_with_fewer_bits_than_are_wanted_are_built_on_by_none(held: int, wa
 
 
 def test_a_chain_has_the_fewest_bits_of_its_files() -> None:
-    base = SnapshotFile("ps-0/table-0-0.q4", 100, 1)
-    chain = Chain().followed_by("1", [base, SnapshotFile("ps-0/dense-0.rows", 10, 1)])
+    base = CheckpointFile(path="ps-0/table-0-0.q4", bytes=100, crc32=1)
+    chain = Chain().followed_by("1", [base, CheckpointFile(path="ps-0/dense-0.rows", bytes=10, crc32=1)])
     assert chain.weight_bits == 4
-    earlier = replace(base, checkpoint="1")
-    assert chain.followed_by("2", [earlier, SnapshotFile("ps-0/table-0-0.q8", 9, 1)]).weight_bits == 4
-    assert chain.followed_by("3", [SnapshotFile("ps-0/table-0-0.rows", 100, 1)]).weight_bits == 0
+    earlier = base.model_copy(update={"checkpoint": "1"})
+    finer = CheckpointFile(path="ps-0/table-0-0.q8", bytes=9, crc32=1)
+    assert chain.followed_by("2", [earlier, finer]).weight_bits == 4
+    assert chain.followed_by("3", [CheckpointFile(path="ps-0/table-0-0.rows", bytes=100, crc32=1)]).weight_bits == 0
 
 
 def driven(mode: str, changed_bytes: int = 2) -> Driven:

@@ -16,7 +16,7 @@ from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import FindCheckpoint, WriteManifest
 from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, StorageFailed
 from emberscale_jobmaster.flash_manifests import FlashManifests, FlashOutOfReachError
-from emberscale_jobmaster.operations import Image, SnapshotFile
+from emberscale_jobmaster.operations import Image
 from emberscale_jobmaster.storage import CheckpointStorage
 from emberscale_jobmaster.store import DeposedError
 from eventually import unwrap
@@ -145,7 +145,7 @@ def writes(number: int, operation: int) -> WriteManifest:
         image=Image(0, (), 1.5, 2, 3),
         servers=1,
         applied={0: ((0, 4),)},
-        files=(SnapshotFile("ps-0/rows", 4, 9),),
+        files=(CheckpointFile(path="ps-0/rows", bytes=4, crc32=9),),
         training_records=40,
         training_files=(),
         evaluation_files=(),

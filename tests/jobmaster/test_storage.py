@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.jobmaster.fakes import job
 from tests.jobmaster.test_checkpoints import complete, manifest
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import (
     DeleteCheckpoint,
@@ -22,7 +23,7 @@ from emberscale_jobmaster.effects import (
 )
 from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
 from emberscale_jobmaster.initial import InitialFolder
-from emberscale_jobmaster.operations import Image, SnapshotFile
+from emberscale_jobmaster.operations import Image
 from emberscale_jobmaster.storage import CheckpointStorage
 from emberscale_jobmaster.store import DeposedError
 from eventually import unwrap
@@ -103,7 +104,7 @@ def write(checkpoint: str = "00000001", serial: int = 1) -> WriteManifest:
         image=Image(0, (), 1.5, 2, 3),
         servers=1,
         applied={0: ((0, 4),)},
-        files=(SnapshotFile("ps-0/rows", 4, 9),),
+        files=(CheckpointFile(path="ps-0/rows", bytes=4, crc32=9),),
         training_records=40,
         training_files=(("/day", 5),),
         evaluation_files=(),

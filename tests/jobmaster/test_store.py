@@ -7,6 +7,7 @@ import pytest
 import redis
 from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
@@ -25,7 +26,6 @@ from emberscale_jobmaster.operations import (
     Restore,
     Restored,
     RestorePhase,
-    SnapshotFile,
     Source,
 )
 from emberscale_jobmaster.retry import Trouble
@@ -97,7 +97,7 @@ def _checkpointing() -> Checkpointing:
         pending={STORAGE: 9},
         written={0: 4},
         problems={0: "EIO"},
-        files={0: (SnapshotFile("ps-0/rows", 4, 9),)},
+        files={0: (CheckpointFile(path="ps-0/rows", bytes=4, crc32=9),)},
     )
 
 

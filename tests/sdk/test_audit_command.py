@@ -11,9 +11,8 @@ from emberscale._cli import app
 from emberscale._run.audit import Runs
 from emberscale._run.folder import open_run
 from emberscale._run.record import RunStatus
-from emberscale_api.checkpoint import EpochApplied, ForgottenShare
+from emberscale_api.checkpoint import CheckpointFile, EpochApplied, ForgottenShare
 from emberscale_api.job import OptimizerType, TrainingJob, load_manifest
-from emberscale_trainer.checkpoint import WrittenFile
 from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
 from master_stand_in import write_manifest
 
@@ -51,7 +50,7 @@ class Run:
             (folder / f"ps-{index}").mkdir(parents=True)
             for name, content in written.items():
                 (folder / f"ps-{index}" / name).write_bytes(content)
-                files.append(WrittenFile(f"ps-{index}/{name}", len(content), zlib.crc32(content)))
+                files.append(CheckpointFile(path=f"ps-{index}/{name}", bytes=len(content), crc32=zlib.crc32(content)))
         write_manifest(
             folder,
             files,

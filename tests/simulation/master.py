@@ -10,7 +10,7 @@ from tests.simulation.parameter_server import CallError, ParameterServer
 from tests.simulation.store import DeposedError
 from tests.simulation.world import Process, Signal, Task
 
-from emberscale_api.checkpoint import number_of
+from emberscale_api.checkpoint import CheckpointFile, number_of
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -67,7 +67,7 @@ from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.observations import ServerReport
-from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile
+from emberscale_jobmaster.operations import CopyReport, HandedPull
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, sizes_of, wanted_sizes
@@ -493,7 +493,7 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             return None
         case SavedCall(generation, barrier, wait):
             saving = yield from server.get_saved(generation, barrier, wait)
-            files = (SnapshotFile(saving.path, 1, 0),) if saving.done else ()
+            files = (CheckpointFile(path=saving.path, bytes=1, crc32=0),) if saving.done else ()
             return Saved(saving.done, saving.written, saving.problem, files)
     raise TypeError(request)
 

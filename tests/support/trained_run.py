@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale._run.folder import open_run
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_api.routing import buckets_of
-from emberscale_trainer.checkpoint import ChainWriter, Share, Work, WrittenFile, owned_rows
+from emberscale_trainer.checkpoint import ChainWriter, Share, Work, owned_rows
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.partition import AppliedBatches
@@ -78,12 +79,12 @@ class TrainedRun:
     def _folder(self, cut: int) -> Path:
         return self.root / "checkpoints" / f"{cut:08}"
 
-    def _complete(self, cut: int, files: list[WrittenFile]) -> Path:
+    def _complete(self, cut: int, files: list[CheckpointFile]) -> Path:
         folder = self._folder(cut)
         write_manifest(folder, files, id=folder.name, number=cut, job_uid=self.uid, job=self.job, ps_count=SERVERS)
         return folder
 
-    def _write(self, folder: Path, index: int, gradient: float, weight_bits: int) -> list[WrittenFile]:
+    def _write(self, folder: Path, index: int, gradient: float, weight_bits: int) -> list[CheckpointFile]:
         store, share = self._server(index, gradient)
         snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
         return write_snapshot(snapshot, store.specs, share, str(folder), Work(), weight_bits)

@@ -10,46 +10,35 @@ from emberscale_api.job.data import (
     DenseTransform,
     ListColumn,
     ListOverflow,
-    ShufflingSpec,
 )
 from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
 from emberscale_api.job.model import (
     AdmissionSpec,
     Architecture,
-    EmbeddingSpec,
     EvictionSpec,
-    InitializerOverride,
     InitializerSpec,
     InitializerType,
     ModelSpec,
     Pooling,
-    TableOverride,
 )
-from emberscale_api.job.resolved import ResolvedModel, TableSpec, columns_of, resolve_model
+from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
 from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import (
-    CheckpointSpec,
     CleanPodPolicy,
-    FaultToleranceSpec,
     FaultToleranceStrategy,
     FlashMode,
-    FlashSpec,
     IncrementalMode,
-    InitialCheckpointSpec,
     Quantization,
     RunPolicy,
     ScalingMode,
     ScalingSpec,
 )
 from emberscale_api.job.training import (
-    OptimizerOverride,
     OptimizerSpec,
-    OptimizersSpec,
     OptimizerType,
     ShardingSpec,
-    TrainingSpec,
 )
-from emberscale_api.job.training_job import API_VERSION, KIND, ObjectMeta, TrainingJob, TrainingJobSpec
+from emberscale_api.job.training_job import API_VERSION, KIND, TrainingJob, TrainingJobSpec
 from emberscale_api.job.units import cpu_cores, memory_bytes, memory_quantity, parse_duration
 
 __all__ = [
@@ -58,7 +47,6 @@ __all__ = [
     "AdmissionSpec",
     "Architecture",
     "CSVSpec",
-    "CheckpointSpec",
     "CleanPodPolicy",
     "ColumnMapping",
     "DataContinuation",
@@ -66,15 +54,10 @@ __all__ = [
     "DataSpec",
     "DenseTransform",
     "Difference",
-    "EmbeddingSpec",
     "EvictionSpec",
-    "FaultToleranceSpec",
     "FaultToleranceStrategy",
     "FlashMode",
-    "FlashSpec",
     "IncrementalMode",
-    "InitialCheckpointSpec",
-    "InitializerOverride",
     "InitializerSpec",
     "InitializerType",
     "Keeper",
@@ -83,11 +66,8 @@ __all__ = [
     "ManifestError",
     "MasterSpec",
     "ModelSpec",
-    "ObjectMeta",
-    "OptimizerOverride",
     "OptimizerSpec",
     "OptimizerType",
-    "OptimizersSpec",
     "PodTemplate",
     "Pooling",
     "Quantization",
@@ -98,15 +78,11 @@ __all__ = [
     "ScalingMode",
     "ScalingSpec",
     "ShardingSpec",
-    "ShufflingSpec",
-    "TableOverride",
     "TableSpec",
     "TrainingJob",
     "TrainingJobSpec",
-    "TrainingSpec",
     "apply_overrides",
     "broken_fields",
-    "columns_of",
     "cpu_cores",
     "differences",
     "fixed_fields",

@@ -223,6 +223,10 @@ class TrainingJobStatus(_Status):
     image: str = ""
     selector: str = ""
 
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of a type, if it was ever told."""
+        return next((one for one in self.conditions if one.type == kind), None)
+
 
 class UnreadableStatusError(InvalidError):
     """A status that another version wrote and this one cannot read; the text says which field."""

@@ -15,7 +15,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError
+from emberscale_api.job.status import ConditionType, JobPhase, TrainingJobStatus, UnreadableStatusError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
@@ -342,8 +342,8 @@ class KubernetesBackend:
         self._progress_at = now
         if status.phase is not before.phase:
             stories.tell_phase(self._recorder, job, before.phase, status)
-        stories.tell_slow(self._recorder, job, before, status)
-        stories.tell_low_memory(self._recorder, job, before, status)
+        for kind in (ConditionType.SLOW, ConditionType.LOW_MEMORY):
+            stories.tell_condition(self._recorder, job, kind, before, status)
         stories.tell_flash(self._recorder, job, before, status)
         stories.tell_waiting(self._recorder, job, facts.blocked, status.conditions[0].last_transition_time)
         await self._recorder.flush()

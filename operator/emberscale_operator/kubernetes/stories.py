@@ -117,21 +117,11 @@ def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, aft
             tell(job, step.reason, f"{step.message}{took}", str(step.number))
 
 
-def tell_slow(recorder: EventRecorder, job: Job, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
-    """A member has become much slower than its peers, or something else is done about it; or none is slow any more."""
-    _tell_condition(recorder, job, ConditionType.SLOW, before, after)
-
-
-def tell_low_memory(recorder: EventRecorder, job: Job, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
-    """A parameter server is near its memory limit and delays pushes; or none is any more."""
-    _tell_condition(recorder, job, ConditionType.LOW_MEMORY, before, after)
-
-
-def _tell_condition(
+def tell_condition(
     recorder: EventRecorder, job: Job, kind: ConditionType, before: TrainingJobStatus, after: TrainingJobStatus
 ) -> None:
-    """A condition that holds a warning has come, is about something else, or has gone."""
-    old, new = (next((one for one in status.conditions if one.type == kind), None) for status in (before, after))
+    """A condition that holds a warning, such as of slow members, has come, is about something else, or has gone."""
+    old, new = before.condition(kind), after.condition(kind)
     if new is None or (old is not None and (old.status, old.message) == (new.status, new.message)):
         return
     tell = recorder.warning if new.status == "True" else recorder.normal
@@ -140,10 +130,7 @@ def _tell_condition(
 
 def tell_flash(recorder: EventRecorder, job: Job, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
     """Flash checkpoints have begun to fail, or are taken again."""
-    old, new = (
-        next((one for one in status.conditions if one.type == ConditionType.FLASH_CHECKPOINT), None)
-        for status in (before, after)
-    )
+    old, new = (status.condition(ConditionType.FLASH_CHECKPOINT) for status in (before, after))
     was_degraded = old is not None and old.reason == FLASH_FAILED
     if new is None or after.phase in RESTING:
         return

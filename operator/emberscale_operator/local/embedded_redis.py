@@ -26,26 +26,19 @@ unixsocket "{socket}"
 unixsocketperm 600
 requirepass {password}
 dir "{folder}"
-appendonly yes
-# a commit that the master has answered for survives whatever happens next
-appendfsync always
 save ""
 daemonize no
 databases 1
 """
-
-_FLASH_CONFIGURATION = """\
-port 0
-unixsocket "{socket}"
-unixsocketperm 600
-requirepass {password}
-dir "{folder}"
+_DURABLE = """\
+appendonly yes
+# a commit that the master has answered for survives whatever happens next
+appendfsync always
+"""
+_IN_MEMORY = """\
 appendonly no
-save ""
 maxmemory {room}
 maxmemory-policy noeviction
-daemonize no
-databases 1
 """
 _FLASH_OVERHEAD = 64 << 20
 """The memory that Redis needs for itself and connection buffers, in addition to the values."""
@@ -152,22 +145,19 @@ def check_embedded_redis() -> None:
 
 def configure_redis(state: Path, sockets: Path) -> EmbeddedRedis:
     """Writes the configuration; the append-only file in `state` outlives the server."""
-    password = secrets.token_hex(32)
-    socket = sockets / "redis.sock"
-    configuration = state / "redis.conf"
-    folder = str(state.resolve()).replace("\\", "\\\\").replace('"', '\\"')
-    write_private(configuration, _CONFIGURATION.format(socket=socket, password=password, folder=folder))
-    return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0")
+    return _configure("redis", state, sockets, _DURABLE)
 
 
 def configure_flash_redis(state: Path, sockets: Path, most_bytes: int) -> EmbeddedRedis:
     """Writes the configuration of a Redis for flash checkpoints: in memory only, and so much of it."""
-    password = secrets.token_hex(32)
-    socket = sockets / "flash.sock"
-    configuration = state / "flash.conf"
-    folder = str(state.resolve()).replace("\\", "\\\\").replace('"', '\\"')
     room = most_bytes + most_bytes // 16 + _FLASH_OVERHEAD
-    text = _FLASH_CONFIGURATION.format(socket=socket, password=password, folder=folder, room=room)
+    return _configure("flash", state, sockets, _IN_MEMORY.format(room=room))
+
+
+def _configure(name: str, state: Path, sockets: Path, durability: str) -> EmbeddedRedis:
+    password, socket, configuration = secrets.token_hex(32), sockets / f"{name}.sock", state / f"{name}.conf"
+    folder = str(state.resolve()).replace("\\", "\\\\").replace('"', '\\"')
+    text = _CONFIGURATION.format(socket=socket, password=password, folder=folder) + durability
     write_private(configuration, text)
     return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0")
 

@@ -136,7 +136,7 @@ def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: b
         return _suspend(job, before, master, live, now)
     deadline = job.spec.run_policy.active_deadline
     # a master that answers counts the time itself
-    if deadline is not None and not master.answers and now > _active_since(before, now) + deadline:
+    if deadline is not None and not master.answers and now > _noted(before.active_since, now) + deadline:
         text = f"the job did not end within spec.runPolicy.activeDeadline ({deadline:g}s)"
         return before.resting(JobPhase.FAILED, "DeadlineExceeded", text, now, told=False)
     if master.status is not None and master.answers:
@@ -146,13 +146,14 @@ def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: b
     return before.at(before.phase, _WAITING, "the master is unavailable; parameter servers and workers continue")
 
 
-def _active_since(standing: JobStanding, now: float) -> float:
-    return now if standing.active_since is None else standing.active_since
+def _noted(since: float | None, now: float) -> float:
+    """When something began; now, if no earlier moment was noted."""
+    return now if since is None else since
 
 
 def _resumed(before: JobStanding, now: float) -> JobStanding:
     """Resumes a job at rest; time at rest does not count against the deadline."""
-    rested = now - (now if before.rested_at is None else before.rested_at)
+    rested = now - _noted(before.rested_at, now)
     since = None if before.active_since is None else before.active_since + rested
     return replace(before.at(JobPhase.PENDING, "Resumed", "creating the instances"), active_since=since)
 
@@ -167,7 +168,7 @@ def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bo
         return rest("no checkpoint had to be taken", told=False)
     if master.suspended:
         return rest(master.status.message if master.status else "", told=True)
-    since, limit = _suspending_since(before, now), job.policy.suspend_limit
+    since, limit = _noted(before.suspending_since, now), job.policy.suspend_limit
     if now >= max(since, master.heard_at or since) + job.policy.suspend_silence:
         return rest(
             f"the master has not answered for {job.policy.suspend_silence:g}s: resumes from its last checkpoint",
@@ -177,10 +178,6 @@ def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bo
         return rest(f"no checkpoint was complete within {limit:g}s: resumes from the last one", told=False)
     at = before.at(JobPhase.SUSPENDING, "TakingCheckpoint", "the job suspends once its checkpoint is complete")
     return replace(at, suspending_since=since)
-
-
-def _suspending_since(standing: JobStanding, now: float) -> float:
-    return now if standing.suspending_since is None else standing.suspending_since
 
 
 def _exceeded(policy: Policy, history: History) -> str:

@@ -108,10 +108,10 @@ def render(name: str, status: TrainingJobStatus) -> Group:
         if role is not None:
             restarts = f", {role.restarts} restarts" if role.restarts else ""
             table.add_row(title, f"{role.ready} of {role.wanted} ready{restarts}")
-    scaling = next((one for one in status.conditions if one.type == ConditionType.SCALING), None)
+    scaling = status.condition(ConditionType.SCALING)
     if scaling is not None and (scaling.status == "True" or scaling.reason == "GaveUpScaling"):
         table.add_row("Scaling", f"{scaling.reason}: {scaling.message}")
-    slow = next((one for one in status.conditions if one.type == ConditionType.SLOW), None)
+    slow = status.condition(ConditionType.SLOW)
     if slow is not None and slow.status == "True":
         table.add_row("Slow", f"{slow.message} (since {slow.last_transition_time:%H:%M:%S})")
     protected = next((one for one in status.conditions if one.type == ConditionType.PROTECTED), None)

@@ -54,9 +54,9 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
 
 def tables_of(job: TrainingJob) -> Table:
     """Returns a table with one row for every run of equal embedding tables."""
-    table = Table(title="Embedding tables", title_justify="left")
-    for column in ("tables", "dimension", "pooling", "optimizer", "initializer"):
-        table.add_column(column)
+    table = Table(
+        "tables", "dimension", "pooling", "optimizer", "initializer", title="Embedding tables", title_justify="left"
+    )
     for alike, group in groupby(resolve_model(job.spec).tables, key=_settings):
         table.add_row(_name([entry.name for entry in group]), *alike)
     return table
@@ -74,9 +74,7 @@ def _settings(table: TableSpec) -> tuple[str, ...]:
 
 def rows_of(job: TrainingJob) -> Table:
     """When ids get rows, and which rows leave; without a line where every id keeps the row of its first push."""
-    table = Table(title="Rows", title_justify="left")
-    for column in ("tables", "an id gets one", "at most", "leave unpushed"):
-        table.add_column(column)
+    table = Table("tables", "an id gets one", "at most", "leave unpushed", title="Rows", title_justify="left")
     for (admission, eviction), group in groupby(
         resolve_model(job.spec).tables, key=lambda spec: (spec.admission, spec.eviction)
     ):
@@ -98,9 +96,7 @@ def _name(names: list[str]) -> str:
 def processes_of(job: TrainingJob) -> Table:
     """Returns a table with a row per process, or one for a role with a planned number; marks planned values."""
     spec, planned = job.spec, job.spec.leaves_replicas_open
-    table = Table(title="Processes", title_justify="left")
-    for column in ("process", "CPU cores", "memory limit"):
-        table.add_column(column)
+    table = Table("process", "CPU cores", "memory limit", title="Processes", title_justify="left")
     table.add_row("redis-0", "any", "none")
     if planned:
         table.add_row("brain-0", "any", "none")
@@ -137,9 +133,13 @@ def _bounds(role: RoleSpec) -> str:
 
 def disruptions_of(job: TrainingJob) -> Table:
     """Returns a table of what a cluster may do to parameter servers when it drains their nodes."""
-    table = Table(title="Drains of nodes, on a cluster", title_justify="left")
-    for column in ("PodDisruptionBudget", "leave at once", "a PS may take"):
-        table.add_column(column)
+    table = Table(
+        "PodDisruptionBudget",
+        "leave at once",
+        "a PS may take",
+        title="Drains of nodes, on a cluster",
+        title_justify="left",
+    )
     (resources,) = (demand.resources for demand in demands_of(job.spec) if demand.role is Role.PS)
     is_planned = job.spec.leaves_replicas_open and resources.memory_bytes is None
     seconds = f"{leave_seconds(resources):.0f} s{', and more with its memory' if is_planned else ''}"

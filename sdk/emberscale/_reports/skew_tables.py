@@ -88,14 +88,7 @@ def _exactness(report: "SkewReport") -> Table:
         title="The sample against a full pass, and the best choice that the budget allows",
         title_justify="left",
     )
-    for name in (
-        "rows above it",
-        "counted",
-        "accesses",
-        "at best",
-        "all hot",
-        "at best",
-    ):
+    for name in ("rows above it", "counted", "accesses", "at best", "all hot", "at best"):
         table.add_column(name, justify="right")
     for point in report.budgets:
         exact = point.exact

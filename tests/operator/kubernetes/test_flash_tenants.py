@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from tests.operator.kubernetes.test_tenants import INSTALLATION, Server
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_jobmaster.flash_manifests import FlashManifests
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants, flash_password, flash_user
 from emberscale_operator.kubernetes.tenants import user_url
-from emberscale_trainer.checkpoint import FlashWriter, Share, Work, WrittenFile
+from emberscale_trainer.checkpoint import FlashWriter, Share, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, TableStore
 from master_stand_in import checkpoint_manifest
@@ -74,7 +75,7 @@ def save(url: str, job: str) -> None:
         tables.remove_bucket(0, number)
 
 
-def complete(url: str, job: str, number: int, files: list[WrittenFile]) -> None:
+def complete(url: str, job: str, number: int, files: list[CheckpointFile]) -> None:
     manifests = FlashManifests(url, job)
     written = checkpoint_manifest(files, id=f"flash-{number:08d}", number=number, job_uid=job)
     before = manifests.write(written, lambda: None)

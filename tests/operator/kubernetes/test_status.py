@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, MemberStatus, Rebuilds, TrainingJobStatus
+from emberscale_api.job.status import ConditionType, JobPhase, MemberStatus, Rebuilds, TrainingJobStatus
 from emberscale_api.job.units import rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
-from emberscale_operator.kubernetes.stories import tell_flash, tell_low_memory, tell_slow, tell_steps
+from emberscale_operator.kubernetes.stories import tell_condition, tell_flash, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from eventually import unwrap
@@ -133,7 +133,7 @@ def test_slow_members_are_a_condition_and_told_once_and_when_it_is_over() -> Non
         of_master(),
     ):
         before, status = status, build_status(status, facts(JobPhase.TRAINING, master=master))
-        tell_slow(recorder, job, before, status)  # type: ignore[arg-type]
+        tell_condition(recorder, job, ConditionType.SLOW, before, status)  # type: ignore[arg-type]
     assert conditions(status)["SlowMembers"] == "False"
     assert [told[:3] for told in recorder.told] == [
         ("Warning", "FoundSlowMembers", "worker-1 is 30 times slower than its peers, it rests"),
@@ -165,7 +165,7 @@ def test_servers_near_their_memory_limit_are_a_condition_and_told_once_and_when_
     assert "LowMemory" not in conditions(status)
     for master in (of_servers(False, True), of_servers(False, True), of_servers(True, True), of_servers(False, False)):
         before, status = status, build_status(status, facts(JobPhase.TRAINING, master=master))
-        tell_low_memory(recorder, job, before, status)  # type: ignore[arg-type]
+        tell_condition(recorder, job, ConditionType.LOW_MEMORY, before, status)  # type: ignore[arg-type]
     assert conditions(status)["LowMemory"] == "False"
     assert [told[:3] for told in recorder.told] == [
         ("Warning", "DelayedPushes", "ps-1: near the memory limit; pushes are slowed down"),

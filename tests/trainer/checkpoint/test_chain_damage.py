@@ -20,8 +20,7 @@ from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.job import IncrementalMode
 from emberscale_jobmaster.chains import Chain, builds_on
 from emberscale_jobmaster.checkpoints import CheckpointFolder
-from emberscale_jobmaster.operations import SnapshotFile
-from emberscale_trainer.checkpoint import WrittenFile, load_partition
+from emberscale_trainer.checkpoint import load_partition
 from master_stand_in import checkpoint_manifest
 
 SERVERS = 2
@@ -94,11 +93,11 @@ class Life:
         name, since = f"{self.number:08}", builds_on(self.chain, self.mode)
         begun = [server.begin(since) for server in self.servers]
         self.at[name] = {key: row for server in self.servers for key, row in server.contents().items()}
-        files: list[WrittenFile] = []
+        files: list[CheckpointFile] = []
         for server, one in zip(self.servers, begun, strict=True):
             files += server.write(one, self.place / name)
         self.folder.write(checkpoint_manifest(id=name, number=self.number, ps_count=SERVERS, files=files))
-        self.chain = self.chain.followed_by(name, [SnapshotFile(**vars(file)) for file in files])
+        self.chain = self.chain.followed_by(name, files)
         self.chains.append(self.chain)
         self.folder.prune(keep=self.keep)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError, weight_bits_of
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, weight_bits_of
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, buckets_of
 from emberscale_trainer.checkpoint import (
@@ -21,7 +21,6 @@ from emberscale_trainer.checkpoint import (
     Share,
     StorageUnreachableError,
     Work,
-    WrittenFile,
     load_partition,
     owned_rows,
     read_dense,
@@ -75,7 +74,7 @@ class Server:
         draft = self.writer.begin(self.tables, nullcontext(), self.owned, tracked=tracked, since=since)
         return draft, Share(self.index, self.owned, AppliedBatches(), len(INITIAL), owned_rows(self.tables, self.owned))
 
-    def write(self, begun: tuple[ChainDraft, Share], folder: Path, weight_bits: int = 0) -> list[WrittenFile]:
+    def write(self, begun: tuple[ChainDraft, Share], folder: Path, weight_bits: int = 0) -> list[CheckpointFile]:
         draft, share = begun
         return self.writer.write(draft, self.tables.specs, share, str(folder), Work(patience_seconds=0), weight_bits)
 
@@ -134,7 +133,7 @@ class Job:
         if fate == "unwritable":
             folder.mkdir()
             (folder / "ps-0").touch()  # where a folder is to be
-        files: list[WrittenFile] = []
+        files: list[CheckpointFile] = []
         for server, one in zip(self.servers, begun, strict=False):
             with suppress(StorageUnreachableError):
                 files += server.write(one, folder, weight_bits)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from emberscale_api.checkpoint import (
     FLASH_KEPT_SECONDS,
+    CheckpointFile,
     DamagedCheckpointError,
 )
 from emberscale_api.compatibility import FlashKeys
@@ -24,7 +25,6 @@ from emberscale_trainer.checkpoint import (
     FlashWriter,
     Share,
     Work,
-    WrittenFile,
     flash_redis,
     load_partition,
 )
@@ -74,7 +74,7 @@ class Trained:
         with self.lock:
             self.tables.push(counts, np.concatenate([mine, mine, pieces]), gradients)
 
-    def save(self, checkpoint: str, work: Work | None = None) -> list[WrittenFile]:
+    def save(self, checkpoint: str, work: Work | None = None) -> list[CheckpointFile]:
         with self.lock:
             draft = self.writer.begin(self.tables, self.lock, self.room)
         return self.writer.write(draft, checkpoint, self.share, Work() if work is None else work)
@@ -85,7 +85,7 @@ class Trained:
         return all_records_of(snapshot, len(SPECS) + 1)
 
 
-def complete(server: FlashServer, checkpoint: str, servers: int, files: list[WrittenFile]) -> None:
+def complete(server: FlashServer, checkpoint: str, servers: int, files: list[CheckpointFile]) -> None:
     manifest = checkpoint_manifest(files, id=checkpoint, job_uid=UID, ps_count=servers)
     server.client.set(FlashKeys.of(UID).manifest, manifest.to_json())
 
@@ -124,7 +124,7 @@ def files_in(server: FlashServer) -> set[str]:
     return {key for key in keys if key.endswith((".rows", ".keys", ".json"))}
 
 
-def files_of(checkpoint: str, files: list[WrittenFile]) -> set[str]:
+def files_of(checkpoint: str, files: list[CheckpointFile]) -> set[str]:
     return {FlashKeys.of(UID).of_file(checkpoint, file.path) for file in files}
 
 
@@ -142,7 +142,7 @@ def test_both_tiers_restore_the_same_rows_on_any_number_of_servers(
         one.save("flash-00000001")
         one.push(list(range(1500, 3000)))
     complete(server, "flash-00000002", 2, [file for one in trained for file in one.save("flash-00000002")])
-    persistent: list[WrittenFile] = []
+    persistent: list[CheckpointFile] = []
     for one in trained:
         snapshot = one.tables.snapshot(Reader.CHECKPOINT, one.lock)
         persistent += write_snapshot(snapshot, one.tables.specs, one.share, str(tmp_path), Work())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from emberscale_api.checkpoint import DamagedCheckpointError, weight_bits_of
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, weight_bits_of
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import AdmissionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import buckets_of
@@ -16,7 +16,6 @@ from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     Share,
     Work,
-    WrittenFile,
     load_partition,
     read_dense,
     writer,
@@ -55,7 +54,7 @@ def trained(servers: int, keys: NDArray[np.int64] = KEYS, scale: float = 1.0) ->
 
 
 def save(partitions: list[tuple[TableStore, Share]], folder: Path, weight_bits: int) -> str:
-    files: list[WrittenFile] = []
+    files: list[CheckpointFile] = []
     for tables, share in partitions:
         snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
         files += write_snapshot(snapshot, tables.specs, share, str(folder), Work(), weight_bits)
@@ -155,7 +154,8 @@ def test_a_file_that_ends_within_a_record_is_refused(tmp_path: Path) -> None:
         tables.snapshot(Reader.CHECKPOINT, nullcontext()), tables.specs, share, str(tmp_path), Work(), 3
     )
     next(tmp_path.rglob("table-0-0.q3")).write_bytes(b"123")
-    listed = [WrittenFile(file.path, 3, 0x884863D2) if file.path.endswith("table-0-0.q3") else file for file in written]
+    shorter = CheckpointFile(path="ps-0/table-0-0.q3", bytes=3, crc32=0x884863D2)
+    listed = [shorter if file.path == shorter.path else file for file in written]
     with pytest.raises(DamagedCheckpointError, match=r"table-0-0\.q3 ends within a record"):
         load(write_manifest(tmp_path, listed))
 

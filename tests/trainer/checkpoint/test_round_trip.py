@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
-from emberscale_api.checkpoint import DamagedCheckpointError
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.job import EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, buckets_of
 from emberscale_trainer.checkpoint import (
@@ -22,7 +22,6 @@ from emberscale_trainer.checkpoint import (
     Share,
     StorageUnreachableError,
     Work,
-    WrittenFile,
     load_partition,
     read_dense,
     work,
@@ -70,7 +69,7 @@ def trained(servers: int, keys: list[int]) -> list[tuple[TableStore, Share]]:
 
 def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Work | None = None) -> str:
     """Writes a checkpoint as servers and master do together."""
-    files: list[WrittenFile] = []
+    files: list[CheckpointFile] = []
     for tables, share in partitions:
         snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
         written = write_snapshot(snapshot, tables.specs, share, str(folder), progress or Work())

@@ -2,25 +2,23 @@
 
 from emberscale_trainer.checkpoint.chains import ChainDraft, ChainWriter, owned_rows
 from emberscale_trainer.checkpoint.files import CheckpointFiles
-from emberscale_trainer.checkpoint.flash import FlashDraft, FlashFiles, FlashWriter
+from emberscale_trainer.checkpoint.flash import FlashFiles, FlashWriter
 from emberscale_trainer.checkpoint.flash_redis import FlashUnusableError
 from emberscale_trainer.checkpoint.reader import load_partition, read_dense, read_records, server_history
 from emberscale_trainer.checkpoint.work import AbandonedError, StorageUnreachableError, Work
-from emberscale_trainer.checkpoint.writer import Share, WrittenFile
+from emberscale_trainer.checkpoint.writer import Share
 
 __all__ = [
     "AbandonedError",
     "ChainDraft",
     "ChainWriter",
     "CheckpointFiles",
-    "FlashDraft",
     "FlashFiles",
     "FlashUnusableError",
     "FlashWriter",
     "Share",
     "StorageUnreachableError",
     "Work",
-    "WrittenFile",
     "load_partition",
     "owned_rows",
     "read_dense",

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
-from emberscale_trainer.checkpoint.writer import Link, Share, WrittenFile, write_part
+from emberscale_trainer.checkpoint.writer import Link, Share, write_part
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.table import Reader, Snapshot, TableStore
 from emberscale_trainer.table.snapshot import Lock
@@ -71,7 +72,7 @@ class ChainWriter:
         uri: str,
         work: Work,
         weight_bits: int = 0,
-    ) -> list[WrittenFile]:
+    ) -> list[CheckpointFile]:
         """Writes the server's files below the checkpoint's folder `uri`; returns all that its part consists of.
 
         As `write_part` in all else.

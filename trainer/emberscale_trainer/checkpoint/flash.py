@@ -21,7 +21,7 @@ from itertools import chain
 
 import numpy as np
 
-from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
 from emberscale_trainer.checkpoint.ahead import ahead
 from emberscale_trainer.checkpoint.files import (
@@ -34,7 +34,7 @@ from emberscale_trainer.checkpoint.files import (
 from emberscale_trainer.checkpoint.flash_inventory import FlashInventory
 from emberscale_trainer.checkpoint.flash_redis import Command, FlashRedis, FlashUnusableError, RedisFullError
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
-from emberscale_trainer.checkpoint.writer import Share, WrittenFile, parts_of
+from emberscale_trainer.checkpoint.writer import Share, parts_of
 from emberscale_trainer.table import Reader, RowLayout, Snapshot, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.snapshot import Lock
 
@@ -55,7 +55,7 @@ class _Chain:
     """
 
     files: tuple[tuple[str, ...], ...]
-    written: dict[str, WrittenFile] = field(default_factory=dict)
+    written: dict[str, CheckpointFile] = field(default_factory=dict)
     base_bytes: int = 0
     increments: int = 0
 
@@ -111,7 +111,7 @@ class FlashWriter:
         self._followed = weakref.ref(tables)
         return FlashDraft(tables.snapshot(Reader.FLASH, lock), tables, lock, None, sum(sizes), limit)
 
-    def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[WrittenFile]:
+    def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[CheckpointFile]:
         """Writes what the draft holds, and returns all files that this server's part consists of.
 
         Raises FlashUnusableError and AbandonedError.
@@ -129,7 +129,7 @@ class FlashWriter:
         finally:
             draft.snapshot.give_back()  # an open one saves the old bytes of all rows that change
 
-    def _write(self, link: "_Link", draft: FlashDraft, checkpoint: str, share: Share) -> list[WrittenFile]:
+    def _write(self, link: "_Link", draft: FlashDraft, checkpoint: str, share: Share) -> list[CheckpointFile]:
         before = draft.before
         if before is None:
             self._make_room(link.inventory, draft)
@@ -205,7 +205,7 @@ class _Link:
         self._writer, self._work = writer, work
         self._folder = f"ps-{index}"
         self._sent: list[str] = []
-        self.written: list[WrittenFile] = []
+        self.written: list[CheckpointFile] = []
 
     def write_rows(self, snapshot: Snapshot, tables: int) -> list[tuple[str, ...]]:
         """Writes retired keys and rows; returns the names of files by table."""
@@ -218,7 +218,7 @@ class _Link:
         self._flush()
         return names
 
-    def documents(self, checkpoint: str, documents: Iterable[tuple[str, bytes]]) -> list[WrittenFile]:
+    def documents(self, checkpoint: str, documents: Iterable[tuple[str, bytes]]) -> list[CheckpointFile]:
         """Writes the JSON files of a checkpoint."""
         first = len(self.written)
         for name, content in documents:
@@ -235,7 +235,7 @@ class _Link:
 
     def _send(self, checkpoint: str, path: str, content: memoryview) -> None:
         key = self._writer.key_of(checkpoint, path)
-        file = WrittenFile(path, content.nbytes, zlib.crc32(content))
+        file = CheckpointFile(path=path, bytes=content.nbytes, crc32=zlib.crc32(content))
         self._sent.append(key)
         try:
             self.inventory.note(key)

@@ -3,7 +3,7 @@
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.encoding import RowEncoding
 from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, PartitionFile, TablePart
@@ -22,19 +23,6 @@ from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, Unquantiz
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """A file as it was written; `path` is relative to the checkpoint's folder.
-
-    `checkpoint` is the earlier checkpoint in whose folder it is; empty: it is in that of this one.
-    """
-
-    path: str
-    bytes: int
-    crc32: int
-    checkpoint: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +51,7 @@ class Link:
 
     checkpoint: str
     names: tuple[tuple[str, ...], ...]
-    files: tuple[WrittenFile, ...]
+    files: tuple[CheckpointFile, ...]
     left_out: Ownership
 
     def lacks(self, owned: Ownership) -> bool:
@@ -74,9 +62,9 @@ class Link:
         """The names of the files of a table in the partition file of a later checkpoint."""
         return [name if "/" in name else f"{self.checkpoint}/{name}" for name in self.names[table]]
 
-    def files_from_later(self) -> list[WrittenFile]:
+    def files_from_later(self) -> list[CheckpointFile]:
         """The files as a later checkpoint lists them."""
-        return [replace(file, checkpoint=file.checkpoint or self.checkpoint) for file in self.files]
+        return [file.model_copy(update={"checkpoint": file.checkpoint or self.checkpoint}) for file in self.files]
 
 
 def write_part(
@@ -87,7 +75,7 @@ def write_part(
     work: Work,
     weight_bits: int = 0,
     before: Link | None = None,
-) -> tuple[list[WrittenFile], Link]:
+) -> tuple[list[CheckpointFile], Link]:
     """Writes what the snapshot holds below the checkpoint's folder `uri`; the dense table is the last of `specs`.
 
     Returns the files of the server's part, and its rows as a link of a chain. With `before`, the snapshot holds what
@@ -190,7 +178,7 @@ class _Folder:
         self._filesystem, root = fsspec.core.url_to_fs(uri)
         self._local = isinstance(self._filesystem, LocalFileSystem)
         self._root, self._name, self._work = root, name, work
-        self.written: list[WrittenFile] = []
+        self.written: list[CheckpointFile] = []
 
     def write(self, name: str, content: bytes | memoryview) -> str:
         """Writes a file, whole; returns its name."""
@@ -209,7 +197,7 @@ class _Folder:
 
         self._work.patiently(path, attempt)
         self._work.advance(len(content))
-        self.written.append(WrittenFile(f"{self._name}/{name}", len(content), zlib.crc32(content)))
+        self.written.append(CheckpointFile(path=f"{self._name}/{name}", bytes=len(content), crc32=zlib.crc32(content)))
         return name
 
     def flush(self) -> None:

@@ -5,6 +5,6 @@
 """
 
 from emberscale_trainer.parity.blocks import ParityBlocks, ParityLayout, TableShape
-from emberscale_trainer.parity.holding import Batch, Holding, SourceOverError
+from emberscale_trainer.parity.holding import Holding, SourceOverError
 
-__all__ = ["Batch", "Holding", "ParityBlocks", "ParityLayout", "SourceOverError", "TableShape"]
+__all__ = ["Holding", "ParityBlocks", "ParityLayout", "SourceOverError", "TableShape"]

@@ -10,7 +10,7 @@ from functools import partial
 import grpc
 import structlog
 
-from emberscale_api.checkpoint import DamagedCheckpointError, is_flash
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, is_flash
 from emberscale_api.job import FaultToleranceStrategy, TableSpec, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
@@ -25,7 +25,6 @@ from emberscale_trainer.checkpoint import (
     Share,
     StorageUnreachableError,
     Work,
-    WrittenFile,
     load_partition,
     owned_rows,
 )
@@ -85,7 +84,7 @@ class _Saving:
 
     generation: int
     barrier: int
-    background: Background[list[WrittenFile]]
+    background: Background[list[CheckpointFile]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class _Staging:
     background: Background[bool]
 
 
-_Write = Callable[[Sequence[TableSpec], Share, Work], list[WrittenFile]]
+_Write = Callable[[Sequence[TableSpec], Share, Work], list[CheckpointFile]]
 """Writes what a snapshot holds of these tables."""
 
 _Begun = tuple[Snapshot, _Write]
@@ -277,7 +276,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         specs: Sequence[TableSpec],
         share: Share,
         work: Work,
-    ) -> list[WrittenFile]:
+    ) -> list[CheckpointFile]:
         files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits)
         trim_heap()
         return files
@@ -292,7 +291,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         if earlier is not None:
             earlier.background.abandon()
 
-        def write(work: Work) -> list[WrittenFile]:
+        def write(work: Work) -> list[CheckpointFile]:
             began = time.monotonic()
             files = write_share(specs, share, work)
             self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)

@@ -20,7 +20,7 @@ from emberscale_trainer.table.eviction import Eviction, Sweep
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.quantization import PackedRows, UnquantizableError
 from emberscale_trainer.table.slab import Reader
-from emberscale_trainer.table.snapshot import Lock, Snapshot, SnapshotAbandonedError
+from emberscale_trainer.table.snapshot import Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "DeltaLog",
     "DensePieces",
     "Eviction",
-    "Lock",
     "NonFiniteGradientError",
     "PackedRows",
     "Reader",
