@@ -1,7 +1,7 @@
 """Every sample once on every parameter server, whatever is killed.
 
 Each run starts real processes and kills some of them with SIGKILL, for ten seconds or so. EMBERSCALE_KILL_SEEDS says
-how many runs there are; the suite makes eight, as tests/simulation kills the same cores under thousands of seeds.
+how many runs there are; the suite makes four, as tests/simulation kills the same cores under thousands of seeds.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from local_jobs import ENDLESS, Job
 
-SEEDS = range(int(os.environ.get("EMBERSCALE_KILL_SEEDS", "8")))
+SEEDS = range(int(os.environ.get("EMBERSCALE_KILL_SEEDS", "4")))
 
 
 def reached(job: Job, samples: int) -> bool:

@@ -11,7 +11,7 @@ from emberscale import JobNotFoundError, TrainingJobClient
 from emberscale_api.job import parse_manifest
 from emberscale_api.job.status import JobPhase
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 COMMAND = Path(sys.executable).with_name("emberscale")
 
@@ -22,7 +22,7 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     job = Job("typed", place.namespace)
 
     def emberscale(*arguments: str) -> str:
-        return run(str(COMMAND), *arguments, "--namespace", place.namespace, timeout=300)
+        return run(str(COMMAND), *arguments, "--namespace", place.namespace, timeout=900)
 
     assert "typed: submitted" in emberscale("submit", str(file), "--set", "spec.training.epochs=8")
     job.wait_for_samples(1)
