@@ -7,9 +7,11 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_jobmaster.losses import on_server_lost
 from emberscale_jobmaster.membership import MemberId, Process, slot_name
-from emberscale_jobmaster.progress import fail, on_server_lost, surpass_history
+from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.state import Clock, JobState, phase_of, sizes_of
+from emberscale_jobmaster.takeover import surpass_history
 
 SHOWN_BAD_RECORDS = 10
 OWN_ERROR = "Error"

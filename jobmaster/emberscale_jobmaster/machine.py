@@ -26,6 +26,7 @@ from emberscale_jobmaster import (
     restoring,
     scaling,
     stragglers,
+    takeover,
     tasks,
     transitions,
 )
@@ -167,7 +168,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
 
 
 def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
-    job = progress.on_takeover(state.job, spec, event.wall, event.alone)
+    job = takeover.on_takeover(state.job, spec, event.wall, event.alone)
     job = replace(job, flash=replace(job.flash, available=event.has_flash_store))
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
@@ -248,8 +249,8 @@ def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) ->
 def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: TrainingJobSpec) -> Stepped:
     member, work = event.member, event.work
     job = lifecycle.on_call(state.job, spec, member, event.generation, event.version)
-    job = progress.surpass_numbers(job, event.generation, event.next_token, event.next_barrier)
-    job = progress.surpass_checkpoints(job, event.next_checkpoint)
+    job = takeover.surpass_numbers(job, event.generation, event.next_token, event.next_barrier)
+    job = takeover.surpass_checkpoints(job, event.next_checkpoint)
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
     seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
     if work is not None and member.role is Role.WORKER:

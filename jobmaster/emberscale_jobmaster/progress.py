@@ -1,39 +1,23 @@
-"""Transitions between stages: what follows when a stage is done, and what a lost parameter server undoes."""
+"""Transitions between stages: what follows when a stage is done, and how a job ends or begins to be restored."""
 
 from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.origin import changed_file
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.chains import Chain
-from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose, Reload, ReloadPhase, Restored, Source
+from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import normalised
-from emberscale_jobmaster.recovery import (
-    Decode,
-    Estimates,
-    Failure,
-    Parity,
-    Partial,
-    Protection,
-    Rebuilding,
-    RollBack,
-    choose,
-)
+from emberscale_jobmaster.recovery import Parity
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobEnd,
     JobState,
     Routing,
     Stage,
-    allowed_pls,
-    applied_batches,
     batches_of,
     limits_of,
     live_servers,
@@ -41,25 +25,10 @@ from emberscale_jobmaster.state import (
     routed_servers,
     servers_missing,
     sizes_of,
-    switching_move,
-    switching_reload,
     wanted_shares,
     with_scaling,
 )
 from emberscale_jobmaster.statistics import Tally
-
-_LOST_NUMBERS = 10_000
-LOST_CHECKPOINTS = _LOST_VERSIONS = 100
-"""More than a master gives while the store loses what it was given last."""
-
-
-def initial(wall: float) -> JobState:
-    """Returns a job with nothing done; `wall` is the present, in seconds since 1970."""
-    fresh = with_fresh_numbers(JobState(), wall)
-    generation = max(1, int(wall * 1_000_000))  # servers may be left over from a job whose store was lost
-    return replace(
-        fresh, routing=Routing(_unowned(generation, fresh.routing.table.version)), next_generation=generation + 1
-    )
 
 
 def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -99,47 +68,6 @@ def complete(state: JobState) -> JobState:
     return _ended(state, JobEnd(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
-def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool = False) -> JobState:
-    """Continues a job under a new master; `wall` is the present, in seconds since 1970.
-
-    A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those. So does
-    a job whose master is `alone`: all processes ended with the master before, and so did a suspension that it began.
-    """
-    state = replace(
-        state,
-        next_token=state.next_token + _LOST_NUMBERS,
-        next_barrier=state.next_barrier + _LOST_NUMBERS,
-    )
-    state = with_fresh_numbers(state, wall)
-    if state.members.slots:  # else no master before had any server to assign
-        state = _with_fresh_generation(state, wall)
-    holds_rows = state.routing.ready or state.reload is not None
-    if holds_rows and not state.over:  # else a restore looks which checkpoints there are
-        state = replace(
-            state,
-            next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS,
-            next_version=state.next_version + _LOST_VERSIONS,
-        )
-    if state.outcome is None and alone:
-        state = replace(state, suspending_since=None, troubles={})
-    elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
-        return state
-    scaling = replace(state.scaling, target=None)
-    return unroute(replace(state, outcome=None, members=state.members.silenced(), scaling=scaling), spec)
-
-
-def _with_fresh_generation(state: JobState, wall: float) -> JobState:
-    """Generations that no master before began: none begins one each microsecond, and what the last one wrote is lost.
-
-    One that has no servers yet may have been assigned by it, to others than the ledger will choose now.
-    """
-    state = replace(state, next_generation=max(state.next_generation, int(wall * 1_000_000)))
-    if state.routing.table.servers:
-        return state
-    following = _unowned(max(state.next_generation, state.routing.table.generation + 1), state.next_version)
-    return replace(state, routing=Routing(following), next_generation=following.generation + 1)
-
-
 def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Discards the servers' rows: all leases end, and the servers are assigned again.
 
@@ -152,7 +80,7 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     generation = max(state.next_generation, state.routing.table.generation + 1)
     state = replace(
         state,
-        routing=Routing(_unowned(generation, state.next_version)),
+        routing=Routing(unowned(generation, state.next_version)),
         next_generation=generation + 1,
         next_version=state.next_version + 1,
         chain=Chain(),
@@ -170,167 +98,6 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
         return replace(state, stage=Stage.READY, ledger=state.ledger.revoke_all())
     batches = batches_of(state.training_records, spec.training.batch_size)
     return replace(state, stage=Stage.READY, tally=None, ledger=Ledger.fresh(batches, ((0, batches),)))
-
-
-def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:
-    """Handles the loss of a parameter server and its rows."""
-    if state.over or (lost.index, lost.incarnation) not in _holders(state):
-        return state
-    known = state.rebuilding
-    if known is not None and (known.server, known.incarnation) == (lost.index, lost.incarnation):
-        return state
-    if state.stage in PREPARATION or not (state.routing.ready or state.reload is not None):
-        return unroute(state, spec)  # no row has changed since it was assigned
-    if state.reload is not None and lost.incarnation in {server.incarnation for server in state.reload.lost}:
-        return state
-    if switching_move(state) is not None or switching_reload(state) is not None:
-        return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost while servers change their table"))
-    return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost", is_loss=True))
-
-
-def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
-    """Starts the recovery that costs least."""
-    newest = state.flash.taken_at if state.flash.checkpoint else 0.0
-    is_flash_newest = newest > state.checkpointed_at
-    since = state.clock.active_seconds - max(state.checkpointed_at, newest)
-    survivors = _survivors(state, failure)
-    pls = state.pls
-    if not is_flash_newest:  # of a flash checkpoint, its manifest will tell
-        lost = {server.index for server in state.routing.table.owners} - survivors
-        newest_persistent = Source(state.checkpoint, state.restored)
-        pls += forgotten_by(state, spec, lost, applied_batches(state, spec), newest_persistent).pls
-    protection = Protection(
-        state.flash.checkpoint if is_flash_newest else state.checkpoint,
-        len(survivors),
-        allowed_pls(state, spec),
-        in_parity(state),
-    )
-    estimates = Estimates(since, pls)
-    match choose(failure, protection, estimates):
-        case Decode(server):
-            return _degraded(state, server, failure.reason)
-        case Partial():
-            return _await_successors(state, failure)
-        case RollBack(why=why) if why:
-            return roll_back(state, spec, failure.reason, why)
-        case RollBack():
-            return _roll_back(state, spec)
-
-
-def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
-    """All servers go back to the newest checkpoint, of a job that may recover partially; `why` it does not is told."""
-    told = reshaping.note_step(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
-    return _roll_back(told, spec)
-
-
-def _roll_back(state: JobState, spec: TrainingJobSpec) -> JobState:
-    scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
-    return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
-
-
-def _survivors(state: JobState, failure: Failure) -> frozenset[int]:
-    """The indexes of the servers whose rows are as the routing table says."""
-    present = (
-        (server, state.members.process(Role.PS, server.index))
-        for server in state.routing.table.owners
-        if server.index not in failure.servers
-    )
-    return frozenset(
-        server.index for server, process in present if process is not None and process.incarnation == server.incarnation
-    )
-
-
-def _await_successors(state: JobState, failure: Failure) -> JobState:
-    """Begins a reload, or begins it again where another server is lost meanwhile. Checkpoints and moves end."""
-    before = state.reload
-    lost = tuple(server for server in state.routing.table.owners if server.index in failure.servers)
-    operation = Reload(
-        state.next_operation if before is None else before.id,
-        ReloadPhase.WAIT,
-        failure.reason if before is None else f"{before.reason}, {failure.reason}",
-        state.clock.active_seconds if before is None else before.began_at,
-        lost=lost if before is None else (*before.lost, *lost),
-    )
-    return replace(
-        state,
-        next_operation=max(state.next_operation, operation.id + 1),
-        routing=replace(state.routing, ready=False),
-        reload=operation,
-        checkpointings=(),
-        move=None,
-    )
-
-
-def in_parity(state: JobState) -> frozenset[int]:
-    """The servers of which the others can rebuild any one now."""
-    table, parity = state.routing.table, state.parity
-    owners = frozenset(server.index for server in table.owners)
-    whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
-    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) and state.routing.ready
-    return owners if whole and trains and switching_move(state) is None and state.rebuilding is None else frozenset()
-
-
-def is_protected(state: JobState) -> bool:
-    """Whether nothing is lost with any one server now."""
-    return bool(in_parity(state)) and not state.parity.troubles
-
-
-def _degraded(state: JobState, server: int, reason: str) -> JobState:
-    """The rows of a server are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
-    incarnation = state.routing.table.servers[server].incarnation
-    lost = Rebuilding(server, incarnation, reason, state.clock.active_seconds)
-    written = tuple(taking for taking in state.checkpointings if taking.phase is CheckpointPhase.WRITE)
-    return replace(state, rebuilding=lost, move=None, checkpointings=written)
-
-
-def surpass_history(
-    state: JobState, server: MemberId, generation: int, version: int, spec: TrainingJobSpec
-) -> JobState:
-    """A parameter server has adopted a table of this generation and version; (0, 0): none.
-
-    A table that this ledger does not know of means that it is old, or new: the store has lost the last of it, or
-    all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
-    """
-    table = state.routing.table
-    switching = _next_table(state)
-    newest = table.version if switching is None else switching.version
-    left = {(one.index, one.incarnation) for one in state.routing.left}
-    known = (server.index, server.incarnation) in _holders(state) | left
-    surpassed = (generation, version) > (table.generation, newest)
-    foreign = not known and generation == table.generation
-    if state.over or generation == 0 or not (surpassed or foreign):
-        return state
-    reason = f"{server.slot} holds rows that the ledger does not know"
-    state = recover(state, spec, Failure((server.index,), reason))
-    beyond = state.routing.table
-    following = _unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
-    return replace(state, routing=Routing(following), next_version=following.version + 1)
-
-
-def surpass_numbers(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
-    """A server has heard of these numbers, from a master whose ledger the store has lost.
-
-    It fences what has a lower token, unless it is told that the lease lives, and refuses barriers with lower numbers:
-    the leases begin anew, beyond them.
-    """
-    if state.over or generation != state.routing.table.generation:
-        return state
-    if next_token > state.next_token:
-        ledger = state.ledger.revoke_all() if state.stage is Stage.TRAIN else state.ledger
-        state = replace(state, next_token=next_token + _LOST_NUMBERS, ledger=ledger)
-    if next_barrier > state.next_barrier:
-        state = replace(state, next_barrier=next_barrier + _LOST_NUMBERS)
-    return state
-
-
-def surpass_checkpoints(state: JobState, next_checkpoint: int) -> JobState:
-    """A server has heard of all checkpoints below this number, perhaps from a master whose ledger the store has lost.
-
-    It begins none of them again: their files may be those of a complete checkpoint.
-    """
-    if state.over or next_checkpoint <= state.next_checkpoint:
-        return state
-    return replace(state, next_checkpoint=next_checkpoint)
 
 
 def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -476,46 +243,8 @@ def _epoch_after(state: JobState, spec: TrainingJobSpec) -> JobState:
     return replace(state, stage=Stage.TRAIN, epoch=state.epoch + 1, ledger=Ledger.fresh(batches))
 
 
-def with_fresh_numbers(state: JobState, wall: float) -> JobState:
-    """Tokens, barrier numbers and scaling steps that no master before gave, even one whose last writes were lost.
-
-    `wall` is in seconds since 1970. No master gives a token or a number each microsecond, or a step each second: where
-    two take over from the same ledger, since what the first wrote is lost, the second begins beyond those of the first.
-    """
-    first = int(wall * 1_000_000)
-    scaling = replace(state.scaling, next_step=max(state.scaling.next_step, int(wall)))
-    return replace(
-        state,
-        next_token=max(state.next_token, first),
-        next_barrier=max(state.next_barrier, first),
-        scaling=scaling,
-    )
-
-
-def may_own(state: JobState, index: int, incarnation: str) -> bool:
-    """Whether this parameter server owns something, or takes part in a move."""
-    moving = () if state.move is None else state.move.parties
-    return (index, incarnation) in _holders(state) | {(one.index, one.incarnation) for one in moving}
-
-
-def _holders(state: JobState) -> set[tuple[int, str]]:
-    """The servers that may own rows, by index and incarnation."""
-    moving, reloading = switching_move(state), switching_reload(state)
-    servers = state.routing.table.owners
-    if moving is not None or reloading is not None:
-        servers = moving.parties if moving is not None else reloading.parties if reloading is not None else ()
-    return {(server.index, server.incarnation) for server in servers}
-
-
-def _next_table(state: JobState) -> RoutingTable | None:
-    """The table that some servers may have adopted, and not all."""
-    moving, reloading = switching_move(state), switching_reload(state)
-    if moving is not None:
-        return moving.table
-    return None if reloading is None else reloading.table
-
-
-def _unowned(generation: int, version: int) -> RoutingTable:
+def unowned(generation: int, version: int) -> RoutingTable:
+    """The table before rows are assigned."""
     return RoutingTable(generation=generation, version=version, servers=(), bucket_owners=(), piece_owners=())
 
 

@@ -14,10 +14,10 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble, PsAddress
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.losses import is_protected, recover
 from emberscale_jobmaster.membership import MemberId, slot_name
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
-from emberscale_jobmaster.progress import is_protected, recover
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure, Parity, Rebuilt
 from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, switching_move

@@ -34,8 +34,9 @@ from emberscale_jobmaster.effects import (
 )
 from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
 from emberscale_jobmaster.forgetting import forgotten_by
+from emberscale_jobmaster.losses import roll_back
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
-from emberscale_jobmaster.progress import fail, roll_back
+from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR
 from emberscale_jobmaster.state import JobState, Routing, applied_batches, newest_flash

@@ -23,7 +23,6 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import (
-    LOST_CHECKPOINTS,
     begin_assignment,
     complete_assignment,
     fail,
@@ -31,6 +30,7 @@ from emberscale_jobmaster.progress import (
 )
 from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.state import JobState, newest_flash, servers_missing
+from emberscale_jobmaster.takeover import LOST_CHECKPOINTS
 
 FIND_SECONDS = 60.0
 """How long looking for a checkpoint may take."""

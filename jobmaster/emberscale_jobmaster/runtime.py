@@ -18,7 +18,7 @@ from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
-from emberscale_jobmaster import progress
+from emberscale_jobmaster import takeover
 from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import (
     CheckpointTaken,
@@ -104,7 +104,7 @@ class JobRuntime:
         self._on_deposed = on_deposed
         self._clock, self._wall = clock, wall
         self._changed = threading.Condition()
-        self._state = MasterState(progress.initial(wall()))
+        self._state = MasterState(takeover.initial(wall()))
         self._version, self._durable = 1, 0
         self._store_failures, self._store_problem = 0, ""
         self._saving_since: float | None = None

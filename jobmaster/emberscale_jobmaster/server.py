@@ -25,9 +25,9 @@ from emberscale_api.telemetry import ProcessMetrics
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
+from emberscale_jobmaster.losses import is_protected
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.progress import is_protected
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
 from emberscale_jobmaster.state import JobState, committed_samples, phase_of

@@ -11,11 +11,11 @@ from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
+from emberscale_jobmaster.losses import is_protected
 from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.messages import wire_applied, wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
-from emberscale_jobmaster.progress import is_protected
 from emberscale_jobmaster.rebuilding import unprotected_reason
 from emberscale_jobmaster.state import (
     OVER,

@@ -16,7 +16,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import progress, ranges
+from emberscale_jobmaster import ranges, takeover
 from emberscale_jobmaster.effects import (
     AbandonCall,
     AssignCall,
@@ -199,7 +199,7 @@ class Driven:
         self.moved: list[Moved] = []
         self.log: list[str] = []
         self.saves: deque[bytes] = deque(maxlen=50)
-        self.state = MasterState(progress.initial(wall=0.0))
+        self.state = MasterState(takeover.initial(wall=0.0))
         self.found: list[FindCheckpoint] = []
         self.tell(TakenOver(now=self.now, wall=1000.0, has_flash_store=self._has_flash))
 

@@ -9,7 +9,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster import lifecycle, progress, scaling, tasks
+from emberscale_jobmaster import lifecycle, progress, scaling, takeover, tasks
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import placed
@@ -26,7 +26,7 @@ class Pure:
 
     def __init__(self, **sections: Any) -> None:
         self.spec: TrainingJobSpec = job(**sections).spec
-        self.state: JobState = progress.initial(wall=0.0)
+        self.state: JobState = takeover.initial(wall=0.0)
         self.phases = [JobPhase.PENDING]
 
     def apply(self, state: JobState) -> None:

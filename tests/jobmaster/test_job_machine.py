@@ -16,7 +16,7 @@ from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
-from emberscale_jobmaster import lifecycle, progress, ranges, tasks
+from emberscale_jobmaster import lifecycle, ranges, takeover, tasks
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.ranges import Applied, on_all
@@ -204,7 +204,7 @@ class JobMachine(RuleBasedStateMachine):
     def the_master_is_restarted(self) -> None:
         state = state_json.validate_json(state_json.dump_json(self.pure.state))
         assert repr(state) == repr(self.pure.state)
-        self.pure.apply(progress.on_takeover(state, self.pure.spec, wall=5.0))
+        self.pure.apply(takeover.on_takeover(state, self.pure.spec, wall=5.0))
 
     @invariant()
     def the_books_claim_only_what_every_server_has(self) -> None:

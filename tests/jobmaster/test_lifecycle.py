@@ -4,11 +4,11 @@ from tests.jobmaster.fakes import job
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster import lifecycle, progress
+from emberscale_jobmaster import lifecycle, progress, takeover
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.state import JobState
 
-START = progress.initial(wall=100.0)
+START = takeover.initial(wall=100.0)
 
 
 def worker(incarnation: str) -> MemberId:
@@ -83,7 +83,7 @@ def test_only_time_in_which_the_job_is_active_counts() -> None:
     assert state.clock.active_seconds == 50.0
     state = progress.suspend(state, spec)
     state = lifecycle.on_time_passed(state, spec, 850.0)
-    state = progress.on_takeover(state, spec, wall=1000.0)
+    state = takeover.on_takeover(state, spec, wall=1000.0)
     state = lifecycle.on_time_passed(state, spec, 9.0)
     assert state.clock.active_seconds == 59.0
     assert not state.over

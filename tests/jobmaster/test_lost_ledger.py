@@ -13,7 +13,7 @@ from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_jobmaster import lifecycle, progress
+from emberscale_jobmaster import lifecycle, progress, takeover
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.store import DeposedError, JobStore
 
@@ -61,7 +61,7 @@ def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -
     """What the first of them wrote is lost with the store's last second."""
     pure = Pure()
     pure.start_training()
-    first, second = (progress.on_takeover(pure.state, pure.spec, wall) for wall in (5000.0, 5001.5))
+    first, second = (takeover.on_takeover(pure.state, pure.spec, wall) for wall in (5000.0, 5001.5))
     given = 1000
     assert first.next_token > pure.state.next_token
     assert second.next_token > first.next_token + given
@@ -79,7 +79,7 @@ def test_two_masters_that_take_over_from_the_same_ledger_begin_different_generat
         pure.start_training()
     generations = [pure.state.routing.table.generation]
     for wall in (1000.0, 1001.0):
-        state = progress.on_takeover(pure.state, pure.spec, wall)
+        state = takeover.on_takeover(pure.state, pure.spec, wall)
         state = progress.unroute(state, pure.spec) if assigned else state
         generations.append(progress.begin_assignment(state, pure.spec).routing.table.generation)
     assert generations == sorted(set(generations))
@@ -89,8 +89,8 @@ def test_a_master_goes_beyond_checkpoints_that_a_server_has_heard_of() -> None:
     pure = Pure()
     pure.start_training()
     known = pure.state.next_checkpoint
-    assert progress.surpass_checkpoints(pure.state, known) is pure.state
-    assert progress.surpass_checkpoints(pure.state, known + 3).next_checkpoint == known + 3
+    assert takeover.surpass_checkpoints(pure.state, known) is pure.state
+    assert takeover.surpass_checkpoints(pure.state, known + 3).next_checkpoint == known + 3
 
 
 def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_lost() -> None:
@@ -100,10 +100,10 @@ def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_l
     pure.acquire()
     table, token, barrier = pure.state.routing.table, pure.state.next_token, pure.state.next_barrier
     told = {"next_token": token + 5_000_000, "next_barrier": barrier + 7_000_000}
-    unchanged = progress.surpass_numbers(pure.state, table.generation, token, barrier)
+    unchanged = takeover.surpass_numbers(pure.state, table.generation, token, barrier)
     assert unchanged is pure.state
-    assert progress.surpass_numbers(pure.state, table.generation - 1, **told) is pure.state
-    after = progress.surpass_numbers(pure.state, table.generation, **told)
+    assert takeover.surpass_numbers(pure.state, table.generation - 1, **told) is pure.state
+    after = takeover.surpass_numbers(pure.state, table.generation, **told)
     assert after.next_token >= told["next_token"]
     assert after.next_barrier >= told["next_barrier"]
     assert not after.ledger.leases
@@ -119,8 +119,8 @@ def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:
     pure.register(Role.WORKER, 0, WORKER.incarnation)
     task = pure.acquire()
     assert task is not None
-    successor = progress.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0)
-    forgetful = progress.initial(wall=1_800_000_000.0)
+    successor = takeover.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0)
+    forgetful = takeover.initial(wall=1_800_000_000.0)
     for state in (successor, forgetful):
         assert state.next_token > task.token + 1_000_000
 
@@ -128,9 +128,9 @@ def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:
 def test_numbers_go_on_ascending_where_the_clock_went_back_between_two_masters() -> None:
     """The ledger may lack the last second: what was numbered in it must not be numbered so again."""
     pure = Pure()
-    pure.apply(progress.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0))
+    pure.apply(takeover.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0))
     pure.start_training()
-    successor = progress.on_takeover(pure.state, pure.spec, wall=1_700_000_000.0)
+    successor = takeover.on_takeover(pure.state, pure.spec, wall=1_700_000_000.0)
     assert successor.next_token >= pure.state.next_token + 1000
     assert successor.next_barrier >= pure.state.next_barrier + 1000
 
@@ -139,7 +139,7 @@ def test_a_master_that_goes_on_with_rows_gives_no_checkpoint_the_number_of_one_t
     """Its files would be written over those of a complete one, and removed with them."""
     pure = Pure()
     pure.start_training()
-    successor = progress.on_takeover(pure.state, pure.spec, wall=5.0)
+    successor = takeover.on_takeover(pure.state, pure.spec, wall=5.0)
     assert successor.next_checkpoint >= pure.state.next_checkpoint + 10
 
 
@@ -150,22 +150,22 @@ def test_of_two_masters_with_one_term_only_the_later_writes(cluster: Cluster) ->
     second.open()
     assert first.term == second.term == 1
     with pytest.raises(DeposedError):
-        first.save(progress.initial(wall=1.0))
+        first.save(takeover.initial(wall=1.0))
     with pytest.raises(DeposedError):
         first.confirm()
-    second.save(progress.initial(wall=2.0))
+    second.save(takeover.initial(wall=2.0))
 
 
 def test_a_master_that_outlives_its_job_brings_nothing_back(cluster: Cluster) -> None:
     keys = StateKeys.of(cluster.uid)
     store = JobStore(cluster.redis.url, cluster.uid)
     store.open()
-    store.save(progress.initial(wall=1.0))
+    store.save(takeover.initial(wall=1.0))
     client = redis.Redis.from_url(cluster.redis.url)
     client.delete(*astuple(keys))
     client.set(keys.term, DEPOSED_BY_DELETION)
     with pytest.raises(DeposedError):
-        store.save(progress.initial(wall=2.0))
+        store.save(takeover.initial(wall=2.0))
     assert client.exists(*astuple(keys)) == 1
 
 
@@ -174,7 +174,7 @@ def test_what_no_master_writes_any_more_expires(cluster: Cluster) -> None:
     store.open()
     store.save_blocks("Training", 0, b"blocks")
     store.add_bad_records([("/day", 9)])
-    store.save(progress.initial(wall=1.0))
+    store.save(takeover.initial(wall=1.0))
     client = redis.Redis.from_url(cluster.redis.url)
     for key in astuple(StateKeys.of(cluster.uid)):
         assert client.ttl(key) > 0, key

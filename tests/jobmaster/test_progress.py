@@ -6,7 +6,7 @@ from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster import lifecycle, progress, tasks
+from emberscale_jobmaster import lifecycle, progress, takeover, tasks
 from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
@@ -245,7 +245,7 @@ def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     pure.apply(progress.begin_suspension(pure.state, 0.0))
     pure.checkpointed(CheckpointPurpose.SUSPENSION)
 
-    pure.apply(progress.on_takeover(pure.state, pure.spec, wall=1000.0))
+    pure.apply(takeover.on_takeover(pure.state, pure.spec, wall=1000.0))
 
     assert pure.phases[-3:] == [JobPhase.TRAINING, JobPhase.SUSPENDED, JobPhase.PENDING]
     pure.register(Role.PS, 0, "new-0")

@@ -7,7 +7,7 @@ from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import progress
+from emberscale_jobmaster import takeover
 from emberscale_jobmaster.events import Advised, Rescaled, TakenOver
 from emberscale_jobmaster.machine import MasterState
 from emberscale_jobmaster.operations import MovePhase
@@ -367,7 +367,7 @@ def test_steps_are_numbered_beyond_those_of_a_state_that_was_lost() -> None:
     driven = training()
     edit(driven, ps=3)
     known = driven.job.scaling.steps[-1].number
-    driven.state = MasterState(progress.initial(wall=1100.0))
+    driven.state = MasterState(takeover.initial(wall=1100.0))
     driven.tell(TakenOver(now=driven.now, wall=1100.0))
     edit(driven, ps=2)
     assert driven.job.scaling.steps[-1].number > known

@@ -14,7 +14,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import lifecycle, progress, scaling
+from emberscale_jobmaster import lifecycle, scaling, takeover
 from emberscale_jobmaster.scaling import Advice, follow
 from emberscale_jobmaster.sizes import RoleShapes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
@@ -204,6 +204,6 @@ def test_a_new_master_goes_on_with_the_planned_shape() -> None:
     pure.apply(follow(pure.state, pure.spec, plan(4, 1), now=100.0))
     narrower = job(**{**OPEN, "worker": {"replicas": None, "maxReplicas": 2}}).spec
     for spec, workers in ((pure.spec, 4), (narrower, 2)):
-        taken_over = progress.on_takeover(pure.state, spec, 200.0)
+        taken_over = takeover.on_takeover(pure.state, spec, 200.0)
         goes_on = scaling.follow_manifest(taken_over, spec, sizes_of(taken_over, spec), now=200.0)
         assert sizes_of(goes_on, spec) == sizes(workers, 1)

@@ -11,7 +11,7 @@ from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
-from emberscale_jobmaster import progress
+from emberscale_jobmaster import takeover
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier
 from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.ledger import Ledger
@@ -40,7 +40,7 @@ def rich_state() -> JobState:
     """A state in which nothing has its default."""
     member = MemberId(Role.WORKER, 3, "w")
     granted = unwrap(Ledger.fresh(50, done=((4, 6),)).grant(member, 17, 4))
-    state = progress.initial(wall=12.5)
+    state = takeover.initial(wall=12.5)
     return replace(
         state,
         stage=Stage.EVALUATE,
@@ -114,13 +114,13 @@ def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None
     uid = uuid.uuid4().hex
     old, new = JobStore(redis_server.url, uid), JobStore(redis_server.url, uid)
     old.open()
-    old.save(progress.initial(wall=1.0))
+    old.save(takeover.initial(wall=1.0))
     new.open()
     with pytest.raises(DeposedError):
-        old.save(progress.initial(wall=2.0))
+        old.save(takeover.initial(wall=2.0))
     with pytest.raises(DeposedError, match="term 2"):
         old.confirm()
-    new.save(progress.initial(wall=3.0))
+    new.save(takeover.initial(wall=3.0))
     new.confirm()
     found = unwrap(JobStore(redis_server.url, uid).open())
     assert found.next_token == 3_000_000
@@ -143,7 +143,7 @@ def test_a_master_that_is_deposed_at_any_point_of_a_save_writes_nothing(
     only = JobStore(redis_server.url, uid)
     only.open()
     sent.clear()
-    only.save(progress.initial(wall=1.0))
+    only.save(takeover.initial(wall=1.0))
     commands = len(sent)
     assert commands >= 2, "a save reads before it writes"
     for moment in range(commands):
@@ -152,9 +152,9 @@ def test_a_master_that_is_deposed_at_any_point_of_a_save_writes_nothing(
         interrupt[moment] = new.open
         sent.clear()
         with pytest.raises(DeposedError):
-            old.save(progress.initial(wall=2.0))
+            old.save(takeover.initial(wall=2.0))
         assert not interrupt
-        assert JobStore(redis_server.url, uid).open() == progress.initial(wall=1.0)
+        assert JobStore(redis_server.url, uid).open() == takeover.initial(wall=1.0)
 
 
 def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisServer) -> None:
@@ -191,10 +191,10 @@ def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisServer) -> No
     store.add_bad_records([("/day", 9)])
     redis.Redis.from_url(own_redis.url).flushall()
 
-    store.save(progress.initial(wall=5.0))
+    store.save(takeover.initial(wall=5.0))
 
     again = JobStore(own_redis.url, "uid")
-    assert again.open() == progress.initial(wall=5.0)
+    assert again.open() == takeover.initial(wall=5.0)
     assert (again.term, again.blocks(), again.bad_records()) == (2, {("Training", 0): b"blocks"}, {("/day", 9)})
 
 

@@ -15,7 +15,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import draining, messages, progress
+from emberscale_jobmaster import draining, messages, takeover
 from emberscale_jobmaster.effects import (
     AbandonCall,
     AssignCall,
@@ -159,7 +159,7 @@ class Master(Process):
 
     def _initial(self) -> JobState:
         """A new job, its sizes decided at once: to look them up in the manifest at every step takes long."""
-        job = progress.initial(WALL + self.world.now)
+        job = takeover.initial(WALL + self.world.now)
         return replace(job, scaling=replace(job.scaling, sizes=self._sizes(self.cluster.scenario.servers)))
 
     def _sizes(self, servers: int) -> RoleShapes:

@@ -31,8 +31,8 @@ from emberscale_api.routing import RoutingTable, bucket_of
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
+from emberscale_jobmaster.losses import in_parity
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.progress import in_parity
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask

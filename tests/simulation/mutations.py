@@ -15,7 +15,7 @@ from tests.simulation.world import Process, Task
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
-from emberscale_jobmaster import moving, progress, rebuilding, scaling
+from emberscale_jobmaster import moving, progress, rebuilding, scaling, takeover
 from emberscale_jobmaster.effects import Effect, HandOverCall, ServerRequest, SettleCall
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import Move, MovePhase
@@ -79,10 +79,11 @@ def _push_is_recorded_before_there_is_room(stack: ExitStack) -> None:
 
 
 def _roll_back_keeps_the_generation(stack: ExitStack) -> None:
-    unowned = progress._unowned
-    stack.enter_context(
-        patch.object(progress, "_unowned", lambda generation, version: unowned(generation - 1, version))
-    )
+    unowned = progress.unowned
+    for module in (progress, takeover):
+        stack.enter_context(
+            patch.object(module, "unowned", lambda generation, version: unowned(generation - 1, version))
+        )
 
 
 def _other_histories_may_push(stack: ExitStack) -> None:
@@ -151,8 +152,8 @@ def _successor_answers_for_its_predecessor(stack: ExitStack) -> None:
 
 def _numbers_come_again(stack: ExitStack) -> None:
     """Each master goes on a fixed gap beyond the numbers that it finds, whatever was given beyond them and lost."""
-    stack.enter_context(patch.object(progress, "with_fresh_numbers", lambda state, wall: state))
-    stack.enter_context(patch.object(progress, "surpass_numbers", lambda state, *numbers: state))
+    stack.enter_context(patch.object(takeover, "with_fresh_numbers", lambda state, wall: state))
+    stack.enter_context(patch.object(takeover, "surpass_numbers", lambda state, *numbers: state))
 
 
 def _last_changes_stay_behind(stack: ExitStack) -> None:

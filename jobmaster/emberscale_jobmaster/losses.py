@@ -1,0 +1,147 @@
+"""What a lost parameter server costs a job: who is lost, what protects its rows, and the recovery that begins."""
+
+from emberscale_api.frozen import replace
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.forgetting import forgotten_by
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.operations import CheckpointPhase, Reload, ReloadPhase, Source
+from emberscale_jobmaster.progress import unroute
+from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Partial, Protection, Rebuilding, RollBack, choose
+from emberscale_jobmaster.state import (
+    PREPARATION,
+    JobState,
+    Stage,
+    allowed_pls,
+    applied_batches,
+    sizes_of,
+    switching_move,
+    switching_reload,
+)
+
+
+def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:
+    """Handles the loss of a parameter server and its rows."""
+    if state.over or (lost.index, lost.incarnation) not in holders(state):
+        return state
+    known = state.rebuilding
+    if known is not None and (known.server, known.incarnation) == (lost.index, lost.incarnation):
+        return state
+    if state.stage in PREPARATION or not (state.routing.ready or state.reload is not None):
+        return unroute(state, spec)  # no row has changed since it was assigned
+    if state.reload is not None and lost.incarnation in {server.incarnation for server in state.reload.lost}:
+        return state
+    if switching_move(state) is not None or switching_reload(state) is not None:
+        return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost while servers change their table"))
+    return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost", is_loss=True))
+
+
+def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
+    """Starts the recovery that costs least."""
+    newest = state.flash.taken_at if state.flash.checkpoint else 0.0
+    is_flash_newest = newest > state.checkpointed_at
+    since = state.clock.active_seconds - max(state.checkpointed_at, newest)
+    survivors = _survivors(state, failure)
+    pls = state.pls
+    if not is_flash_newest:  # of a flash checkpoint, its manifest will tell
+        lost = {server.index for server in state.routing.table.owners} - survivors
+        newest_persistent = Source(state.checkpoint, state.restored)
+        pls += forgotten_by(state, spec, lost, applied_batches(state, spec), newest_persistent).pls
+    protection = Protection(
+        state.flash.checkpoint if is_flash_newest else state.checkpoint,
+        len(survivors),
+        allowed_pls(state, spec),
+        in_parity(state),
+    )
+    estimates = Estimates(since, pls)
+    match choose(failure, protection, estimates):
+        case Decode(server):
+            return _degraded(state, server, failure.reason)
+        case Partial():
+            return _await_successors(state, failure)
+        case RollBack(why=why) if why:
+            return roll_back(state, spec, failure.reason, why)
+        case RollBack():
+            return _roll_back(state, spec)
+
+
+def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
+    """All servers go back to the newest checkpoint, of a job that may recover partially; `why` it does not is told."""
+    told = reshaping.note_step(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
+    return _roll_back(told, spec)
+
+
+def _roll_back(state: JobState, spec: TrainingJobSpec) -> JobState:
+    scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
+    return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
+
+
+def _survivors(state: JobState, failure: Failure) -> frozenset[int]:
+    """The indexes of the servers whose rows are as the routing table says."""
+    present = (
+        (server, state.members.process(Role.PS, server.index))
+        for server in state.routing.table.owners
+        if server.index not in failure.servers
+    )
+    return frozenset(
+        server.index for server, process in present if process is not None and process.incarnation == server.incarnation
+    )
+
+
+def _await_successors(state: JobState, failure: Failure) -> JobState:
+    """Begins a reload, or begins it again where another server is lost meanwhile. Checkpoints and moves end."""
+    before = state.reload
+    lost = tuple(server for server in state.routing.table.owners if server.index in failure.servers)
+    operation = Reload(
+        state.next_operation if before is None else before.id,
+        ReloadPhase.WAIT,
+        failure.reason if before is None else f"{before.reason}, {failure.reason}",
+        state.clock.active_seconds if before is None else before.began_at,
+        lost=lost if before is None else (*before.lost, *lost),
+    )
+    return replace(
+        state,
+        next_operation=max(state.next_operation, operation.id + 1),
+        routing=replace(state.routing, ready=False),
+        reload=operation,
+        checkpointings=(),
+        move=None,
+    )
+
+
+def _degraded(state: JobState, server: int, reason: str) -> JobState:
+    """The rows of a server are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
+    incarnation = state.routing.table.servers[server].incarnation
+    lost = Rebuilding(server, incarnation, reason, state.clock.active_seconds)
+    written = tuple(taking for taking in state.checkpointings if taking.phase is CheckpointPhase.WRITE)
+    return replace(state, rebuilding=lost, move=None, checkpointings=written)
+
+
+def in_parity(state: JobState) -> frozenset[int]:
+    """The servers of which the others can rebuild any one now."""
+    table, parity = state.routing.table, state.parity
+    owners = frozenset(server.index for server in table.owners)
+    whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
+    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) and state.routing.ready
+    return owners if whole and trains and switching_move(state) is None and state.rebuilding is None else frozenset()
+
+
+def is_protected(state: JobState) -> bool:
+    """Whether nothing is lost with any one server now."""
+    return bool(in_parity(state)) and not state.parity.troubles
+
+
+def may_own(state: JobState, index: int, incarnation: str) -> bool:
+    """Whether this parameter server owns something, or takes part in a move."""
+    moving = () if state.move is None else state.move.parties
+    return (index, incarnation) in holders(state) | {(one.index, one.incarnation) for one in moving}
+
+
+def holders(state: JobState) -> set[tuple[int, str]]:
+    """The servers that may own rows, by index and incarnation."""
+    moving, reloading = switching_move(state), switching_reload(state)
+    servers = state.routing.table.owners
+    if moving is not None or reloading is not None:
+        servers = moving.parties if moving is not None else reloading.parties if reloading is not None else ()
+    return {(server.index, server.incarnation) for server in servers}
