@@ -77,8 +77,10 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     if target is None and trouble is not None and _follows_shares(state, servers):
         return state.untroubled(KIND)  # a recovery or an edit has brought what a move was to bring
     due = scaling.move_due(state) if target is not None else _shares_due(state, servers)
+    if not due or (trouble is not None and now < trouble.next_at):
+        return state
     all_servers = _all_servers(state, servers)
-    if not due or len(all_servers) < servers or (trouble is not None and now < trouble.next_at):
+    if len(all_servers) < servers:
         return state
     planned = _planned(state, servers)
     owning = {one.index for table in (state.routing.table, planned) for one in table.owners}

@@ -46,7 +46,9 @@ def placed(
             above[owner] += weight[thing] * whole
     homeless = [thing for thing, owner in enumerate(after) if owner == NOBODY]
     taker = 0
-    for thing in sorted(homeless, key=lambda one: (-weight[one], one)):
+    if weights is not None:  # else they are in this order already
+        homeless.sort(key=lambda one: (-weight[one], one))
+    for thing in homeless:
         if above[taker] + weight[thing] * whole > 0:  # else neighbours stay together
             taker = above.index(min(above))
         after[thing] = taker

@@ -308,7 +308,7 @@ def servers_wanted(state: JobState, spec: TrainingJobSpec) -> int:
     """
     servers = (state.scaling.target or sizes_of(state, spec)).ps.replicas
     trains = state.routing.ready and not state.suspending and not state.over
-    stands_in = trains and all(_is_drained(state, index) for index in range(servers))
+    stands_in = trains and bool(state.drains) and all(_is_drained(state, index) for index in range(servers))
     return servers + stands_in
 
 
@@ -326,6 +326,8 @@ def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
 
     One that is being drained is to own nothing, until another process has taken its place.
     """
+    if not state.drains and not state.shares:
+        return ()
     shares = tuple(0.0 if _is_drained(state, index) else state.shares.get(index, 1.0) for index in range(servers))
     return shares if max(shares, default=0.0) > 0.0 and len(set(shares)) > 1 else ()
 
