@@ -26,7 +26,7 @@ from emberscale_jobmaster.state import JobState, wanted_shares
 
 LEAST_SHARE = 0.02
 """No server is relieved of more; one that is still slow then does not gain by losing more buckets."""
-SETTLED_SECONDS = 10.0
+STEADY_SECONDS = 10.0
 """How long the table must have been in force before paces say something about it."""
 TRIAL_SECONDS, LONGEST_PAUSE_SECONDS = 120.0, 3600.0
 TRIAL_FACTOR = 4.0
@@ -52,7 +52,7 @@ def relieve(
     if not may_move(state) or len(servers) == 1:  # a lone server's only peers are those that have yet to leave
         return state, seen, (), ()
     reliefs = {name: relief for name, relief in seen.reliefs.items() if name in map(_name, range(len(servers)))}
-    settled = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
+    is_placed = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
     factors = seen.slower(state.members)
     # a server that joins later under the index of one that left is another one
     shares = {index: share for index, share in state.shares.items() if index < len(servers) or share == 0.0}
@@ -71,7 +71,7 @@ def relieve(
             shares[index] = share = 1.0
         slowness, is_kept = seen.slowness(name), _is_kept(state, index, clock)
         is_slow = slowness is not None and slowness.calm_since is None
-        if not settled:
+        if not is_placed:
             relief = replace(relief, changed_at=now)
         elif (
             slowness is not None
@@ -90,7 +90,7 @@ def relieve(
         elif (
             slowness is not None
             and is_slow
-            and now - max(relief.changed_at, slowness.since) >= SETTLED_SECONDS
+            and now - max(relief.changed_at, slowness.since) >= STEADY_SECONDS
             and (after := max(LEAST_SHARE, share / slowness.factor)) < share
         ):
             shares[index] = after
@@ -120,7 +120,7 @@ def _is_kept(state: JobState, index: int, clock: float) -> bool:
 
 def _is_extreme(relief: Relief, share: float, factor: float, now: float) -> bool:
     """Whether a server is so slow that fewer buckets are not tried."""
-    return share == 1.0 and factor >= EXTREME_FACTOR and now - relief.changed_at >= SETTLED_SECONDS
+    return share == 1.0 and factor >= EXTREME_FACTOR and now - relief.changed_at >= STEADY_SECONDS
 
 
 def _drained(state: JobState, index: int, incarnation: str, clock: float) -> JobState:

@@ -68,8 +68,8 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
         kept = scaling if wanted == scaling.target or scaling.target is None else replace(scaling, target=None)
         if advice.version == scaling.plan_version and kept == scaling:
             return state
-        settled = replace(kept, sizes=present)
-        return with_scaling(state, _told(settled, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
+        confirmed = replace(kept, sizes=present)
+        return with_scaling(state, _told(confirmed, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
     if not _may_change(state, advice, spec, now):
         return state
     change = describe_change(scaling.target or present, wanted)

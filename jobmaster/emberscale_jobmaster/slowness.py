@@ -15,7 +15,7 @@ from emberscale_api.frozen import replace
 PACE_SECONDS = 8.0
 """A pace is the median over this number of seconds."""
 _SLICE_SECONDS = 1.0
-SETTLING_SECONDS = 5.0
+WARM_UP_SECONDS = 5.0
 """A process that has just begun to work compiles, allocates and fills caches; its pace says nothing for so long."""
 SLOW_FACTOR, CALM_FACTOR = 4.0, 2.0
 """A member becomes slow at the first of them, and is no longer slow below the second."""
@@ -43,7 +43,7 @@ class Pace:
         """Returns the pace after `seconds` more of work on this number of units."""
         if self.began is None:
             return Pace((), now)
-        if now - self.began < SETTLING_SECONDS:
+        if now - self.began < WARM_UP_SECONDS:
             return self
         kept = [one for one in self.slices if one.began > now - PACE_SECONDS]
         if kept and (now - kept[-1].began < _SLICE_SECONDS or not kept[-1].units):

@@ -215,7 +215,7 @@ def _train(
     # the run is Complete once all that belongs to it is there: only then may it take the place of the one before
     status = RunStatus.INTERRUPTED if outcome.phase is None else RunStatus(outcome.phase)
     held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
-    held.settle()
+    held.take_place()
     if held.paths is not held.home:
         _warn(f"{held.home.root}: still holds the previous Complete run; this one is in {held.paths.root}")
     return Training(summary, held.paths.root)

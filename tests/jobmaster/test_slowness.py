@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from emberscale_jobmaster.slowness import (
     CALM_SECONDS,
     PACE_SECONDS,
-    SETTLING_SECONDS,
     SLOW_FACTOR,
     SLOW_SECONDS,
+    WARM_UP_SECONDS,
     Pace,
     Slowness,
     factors,
@@ -21,7 +21,7 @@ PACES = st.floats(1e-6, 10.0)
 
 def paced(begin: float, seconds_a_unit: list[float], pace: Pace | None = None) -> Pace:
     """Reports of a second each, after the time in which a process settles."""
-    pace = Pace().add(0.0, 0.0, begin - SETTLING_SECONDS) if pace is None else pace
+    pace = Pace().add(0.0, 0.0, begin - WARM_UP_SECONDS) if pace is None else pace
     for number, seconds in enumerate(seconds_a_unit):
         pace = pace.add(seconds * 100, 100, begin + number)
     return pace
@@ -112,7 +112,7 @@ def test_a_pace_follows_a_slowdown_within_its_window() -> None:
 def test_the_first_seconds_of_a_process_do_not_count() -> None:
     pace = Pace()
     for second in range(20):
-        pace = pace.add(5.0 if second < SETTLING_SECONDS else 0.5, 100, float(second))
+        pace = pace.add(5.0 if second < WARM_UP_SECONDS else 0.5, 100, float(second))
         assert pace.seconds in (None, 0.005)
     assert pace.seconds == 0.005
 

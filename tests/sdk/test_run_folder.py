@@ -74,7 +74,7 @@ def run_again(root: Path, job: TrainingJob, status: RunStatus, resume: bool = Fa
         held.paths.model.mkdir(exist_ok=True)
         (held.paths.model / "new").touch()
         held.save(status=status)
-        held.settle()
+        held.take_place()
         return held.record.uid
 
 

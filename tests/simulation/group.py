@@ -52,7 +52,7 @@ class Sent(NamedTuple):
     """An item. `base`: all batches so far; `mark`: the rows are withdrawn, and what that says of the lost one."""
 
     kind: Literal["base", "deltas", "withdrawn"]
-    settled: int = 0
+    stored: int = 0
     batch: Batch | None = None
     deltas: Deltas = ()
     base: AppliedBatches | None = None
@@ -141,9 +141,9 @@ class SimulatedGroup:
         if self.core.has_withdrawn:
             return
         changed = tuple((self._server.protection.slot(unit), frozenset(((unit, batch),))) for unit in units)
-        self._send(Sent("deltas", self._settled(), batch, tuple(one for one in changed if one[0] < self._logged)))
+        self._send(Sent("deltas", self._stored(), batch, tuple(one for one in changed if one[0] < self._logged)))
 
-    def settle(self) -> Task[None]:
+    def await_holders(self) -> Task[None]:
         """Waits until what was sent is with all holders, or the group is over."""
         number = self.core.put_count
         while self.core.waits_for(number, self._acknowledged()):
@@ -170,8 +170,8 @@ class SimulatedGroup:
     def _acknowledged(self) -> dict[int, int]:
         return {member: link.window.acknowledged_count for member, link in self._links.items()}
 
-    def _settled(self) -> int:
-        return self.core.settled(self._acknowledged())
+    def _stored(self) -> int:
+        return self.core.stored(self._acknowledged())
 
     def _fill(self) -> Task[None]:
         while self._logged < _EVERY_SLOT:
@@ -179,9 +179,9 @@ class SimulatedGroup:
                 return
             last = self._server.protection.last_slot
             until = self._logged + self._server.world.random.randint(1, 4)
-            self._send(Sent("deltas", self._settled(), deltas=self._rows(self._logged, until)))
+            self._send(Sent("deltas", self._stored(), deltas=self._rows(self._logged, until)))
             self._logged = until if until <= last else _EVERY_SLOT
-            yield from self.settle()
+            yield from self.await_holders()
         self.core.filled()
 
     def _rows(self, first: int, stop: int) -> Deltas:
@@ -261,7 +261,7 @@ class SimulatedGroup:
                 assert item.base is not None
                 self.core.begin(source, item.base.copy())
             case "deltas":
-                self.core.take(source, item.settled, item.batch, item.deltas)
+                self.core.take(source, item.stored, item.batch, item.deltas)
             case "withdrawn":
                 self.core.withdrawn(source, *item.mark)
         self._notify()
@@ -305,13 +305,13 @@ class SimulatedGroup:
             self.core.require()
             end = min(self._logged, self._server.protection.last_slot + 1)
             first = max(0, end - self._server.world.random.randint(1, 4))
-            self._send(Sent("deltas", self._settled(), deltas=self._rows(first, end)))
+            self._send(Sent("deltas", self._stored(), deltas=self._rows(first, end)))
             self._logged = first
-            yield from self.settle()
+            yield from self.await_holders()
         self.core.require()
         self._send(Sent("withdrawn", mark=mark))
         self.core.withdrew()
-        yield from self.settle()
+        yield from self.await_holders()
 
 
 def _number(answer: int | Refused | Status) -> int:

@@ -250,8 +250,8 @@ def _holders_do_not_agree_on_the_least(stack: ExitStack) -> None:
 def _items_are_applied_as_they_come(stack: ExitStack) -> None:
     take, agree = Holding.take, Holding.agree
 
-    def taken(self: Holding[Any], source: int, settled: int, batch: Any, deltas: Any) -> None:
-        take(self, source, settled, batch, deltas)
+    def taken(self: Holding[Any], source: int, stored: int, batch: Any, deltas: Any) -> None:
+        take(self, source, stored, batch, deltas)
         self._apply(source, self.received(source))
 
     def agreed(self: Holding[Any], source: int, number: int) -> None:

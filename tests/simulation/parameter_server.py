@@ -151,8 +151,8 @@ class ParameterServer(Process):
             status = yield from self._decided(lambda: self._push(session, asked, arrived))
             self.notify()
             if status in (Status.OK, Status.REPEATED):
-                if self.protection.guard is not None:
-                    yield from self.protection.guard.settle()
+                if self.protection.protector is not None:
+                    yield from self.protection.protector.await_holders()
                 self.cluster.model.acknowledged(self, header, asked.units)
         self.notify()
         if self.world.traced:
@@ -187,8 +187,8 @@ class ParameterServer(Process):
         for unit in asked.units:
             self.rows.setdefault(unit, set()).add(batch)
             self.mover.dirty.add(unit)
-        if self.protection.guard is not None:
-            self.protection.guard.pushed(batch, asked.units)
+        if self.protection.protector is not None:
+            self.protection.protector.pushed(batch, asked.units)
 
     def _decided(self, decide: Callable[[], Status | Wait]) -> Task[Status]:
         while True:

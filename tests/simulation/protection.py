@@ -28,7 +28,7 @@ class SimulatedProtection:
     def __init__(self, server: "ParameterServer") -> None:
         self._server = server
         self._slots: dict[Unit, int] = {}
-        self._guard: SimulatedGroup | None = None
+        self._protector: SimulatedGroup | None = None
         self._orders: dict[tuple[int, int], ReceiveOrder] = {}
         self._formed: Signal[None] = Signal()
         self.group: SimulatedGroup | None = None
@@ -44,9 +44,9 @@ class SimulatedProtection:
         return None if self.group is None else self.group.trouble
 
     @property
-    def guard(self) -> SimulatedGroup | None:
+    def protector(self) -> SimulatedGroup | None:
         """What keeps the rows that are served safe."""
-        return self._guard
+        return self._protector
 
     @property
     def last_slot(self) -> int:
@@ -62,9 +62,9 @@ class SimulatedProtection:
 
     def drop(self) -> None:
         """The rows are no longer served."""
-        if self._guard is not None:
-            self._guard.end()
-        self._guard = None
+        if self._protector is not None:
+            self._protector.end()
+        self._protector = None
 
     def form(self, table: RoutingTable) -> None:
         """Begins the group of a table that is in force here."""
@@ -81,7 +81,7 @@ class SimulatedProtection:
         self.group = None
         if server.index in owners and len(owners) > 1:
             self.group = SimulatedGroup(server, table)
-        self._guard = self.group
+        self._protector = self.group
         self._notify()
 
     def _notify(self) -> None:

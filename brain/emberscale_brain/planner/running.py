@@ -125,8 +125,8 @@ class Assessor:
         most_memory = min(job.bounds.ps_memory[1], self.cluster.capacity.largest_node_memory)
         keeps = within and (not grows or stay.ps_memory <= most_memory)
         keeps = keeps or len(candidates) == 1
-        settled = model.profiles_of(present) > 0
-        target = self._target(candidates, keeps, settled)
+        is_measured = model.profiles_of(present) > 0
+        target = self._target(candidates, keeps, is_measured)
         return Assessment(
             job,
             present,
@@ -208,9 +208,9 @@ class Assessor:
         seen = job.metadata.total_samples - job.remaining_samples
         return (forecast.oom_band[0] - seen) / gross <= lead
 
-    def _target(self, candidates: Candidates, keeps: bool, settled: bool) -> int:
+    def _target(self, candidates: Candidates, keeps: bool, is_measured: bool) -> int:
         """The row with the smallest bill; the present one unless another's is smaller by the minimum gain."""
-        if keeps and not settled:
+        if keeps and not is_measured:
             return 0
         bill = candidates.bill if keeps else np.concatenate([[np.inf], candidates.bill[1:]])
         best = int(np.argmin(bill))

@@ -74,7 +74,7 @@ class Run:
         self.record = self.record.model_copy(update=changes)
         write_atomically(self.paths.record, self.record.model_dump_json(indent=2) + "\n")
 
-    def settle(self) -> None:
+    def take_place(self) -> None:
         """Lets a run that is Complete take the place of the one before."""
         _take_place(self.home)
         if self.record.status is RunStatus.COMPLETE:

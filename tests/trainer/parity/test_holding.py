@@ -47,13 +47,13 @@ class Member:
 
     def send(self, batch: int | None) -> None:
         """One item for each other member."""
-        settled = min(self.arrived.values())
+        stored = min(self.arrived.values())
         self.sent += 1
         if self.log.is_whole and not self.whole_at:
             self.whole_at = self.sent
         for peer, deltas in enumerate(self.log.take()):
             if peer != self.me:
-                self.links[peer].append((settled, None if batch is None else (0, batch), deltas.copy()))
+                self.links[peer].append((stored, None if batch is None else (0, batch), deltas.copy()))
         self.at[self.sent] = (rows_of(self.store), set(self.batches))
 
 

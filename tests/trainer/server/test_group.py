@@ -31,7 +31,7 @@ def test_a_push_waits_for_all_holders_but_a_lost_one() -> None:
     core, _ = member(0, 3)
     assert core.put() == 1
     assert core.waits_for(1, {1: 1, 2: 0}) == (2,)
-    assert core.settled({1: 1, 2: 0}) == 0
+    assert core.stored({1: 1, 2: 0}) == 0
     core.lose(2)
     assert core.holders == (1,)
     assert core.waits_for(1, {1: 1, 2: 0}) == ()

@@ -18,8 +18,8 @@ from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
-from emberscale_trainer.server.guard import Group
 from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import DeltaLog, DensePieces, Reader, TableStore
 from eventually import eventually, unwrap
@@ -153,7 +153,7 @@ class Servers:
     def close(self) -> None:
         for server in self.made:
             with server.state.lock:
-                server.state.guarded_by(None)  # ends its threads
+                server.state.protect_by(None)  # ends its threads
             server.close()
 
 
@@ -234,7 +234,7 @@ def test_what_a_server_sends_and_holds_can_be_scraped(make_servers: Callable[[in
     assert registry.get_sample_value(metrics.PS_PARITY_DELTAS_TOTAL) == before + 1
     assert (registry.get_sample_value(metrics.PS_PARITY_SENT_BYTES_TOTAL) or 0.0) > 100 * 4
     assert registry.get_sample_value(metrics.PS_PARITY_LAG_ITEMS) == 0
-    servers.push(servers.batch())  # says that the batch before is settled
+    servers.push(servers.batch())  # says that the batch before is stored
     assert (registry.get_sample_value(metrics.PS_PARITY_BYTES) or 0.0) > 0
 
 
@@ -260,7 +260,7 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
         rebuilt = servers.rebuild(1, joined, table, 2)
         lost = servers.serving[1]
         assert not pushing.done(), "a push whose deltas are not everywhere was answered"
-        lost.state.guarded_by(None)  # the process ends
+        lost.state.protect_by(None)  # the process ends
         pushing.result(SECONDS)
     assert [_ranges(one) for one in rebuilt] == [((0, 1),), ((0, 1),)]
     servers.switch(1, joined, table, 2, rebuilt[0])
@@ -364,7 +364,7 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
 def test_a_push_is_answered_as_soon_as_it_waits_for_nobody_any_more(
     make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch, is_rebuilt: bool
 ) -> None:
-    monkeypatch.setattr("emberscale_trainer.server.guard._WAIT_SECONDS", 2 * SECONDS)
+    monkeypatch.setattr("emberscale_trainer.server.parity_group._WAIT_SECONDS", 2 * SECONDS)
     servers = make_servers(2)
     servers.protect()
     servers.push(servers.batch())
@@ -393,7 +393,7 @@ def test_a_server_that_took_another_for_lost_says_so(make_servers: Callable[[int
 def test_a_holder_that_acknowledges_nothing_is_told_of(
     make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emberscale_trainer.server.guard._SLOW_SECONDS", 0.05)
+    monkeypatch.setattr("emberscale_trainer.server.parity_group._SLOW_SECONDS", 0.05)
     servers = make_servers(3)
     servers.protect()
     protection = servers.serving[0].mover.protection
@@ -444,7 +444,7 @@ def test_rows_for_which_there_is_no_memory_are_protected_later(
             raise MemoryError("cannot allocate")
         fill(log, most_bytes)
 
-    monkeypatch.setattr("emberscale_trainer.server.guard._LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("emberscale_trainer.server.parity_group._LONGEST_PAUSE", 0.05)
     monkeypatch.setattr(DeltaLog, "fill", no_memory)
     servers = make_servers(2)
     servers.push(servers.batch())

@@ -1,7 +1,7 @@
 """What one server holds for the other members of its group: parity, and how far that of each of them goes.
 
 A source numbers what it sends from 1, and sends each holder one item for each push. A holder keeps an item until the
-source has declared it settled, which says that all holders have it; only then it applies the item. A push that died in
+source has declared it stored, which says that all holders have it; only then it applies the item. A push that died in
 the middle has reached some holders: when its server is lost, the others agree on the last number that all of them
 have, and drop what is beyond it. So the rows that they rebuild, and the record of the batches in them, are those of
 one moment; a batch that was acknowledged is in them, and one that was not may be.
@@ -66,13 +66,13 @@ class Holding(Generic[_Deltas]):
         one.kept.append((None, None))
         one.received += 1
 
-    def take(self, source: int, settled: int, batch: Batch | None, deltas: _Deltas) -> None:
-        """Takes the next item of a source, whose items up to `settled` are settled; the deltas are kept as they are.
+    def take(self, source: int, stored: int, batch: Batch | None, deltas: _Deltas) -> None:
+        """Takes the next item of a source; all holders have its items up to `stored`. The deltas are kept as they are.
 
         Raises SourceOverError, and ValueError for what are no deltas. After a MemoryError the item has not come.
         """
         one = self._of(source)
-        self._apply(source, min(settled, one.received))
+        self._apply(source, min(stored, one.received))
         one.kept.append((batch, deltas))
         one.received += 1
 

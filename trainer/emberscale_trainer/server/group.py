@@ -80,7 +80,7 @@ class GroupCore(Generic[_Deltas]):
         """All rows that were there before are with the holders."""
         self._whole = True
 
-    def settled(self, acknowledged: Mapping[int, int]) -> int:
+    def stored(self, acknowledged: Mapping[int, int]) -> int:
         """The last item that all holders have, by what each has acknowledged."""
         return min((acknowledged[member] for member in self.holders), default=self._put)
 
@@ -99,10 +99,10 @@ class GroupCore(Generic[_Deltas]):
         self._taking()
         self.holding.begin(source, batches)
 
-    def take(self, source: int, settled: int, batch: Batch | None, deltas: _Deltas) -> None:
+    def take(self, source: int, stored: int, batch: Batch | None, deltas: _Deltas) -> None:
         """As `Holding.take`."""
         self._taking()
-        self.holding.take(source, settled, batch, deltas)
+        self.holding.take(source, stored, batch, deltas)
 
     def withdrawn(self, source: int, lost: int, received: int) -> None:
         """A member has withdrawn its rows, as it takes `lost` for lost, from which it received so many items."""

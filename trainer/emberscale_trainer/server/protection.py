@@ -11,7 +11,7 @@ import time
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.server.group import source_of
-from emberscale_trainer.server.guard import Group
+from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.reports import ParityFigures, ParityTotals
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream.receiver import Deliver
@@ -65,7 +65,7 @@ class RowProtection:
             self._group = None
             if index in owners and len(owners) > 1:
                 self._group = Group(self._state, table, index, self._token, self._context, self._totals)
-            self._state.guarded_by(self._group)
+            self._state.protect_by(self._group)
             self._changed.notify_all()
 
     def _is_current(self, table: RoutingTable) -> bool:

@@ -10,8 +10,8 @@ import structlog
 from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.guard import Group
 from emberscale_trainer.server.moves import Transfer, stream_of
+from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
 from emberscale_trainer.table import keys_of

@@ -33,20 +33,20 @@ BeginSnapshot = Callable[[TableStore, Lock], Snapshot]
 """Takes a snapshot of the tables; the lock guards them and is held."""
 
 
-class Guard(Protocol):
+class Protector(Protocol):
     """What keeps the rows of a server safe beyond its own memory."""
 
     def pushed(self, epoch: int, batch: int) -> None:
         """A push has changed rows. The lock is held."""
 
-    def settle(self) -> None:
+    def await_holders(self) -> None:
         """Waits until all that was pushed is safe. The lock is not held."""
 
     def catch_up(self) -> None:
         """Waits until little of what changed without a push is not safe yet. The lock is not held."""
 
     def end(self) -> None:
-        """The rows are no longer served, or guarded by something else. The lock is held."""
+        """The rows are no longer served, or protected by something else. The lock is held."""
 
 
 Fatal = Callable[[BaseException], None]
@@ -94,7 +94,7 @@ class ServerState:
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
         self._given_away: list[int] = []
-        self._guard: Guard | None = None
+        self._protector: Protector | None = None
         self._waiting: Counter[int] = Counter()
         self._ended: set[int] = set()
         self._totals = Totals()
@@ -200,14 +200,14 @@ class ServerState:
         """Whether rows are served under exactly this table."""
         return self._core.serving and self._core.known == (generation, version)
 
-    def guarded_by(self, guard: Guard | None) -> None:
-        """Has the rows guarded by this from now on, and by nothing else; the caller holds the lock."""
-        if self._guard is not None:
-            self._guard.end()
-        self._guard = guard
+    def protect_by(self, protector: Protector | None) -> None:
+        """Has the rows protected by this from now on, and by nothing else; the caller holds the lock."""
+        if self._protector is not None:
+            self._protector.end()
+        self._protector = protector
 
     def _serve(self, tables: TableStore | None) -> None:
-        self.guarded_by(None)
+        self.protect_by(None)
         self._tables = tables
         self._eviction.serve(tables)
 
@@ -299,16 +299,16 @@ class ServerState:
     ) -> Status:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
-        Returns once the batch is safe, where a guard sees to that.
+        Returns once the batch is safe, where a protector sees to that.
 
         A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
         is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
         unchanged.
         """
         status = self._push(session, header, counts, keys, gradients)
-        guard = self._guard
-        if guard is not None and status in (Status.OK, Status.REPEATED):
-            guard.settle()
+        protector = self._protector
+        if protector is not None and status in (Status.OK, Status.REPEATED):
+            protector.await_holders()
         return status
 
     def _push(
@@ -343,8 +343,8 @@ class ServerState:
                 tables.push_reserved(counts, keys, gradients)
                 if evicts:
                     self._eviction.applied(tables.clock, self._core.owned.buckets)
-                if self._guard is not None:
-                    self._guard.pushed(header.epoch, header.batch)
+                if self._protector is not None:
+                    self._protector.pushed(header.epoch, header.batch)
             except BaseException as error:
                 self._fatal(error)
                 raise
@@ -445,9 +445,9 @@ class ServerState:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        guard = self._guard
-        if guard is not None:
-            guard.catch_up()
+        protector = self._protector
+        if protector is not None:
+            protector.catch_up()
 
     def _receiving(self, number: int) -> TableStore:
         transfer = self._core.moving(number)

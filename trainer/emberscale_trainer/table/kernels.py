@@ -2,7 +2,7 @@
 
 All arguments are numbers and addresses. `tables` is the address of `descriptor.TABLE[table_count]`. Keys are worked on
 in blocks, each in passes, so that the cache misses of a block overlap: hash the keys and ask for the index entries;
-probe these and ask for the rows; settle what was guessed; read or step them all. Only a push makes rows.
+probe these and ask for the rows; resolve what was guessed; read or step them all. Only a push makes rows.
 
 A kernel that makes rows never waits for a segment: TableStore asks `lacking` first, and adds what a request could need
 before anything changes. Only the memory of a sub-index is asked for on the way.
@@ -116,7 +116,7 @@ def _seek(table: int, keys: int, count: int, row_bytes: int, scratch: int) -> No
 
 
 @routine
-def _settle(table: int, keys: int, count: int, make: int, scratch: int) -> int:
+def _resolve(table: int, keys: int, count: int, make: int, scratch: int) -> int:
     """Corrects what `_seek` guessed: every key gets its slot and row, missing rows being made if `make`, or else 0.
 
     A key that is not admitted gets none even so: its push is counted.
@@ -275,7 +275,7 @@ def pull(
         for block in range(first, end, BLOCK):
             count = min(BLOCK, end - block)
             _seek(table, keys + 8 * block, count, KEY_BYTES + size, scratch)
-            _settle(table, keys + 8 * block, count, 0, scratch)
+            _resolve(table, keys + 8 * block, count, 0, scratch)
             for at in range(0, 8 * count, 8):
                 row = load_int64(scratch + _ROWS + at)
                 if row != 0:
@@ -313,7 +313,7 @@ def push(
         for block in range(first, end, BLOCK):
             count = min(BLOCK, end - block)
             _seek(table, keys + 8 * block, count, load_int64(table + STRIDE), scratch)
-            if _settle(table, keys + 8 * block, count, 1, scratch) < 0:
+            if _resolve(table, keys + 8 * block, count, 1, scratch) < 0:
                 return NO_MEMORY
             if load_int64(table + SKETCH) == 0:
                 step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients)

@@ -95,7 +95,7 @@ class Group:
     @property
     def lag(self) -> int:
         """How many of its items the holder that is furthest behind has yet to acknowledge."""
-        return self._core.put_count - self._core.settled(self._acknowledged())
+        return self._core.put_count - self._core.stored(self._acknowledged())
 
     @property
     def withdrawn_pieces(self) -> int:
@@ -133,7 +133,7 @@ class Group:
         """Sends what a push has changed. The caller holds the lock of the state."""
         self._send_deltas(ItemKind.DELTA, epoch, batch)
 
-    def settle(self) -> None:
+    def await_holders(self) -> None:
         """Returns when all that was pushed until now is stored by all holders that live, or the group is over."""
         number = self._core.put_count
         for member in self._core.waits_for(number, self._acknowledged()):
@@ -159,7 +159,7 @@ class Group:
             sender.close()
 
     def catch_up(self) -> None:
-        """Sends what has changed without a push, where that is much, and waits as `settle` does."""
+        """Sends what has changed without a push, where that is much, and waits as `await_holders` does."""
         if self._log.pending_bytes >= _FILL_BYTES:
             self._flush()
 
@@ -173,19 +173,19 @@ class Group:
             except MemoryError as error:
                 log.warning("changes_not_sent_for_parity", problem=str(error))
                 return
-        self.settle()
+        self.await_holders()
 
     def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
         """Raises MemoryError, nothing being sent."""
         taken = self._log.take()
         if self._core.has_withdrawn:
             return
-        settled = np.array([self._core.settled(self._acknowledged())], np.int64)
+        stored = np.array([self._core.stored(self._acknowledged())], np.int64)
         deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
-        self._send(Item(kind, 0, records, settled, epoch, batch) for records in deltas)
+        self._send(Item(kind, 0, records, stored, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:
-        """One item for each member, in their order; `settle` sends them."""
+        """One item for each member, in their order; `await_holders` sends them."""
         self._core.put()
         holders = self._core.holders
         for member, item in enumerate(items):
@@ -195,7 +195,7 @@ class Group:
                     self._totals.items += 1
                     self._totals.bytes += item.nbytes
                 except StreamLostError:
-                    continue  # `settle` waits for the master
+                    continue  # `await_holders` waits for the master
 
     def _acknowledged(self) -> dict[int, int]:
         """How many items each other member has."""
@@ -239,7 +239,7 @@ class Group:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             self._problem = ""
-            self.settle()
+            self.await_holders()
         self._core.filled()
         log.info("rows_protected", version=self.table.version, servers=len(self.members))
 
@@ -310,14 +310,14 @@ class Group:
                 self._log.withdraw(_FILL_BYTES)
                 self._send_deltas(ItemKind.FILL)
                 empty = self._log.is_empty
-            self.settle()
+            self.await_holders()
             self._withdrawn_pieces += 1
         said = np.array(mark, np.int64)
         with self._state.lock:
             self._core.require()
             self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, said) for _ in self.members)
             self._core.withdrew()
-        self.settle()
+        self.await_holders()
 
     def _agreed(self) -> AppliedBatches:
         """Waits for all others; the batches that the rows of the lost server have in all parity of them."""
