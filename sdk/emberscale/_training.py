@@ -169,7 +169,8 @@ def run_job(
                 ) from error
     except CompleteAlreadyError:
         _warn(f"{root}: the run is Complete; there is nothing to resume")
-        return Training(_summary_of(RunPaths(root)), root)
+        document = RunPaths(root).summary.read_text(encoding="utf-8")
+        return Training(Summary(**json.loads(document)), root)
 
 
 def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
@@ -260,7 +261,3 @@ def _illustrate(held: Run, summary: Summary) -> None:
 
 def _warn(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _summary_of(paths: RunPaths) -> Summary:
-    return Summary(**json.loads(paths.summary.read_text(encoding="utf-8")))

@@ -242,12 +242,8 @@ def _take_default(schema: dict[str, Any], source: Mapping[str, Any], own: Mappin
         and value not in (None, [])
         and "default" not in schema["properties"][name]
     }
-    if differing or _has_defaults(schema):
+    if differing or any("default" in field for field in schema["properties"].values()):
         schema["default"] = {name: _plain_number(value) for name, value in differing.items()}
-
-
-def _has_defaults(schema: Mapping[str, Any]) -> bool:
-    return any("default" in field for field in schema["properties"].values())
 
 
 def _without_null(source: Mapping[str, Any]) -> dict[str, Any]:

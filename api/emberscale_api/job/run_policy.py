@@ -114,16 +114,13 @@ class CheckpointSpec(ManifestPart):
 
     @model_validator(mode="after")
     def _two_folders(self) -> Self:
-        if self.initial_from is not None and self.uri is not None and _same(self.uri, self.initial_from.uri):
+        initial = self.initial_from
+        if initial is not None and self.uri is not None and self.uri.rstrip("/") == initial.uri.rstrip("/"):
             raise ValueError(
                 f"initialFrom.uri is uri ({self.uri}): a job continues from its own checkpoints by itself; leave it "
                 "out, or give a new job another uri"
             )
         return self
-
-
-def _same(one: str, other: str) -> bool:
-    return one.rstrip("/") == other.rstrip("/")
 
 
 class FaultToleranceStrategy(StrEnum):

@@ -91,7 +91,9 @@ class JobObjects:
         text = with_values(manifest.to_json(), job.unknown)
         unsized = {role: part.model_copy(update={**bare, "replicas": None}) for role, part in roles.items()}
         unsized["master"] = MasterSpec()
-        key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **unsized})
+        policy = spec.run_policy
+        seen_by_master = RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
+        key = _with_spec(job, {"suspend": False, "run_policy": seen_by_master, **unsized})
         read = with_values(_said_in(key), job.unknown)
         return cls(
             image=image or settings.image,
@@ -131,10 +133,6 @@ def _with_spec(job: Job, changes: Mapping[str, Any]) -> TrainingJob:
 def _said_in(part: TrainingJob | PodTemplate) -> str:
     """Returns a part of the manifest without defaults, so that new fields of a version change nothing."""
     return json.dumps(part.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=True)
-
-
-def _seen_by_master(policy: RunPolicy) -> RunPolicy:
-    return RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
 
 
 def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair | None) -> dict[str, Any]:

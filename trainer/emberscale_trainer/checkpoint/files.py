@@ -246,9 +246,6 @@ class CheckpointFiles:
                     f"{self._uri} was written by another model: tables or dense parameters differ"
                 )
             for table in part.stored:
-                self._check_stride(table)
+                if table.stride != table.layout.stride:
+                    raise DamagedCheckpointError(f"{self._uri}: the records of table {table.name} have another layout")
         return parts
-
-    def _check_stride(self, table: TablePart) -> None:
-        if table.stride != table.layout.stride:
-            raise DamagedCheckpointError(f"{self._uri}: the records of table {table.name} have another layout")

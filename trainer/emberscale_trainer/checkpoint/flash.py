@@ -32,7 +32,7 @@ from emberscale_trainer.checkpoint.files import (
     TablePart,
 )
 from emberscale_trainer.checkpoint.flash_inventory import FlashInventory
-from emberscale_trainer.checkpoint.flash_redis import Command, FlashRedis, FlashUnusableError, RedisFullError
+from emberscale_trainer.checkpoint.flash_redis import FlashRedis, FlashUnusableError, RedisFullError
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.checkpoint.writer import Share, parts_of
 from emberscale_trainer.table import Reader, RowLayout, Snapshot, SnapshotAbandonedError, TableStore
@@ -324,15 +324,10 @@ class FlashFiles(CheckpointFiles):
     def _fetched(self, keys: Sequence[str]) -> Iterator[bytes]:
         try:
             with FlashRedis(self._redis_url) as redis:
-                for key, content in zip(keys, redis.pipelined(_gets(keys)), strict=True):
+                for key, content in zip(keys, redis.pipelined(("GET", key) for key in keys), strict=True):
                     if not isinstance(content, bytes):
                         raise DamagedCheckpointError(f"{self._uri}: Redis has lost {key}")
                     self._work.advance(len(content))
                     yield content
         except FlashUnusableError as error:
             raise DamagedCheckpointError(f"{self._uri}: {error}") from error
-
-
-def _gets(keys: Iterable[str]) -> Iterator[Command]:
-    for key in keys:
-        yield ("GET", key)

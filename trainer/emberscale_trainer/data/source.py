@@ -94,7 +94,9 @@ class BatchSource:
         self._shuffle = shuffle
         self._blocks = BlockCache(self._load_block)
         self._order = lru_cache(maxsize=2)(self._make_order)
-        self._permutation = lru_cache(maxsize=KEPT_BLOCKS)(self._make_permutation)
+        self._permutation = lru_cache(maxsize=KEPT_BLOCKS)(
+            lambda split, epoch, block: self._order(split, epoch).permutation(block)
+        )
 
     def records(self, split: Split.ValueType) -> int:
         """The number of positions in an epoch of a split."""
@@ -148,9 +150,6 @@ class BatchSource:
         sizes = [block.records for block in self._splits[split].blocks]
         enabled = self._shuffle and split == Split.TRAINING_DATA
         return EpochOrder(sizes, self._seed, epoch, enabled, self._splits[split].chains)
-
-    def _make_permutation(self, split: Split.ValueType, epoch: int, block: int) -> npt.NDArray[np.int64]:
-        return self._order(split, epoch).permutation(block)
 
 
 @dataclass(frozen=True, slots=True)
