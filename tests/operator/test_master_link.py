@@ -22,7 +22,7 @@ from emberscale_operator import master_link
 from emberscale_operator.machine import Scale
 from emberscale_operator.master_bounds import bounded
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause, sizes_of
-from eventually import unwrap
+from eventually import until, unwrap
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a client with TLS."""
@@ -214,8 +214,7 @@ async def test_edits_are_told_to_the_master_which_says_what_it_has_heard() -> No
         assert link.report().asked == Scale(2, 4, "ps-1: ErrImagePull")
         link.scale(Scale(3, 0, "why"))
         link.scale(Scale(3, 0, "why"))  # while it is being told
-        while not scaled:
-            await asyncio.sleep(0.01)
+        await until(lambda: scaled)
         assert scaled == [pb.ScaleRequest(ps=3, waits="why")]
     finally:
         await link.close()

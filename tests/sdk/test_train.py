@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import emberscale
 from emberscale import ManifestError
 from emberscale_api.errors import InvalidError
+from eventually import eventually
 
 HERE = Path(__file__).parent
 PROGRAM = f"""
@@ -68,10 +68,7 @@ def test_without_a_name_another_spec_has_another_folder(tmp_path: Path) -> None:
 def test_an_interrupt_saves_the_state_and_is_raised(tmp_path: Path) -> None:
     process = started(tmp_path, STAND_IN_SAMPLES="1000000000")
     metrics = tmp_path / "runs/mine/metrics.csv"
-    deadline = time.monotonic() + 60
-    while not metrics.exists() or ",Training," not in metrics.read_text():
-        assert time.monotonic() < deadline, process.communicate()
-        time.sleep(0.05)
+    eventually(lambda: metrics.exists() and ",Training," in metrics.read_text())
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert json.loads(out) == ["interrupted", "the run in runs/mine is Suspended: resume=True continues it"], err

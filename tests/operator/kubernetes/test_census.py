@@ -6,7 +6,7 @@ from typing import Any
 
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Lag, WatchedKind
 from emberscale_operator.kubernetes.client import ApiError
-from eventually import unwrap
+from eventually import until, unwrap
 
 
 def test_a_change_that_stays_missing_makes_the_watch_late() -> None:
@@ -132,8 +132,7 @@ async def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:
     """A watch is always a moment late; nobody can tell whether it caught up."""
     async with Scene("theirs") as scene:
         scene.cluster.held = {"theirs": {"a": "2"}}
-        while not scene.counted:
-            await asyncio.sleep(0.001)
+        await until(lambda: scene.counted)
         scene.cluster.forbidden = {"theirs"}
         seen = scene.behind()
         await scene.rounds(5)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from emberscale_operator.kubernetes.tenants import user_url
 from emberscale_trainer.checkpoint import FlashWriter, Share, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, TableStore
+from eventually import until
 from master_stand_in import checkpoint_manifest
 from redis_attacker import outcomes, refused
 
@@ -29,11 +30,6 @@ def url_of(server: Server, job: str) -> str:
 
 def users(server: Server) -> set[str]:
     return {str(user) for user in server.admin.acl_users()}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

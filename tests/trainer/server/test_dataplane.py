@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from emberscale_trainer.server import dataplane
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
+from eventually import eventually
 from wire_client import WireClient
 
 SECONDS = 60.0
@@ -53,13 +54,6 @@ def answer(stream: socket.socket) -> tuple[Status, str]:
         received += data
     header = Header.unpack(received)
     return Status(header.kind), received[HEADER_BYTES:].decode()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def frame(payload: bytes) -> bytes:
