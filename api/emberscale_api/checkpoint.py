@@ -7,6 +7,9 @@ The name of a file of rows says how their weights are stored: `.rows` as float32
 
 A checkpoint that builds on earlier ones lists their files, too: whoever reads it needs its manifest alone, and the
 folders beside its own.
+
+Saves of priority rows, beside the checkpoints, are folders of the same form whose names begin with PRIORITY_PREFIX.
+They have some rows only, and complete a checkpoint for partial recovery.
 """
 
 import json
@@ -32,14 +35,26 @@ FLASH_KEPT_SECONDS = 3600
 """How long Redis keeps what belongs to a flash checkpoint that nobody renews."""
 
 
+PRIORITY_PREFIX = "priority-"
+"""Begins the id of a save of priority rows; a number that it shares with checkpoints follows."""
+
+PRIORITY_SHARE = 0.125
+"""The part of the rows of a table in such a save, and of the interval between two: r of CPR (section 5.1)."""
+
+
+def is_priority(checkpoint: str) -> bool:
+    """Whether this is the id of a save of priority rows."""
+    return checkpoint.startswith(PRIORITY_PREFIX)
+
+
 def is_flash(checkpoint: str) -> bool:
     """Whether this is the id of a flash checkpoint."""
     return checkpoint.startswith(FLASH_PREFIX)
 
 
 def number_of(checkpoint: str) -> int:
-    """The number in the id of a checkpoint of either tier: a later one has a larger number."""
-    return int(checkpoint.removeprefix(FLASH_PREFIX))
+    """The number in the id of a checkpoint of either tier, or of priority rows: a later one has a larger number."""
+    return int(checkpoint.rpartition("-")[2])
 
 
 class DamagedCheckpointError(InvalidError):
@@ -111,11 +126,13 @@ def fewest_weight_bits(paths: Iterable[str]) -> int:
     return min(filter(None, map(weight_bits_of, paths)), default=0)
 
 
-def format_of(paths: Iterable[str], *, incremental: bool = False) -> Literal[1, 2]:
+def format_of(paths: Iterable[str], *, incremental: bool = False, partial_rows: str = "") -> Literal[1, 2, 3]:
     """The version of the format of a checkpoint with these files: the oldest that has all that they need.
 
-    `incremental`: some of them are in the folders of earlier checkpoints.
+    `incremental`: some of them are in the folders of earlier checkpoints. `partial_rows`: as in the manifest.
     """
+    if partial_rows:
+        return 3
     return 2 if incremental or any(map(weight_bits_of, paths)) else 1
 
 
@@ -137,6 +154,8 @@ class ForgottenShare(_Part):
     * `buckets`, `pieces`: [first, stop) ranges of the buckets and dense pieces that were lost.
     * `pls`: what this adds to the portion of lost samples (CPR equation 3, with the share of all buckets that were
       lost for its 1 / N_emb).
+    * `priority_saves`: saves of priority rows that were loaded over the checkpoint. Of these rows less is lost than
+      `epochs` and `pls` say, which count them as all others.
     """
 
     servers: tuple[int, ...]
@@ -146,6 +165,7 @@ class ForgottenShare(_Part):
     buckets: tuple[tuple[int, int], ...]
     pieces: tuple[tuple[int, int], ...]
     pls: float = Field(ge=0)
+    priority_saves: int = Field(default=0, ge=0)
 
     @property
     def share(self) -> float:
@@ -153,23 +173,24 @@ class ForgottenShare(_Part):
         return sum(stop - first for first, stop in self.buckets) / BUCKETS
 
 
-NEWEST_FORMAT = 2
+NEWEST_FORMAT = 3
 """The newest version of the format that this version reads."""
 
 
 class CheckpointManifest(_Part):
     """The content of `manifest.json`.
 
-    `format_version` is 2 if weights are quantised or files of earlier checkpoints are needed, which readers of version
-    1 do not know, and else 1. `forgotten` says what partial recoveries took from the rows before the checkpoint.
-    `restores` says how often the rows were restored from quantised weights before, by the bits of these. `origin` is
-    the checkpoint that the job started from; None: it started from nothing.
+    `format_version` is 3 for priority rows, 2 if weights are quantised or files of earlier checkpoints are needed,
+    which readers of version 1 do not know, and else 1. `partial_rows` is the id of the checkpoint of which these are
+    some rows, as they were later; empty: they are all rows. `forgotten` says what partial recoveries took from the rows
+    before the checkpoint. `restores` says how often the rows were restored from quantised weights before, by the bits
+    of these. `origin` is the checkpoint that the job started from; None: it started from nothing.
 
     `seal` is the CRC-32 of the manifest itself, with `seal` set to 0, sorted keys and no spaces. It covers the document
     as written, including fields of a newer version, which are kept.
     """
 
-    format_version: Literal[1, 2] = 1
+    format_version: Literal[1, 2, 3] = 1
     id: str
     number: int
     created: datetime
@@ -190,6 +211,7 @@ class CheckpointManifest(_Part):
     forgotten: tuple[ForgottenShare, ...] = ()
     restores: dict[int, int] = {}
     origin: Origin | None = None
+    partial_rows: str = ""
     seal: int = 0
 
     @property

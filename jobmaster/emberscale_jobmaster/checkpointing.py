@@ -8,11 +8,11 @@
 The next master undoes a barrier, and continues everything after it.
 """
 
-from emberscale_api.checkpoint import FLASH_PREFIX, is_flash
+from emberscale_api.checkpoint import FLASH_PREFIX, PRIORITY_PREFIX, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
-from emberscale_jobmaster import chains, flash, quantization, retry
+from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.chains import COSTS_KEPT, Chain, CheckpointCost
 from emberscale_jobmaster.effects import (
@@ -43,7 +43,7 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import fail, suspend
-from emberscale_jobmaster.state import JobState, Stage, committed_samples, newest_flash
+from emberscale_jobmaster.state import JobState, Stage, allowed_pls, committed_samples, newest_flash
 
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of a barrier."""
@@ -62,6 +62,8 @@ AGAIN_SECONDS = 1.0
 SLOWED = 0.1
 """The share of training that is assumed lost while a checkpoint is written."""
 
+_PREFIXES = {CheckpointPurpose.FLASH: FLASH_PREFIX, CheckpointPurpose.PRIORITY: PRIORITY_PREFIX}
+"""How the ids begin that are no checkpoints in the folder."""
 _PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
 _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
 
@@ -86,7 +88,18 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
     if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
+    if begun is state and wants_flash and _wants_priority(state, spec, now):
+        begun = _begun(state, spec, CheckpointPurpose.PRIORITY, now)
+        begun = begun if begun is state else replace(begun, priority=replace(begun.priority, began_at=now))
     return begun
+
+
+def _wants_priority(state: JobState, spec: TrainingJobSpec, now: float) -> bool:
+    """Whether rows are to be saved for a partial recovery: it would start from the newest checkpoint in the folder."""
+    if state.move is not None or not state.checkpoint or is_flash(state.checkpoint) or newest_flash(state):
+        return False
+    is_due = priority.is_due(state.priority, spec, state.checkpointed_at, interval(state, spec), now)
+    return is_due and allowed_pls(state, spec) > 0
 
 
 def _would_lose(state: JobState) -> bool:
@@ -105,7 +118,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         return state
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state
-    can_wait = purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.FLASH)
+    can_wait = purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.FLASH, CheckpointPurpose.PRIORITY)
     if state.move is not None and (state.move.holds or (can_wait and is_copied(state))):
         return state
     is_for_flash = purpose is CheckpointPurpose.FLASH
@@ -116,7 +129,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
     weight_bits = _weight_bits(state, spec, purpose)
     operation = Checkpointing(
         id=state.next_operation,
-        checkpoint=f"{FLASH_PREFIX if is_for_flash else ''}{state.next_checkpoint:08d}",
+        checkpoint=f"{_PREFIXES.get(purpose, '')}{state.next_checkpoint:08d}",
         purpose=purpose,
         phase=CheckpointPhase.BARRIER,
         began_at=now,
@@ -134,7 +147,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         ),
         flash_bytes=spec.checkpoint.flash.bytes_limit // len(table.owners) if is_for_flash else 0,
         weight_bits=weight_bits,
-        tracked=mode is not IncrementalMode.FULL and not is_for_flash,
+        tracked=mode is not IncrementalMode.FULL and purpose not in _PREFIXES,
         since=_since(state, spec, purpose, weight_bits),
     )
     state = replace(
@@ -148,6 +161,8 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
 
 def _since(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose, weight_bits: int) -> str:
     """The checkpoint on which one of this purpose builds; empty: it has all rows. What ends a job needs no other."""
+    if purpose is CheckpointPurpose.PRIORITY:
+        return state.checkpoint
     if purpose in (CheckpointPurpose.FLASH, CheckpointPurpose.FINAL):
         return ""
     return chains.builds_on(state.chain, spec.checkpoint.incremental, weight_bits)
@@ -184,6 +199,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
                 training_records=state.training_records,
                 training_files=tuple((file.uri, file.bytes) for file in state.read_files),
                 evaluation_files=tuple((file.uri, file.bytes) for file in state.evaluation_files),
+                partial_rows=operation.since if operation.is_for_priority else "",
             ),
         )
     server = next(one for one in operation.servers if one.index == whom)
@@ -261,6 +277,8 @@ def on_manifest_written(
             bytes=size,
         )
         return replace(state.without(operation).untroubled(operation.purpose), flash=newest), (taken,)
+    if operation.is_for_priority:
+        return _with_priority_rows(state, operation), ()
     written = sum(file.bytes for file in listed if not file.checkpoint)
     spent = CheckpointCost(operation.checkpoint, seconds, operation.held_seconds, written, size)
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
@@ -273,13 +291,23 @@ def on_manifest_written(
         restored=_held(state, operation),
         next_operation=pruning.id + 1,
     )
-    state = state.without(operation).untroubled(*_PERSISTENT).asking(pruning, STORAGE)
+    state = state.without(operation).untroubled(*_PERSISTENT, CheckpointPurpose.PRIORITY).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds, operation.weight_bits)
     match operation.purpose:
         case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
         case _:
             return state, (taken,)
+
+
+def _with_priority_rows(state: JobState, operation: Checkpointing) -> JobState:
+    """What holds once priority rows are saved: nothing has changed if their checkpoint is not the newest any more."""
+    state = state.without(operation).untroubled(operation.purpose)
+    if operation.since != state.checkpoint:
+        return state
+    settled, generation = operation.barrier.settled, operation.image.generation
+    rows = state.priority.followed_by(operation.checkpoint, operation.since, generation, settled)
+    return replace(state, priority=rows)
 
 
 def on_server_failed(
@@ -306,7 +334,7 @@ def give_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, pr
     """Gives up the checkpoint. Another begins later; a purpose that cannot wait any longer ends without one."""
     trouble = _trouble(state, spec, operation, problem, now)
     state = replace(state.without(operation), troubles={**state.troubles, operation.purpose: trouble})
-    if operation.phase is CheckpointPhase.WRITE and operation.since:
+    if operation.phase is CheckpointPhase.WRITE and operation.since and not operation.is_for_priority:
         state = replace(state, chain=Chain())  # what it builds on may be missing
     if not retry.exhausted(trouble, now, _patience(operation)):
         return state
@@ -380,9 +408,13 @@ def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPu
     """Whether a checkpoint that is being taken keeps one of this purpose from being begun.
 
     What the job waits for does not wait for a periodic one whose files or manifest make no progress. The two tiers
-    share only the barrier.
+    share only the barrier. A save of priority rows waits for everything else, and nothing waits for it.
     """
     if taking.is_flash is not (purpose is CheckpointPurpose.FLASH):
+        return taking.phase is CheckpointPhase.BARRIER
+    if purpose is CheckpointPurpose.PRIORITY:
+        return True
+    if taking.is_for_priority:
         return taking.phase is CheckpointPhase.BARRIER
     if taking.is_flash:
         return True
@@ -417,7 +449,7 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
                 operation.flash_bytes,
                 operation.weight_bits,
                 operation.tracked,
-                operation.since,
+                "" if operation.is_for_priority else operation.since,
             )
 
 
@@ -429,7 +461,8 @@ def _trouble(
     if operation.is_flash:
         pause = flash.pause(state.flash, spec, 0 if before is None else before.attempts)
         return retry.failed_again(before, now, "FlashCheckpointFailed", problem, at_least=pause)
-    pause = interval(state, spec) / 10 if operation.purpose is CheckpointPurpose.PERIODIC else 0.0
+    can_wait = operation.purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.PRIORITY)
+    pause = interval(state, spec) / 10 if can_wait else 0.0
     return retry.failed_again(before, now, "CheckpointFailed", problem, at_least=pause)
 
 

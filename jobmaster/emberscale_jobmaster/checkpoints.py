@@ -9,11 +9,19 @@ import fsspec
 import structlog
 from fsspec.implementations.local import LocalFileSystem
 
-from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.checkpoint import (
+    MANIFEST_NAME,
+    PRIORITY_PREFIX,
+    CheckpointFile,
+    CheckpointManifest,
+    DamagedCheckpointError,
+    number_of,
+)
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import Keeper, TrainingJob, broken_fields
 
 _ID = re.compile(r"^\d{8,}$")
+_SAVE = re.compile(rf"^{PRIORITY_PREFIX}\d{{8,}}$")
 _log = structlog.get_logger()
 
 
@@ -36,13 +44,17 @@ class CheckpointFolder:
 
     def folders(self) -> list[str]:
         """Ids of all checkpoints, oldest first, whether complete or not."""
+        return self._names(_ID)
+
+    def _names(self, form: re.Pattern[str]) -> list[str]:
+        """The names of folders of a form, ascending."""
         self._filesystem.invalidate_cache()
         try:
             entries = self._filesystem.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
         names = (entry.rstrip("/").rpartition("/")[2] for entry in entries)
-        return sorted(name for name in names if _ID.match(name))
+        return sorted(name for name in names if form.match(name))
 
     def complete(self) -> list[str]:
         """Ids of the checkpoints that have a manifest, oldest first."""
@@ -111,11 +123,13 @@ class CheckpointFolder:
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
         """Removes what is older than the newest complete checkpoint, except the `keep` newest that are sound.
 
-        What those build on stays, too, and so does what damaged newer ones build on: the next one may, as well.
+        What those build on stays, too, and so does what damaged newer ones build on: the next one may, as well. Saves
+        of priority rows that are older than the newest complete checkpoint go.
         """
         kept: list[str] = []
         needed: set[str] = set()
-        for identifier in reversed(self.complete()):
+        complete = self.complete()
+        for identifier in reversed(complete):
             if len(kept) == keep:
                 break
             manifest = self._read_manifest(identifier)
@@ -127,6 +141,9 @@ class CheckpointFolder:
             if kept and identifier < kept[0] and identifier not in needed:
                 _log.info("checkpoint_removed", checkpoint=identifier)
                 self.delete(identifier)
+        for save in self._names(_SAVE) if complete else ():
+            if number_of(save) < int(complete[-1]):
+                self.delete(save)
 
     def _read_manifest(self, identifier: str) -> CheckpointManifest | None:
         """The manifest of a checkpoint; None if it is damaged."""

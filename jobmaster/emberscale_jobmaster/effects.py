@@ -97,8 +97,8 @@ class PrepareCall:
     """Make room for the rows that a move to this table brings.
 
     `since` is the version that the server must serve; 0: none, since it owns nothing. `checkpoint` is what a server
-    that replaces a lost one loads its rows from; empty: none was lost. `lost` is the index of a server
-    whose rows the others are to rebuild for its successor; None: rows move.
+    that replaces a lost one loads its rows from, and `priority` the saves of priority rows over it; empty: none was
+    lost. `lost` is the index of a server whose rows the others are to rebuild for its successor; None: rows move.
     """
 
     move: int
@@ -107,6 +107,7 @@ class PrepareCall:
     wait_seconds: float
     checkpoint: str = ""
     lost: int | None = None
+    priority: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,8 @@ class FindCheckpoint:
 class WriteManifest:
     """Complete a checkpoint by writing its manifest atomically.
 
-    `applied` are the batches in its rows, `files` are those of all its servers. Answered by `ManifestWritten` or
-    `StorageFailed`.
+    `applied` are the batches in its rows, `files` are those of all its servers. `partial_rows` is the checkpoint that
+    priority rows complete; empty: it has all rows. Answered by `ManifestWritten` or `StorageFailed`.
     """
 
     operation: int
@@ -228,6 +229,7 @@ class WriteManifest:
     training_records: int
     training_files: tuple[tuple[str, int], ...]
     evaluation_files: tuple[tuple[str, int], ...]
+    partial_rows: str = ""
 
 
 @dataclass(frozen=True)

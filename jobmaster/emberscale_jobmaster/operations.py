@@ -116,7 +116,8 @@ class Reload:
     * `began_at`, `deadline`: on the job's clock; in phases LOAD and BARRIER it has failed at the deadline unless it
       gets on before.
     * `lost`: the servers whose rows are lost. In phase WAIT, one that was silent may speak again.
-    * `source`: the checkpoint. `number`: names the change of table to the servers, as that of a move.
+    * `source`: the checkpoint. `priority`: the saves of priority rows to load over it.
+    * `number`: names the change of table to the servers, as that of a move.
     * `table`: the next routing table, from phase LOAD on.
     * `loaded`: each successor's progress, in bytes.
     * `done`: those that have finished their part of this phase.
@@ -132,6 +133,7 @@ class Reload:
     deadline: float = 0.0
     lost: tuple[PsAddress, ...] = ()
     source: Source | None = None
+    priority: tuple[str, ...] = ()
     number: int = 0
     table: RoutingTable | None = None
     loaded: Mapping[int, int] = field(default_factory=dict)
@@ -169,6 +171,8 @@ class CheckpointPurpose(StrEnum):
     FINAL = "Final"
     FLASH = "Flash"
     """A periodic one in Redis, which lasts until the next."""
+    PRIORITY = "Priority"
+    """Some rows, which complete the newest checkpoint for partial recovery."""
 
 
 class CheckpointPhase(StrEnum):
@@ -207,7 +211,8 @@ class Checkpointing:
     * `again_at`: when a server, or the folder, is asked again whose last call failed.
     * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
     * `weight_bits`: in which weights are stored; 0: as float32.
-    * `tracked`: whether later checkpoints may build on it. `since`: the one on which it builds; empty: none.
+    * `tracked`: whether later checkpoints may build on it. `since`: the one on which it builds; empty: none. Priority
+      rows complete that one.
     """
 
     id: int
@@ -233,6 +238,11 @@ class Checkpointing:
     def is_flash(self) -> bool:
         """Whether it goes to Redis."""
         return self.purpose is CheckpointPurpose.FLASH
+
+    @property
+    def is_for_priority(self) -> bool:
+        """Whether it has some rows only."""
+        return self.purpose is CheckpointPurpose.PRIORITY
 
     @property
     def servers(self) -> tuple[PsAddress, ...]:

@@ -156,6 +156,7 @@ class ServerChannels:
                     incarnation=call.server.incarnation,
                     checkpoint_uri=self._uri_of(prepared.checkpoint) if prepared.checkpoint else "",
                     lost=prepared.lost,
+                    priority_uris=[self._uri_of(save) for save in prepared.priority],
                 )
                 return stub.Prepare, prepare, _prepared
             case CopyCall(move=move, wait_seconds=seconds, spare_seconds=spare):

@@ -36,6 +36,7 @@ from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.losses import roll_back
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
+from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR
@@ -98,7 +99,8 @@ def on_checkpoint_found(
         return roll_back(state, spec, operation.reason, event.incompatible or "no checkpoint can be used")
     if state.checkpoint in state.damaged and not is_flash(source.checkpoint):
         state = replace(state, checkpoint=source.checkpoint, restored=source.restored)
-    operation = replace(answered(operation, STORAGE), source=source)
+    saves = state.priority.over(source.checkpoint, state.routing.table.generation)
+    operation = replace(answered(operation, STORAGE), source=source, priority=saves)
     if why := _too_much(state, spec, operation, applied_batches(state, spec)):
         return roll_back(state, spec, operation.reason, why)
     table = state.routing.table
@@ -194,8 +196,9 @@ def on_switched(
         state = replace(state, restores={**state.restores, bits: state.restores.get(bits, 0) + 1})
     seconds = max(0.0, now - operation.began_at)
     names = ", ".join(f"ps-{index}" for index in lost.servers)
+    saves = f" with {lost.priority_saves} saves of priority rows" if lost.priority_saves else ""
     message = (
-        f"{operation.reason}: {names} reloaded checkpoint {lost.checkpoint}, and nobody else went back; "
+        f"{operation.reason}: {names} reloaded checkpoint {lost.checkpoint}{saves}, and nobody else went back; "
         f"{lost.samples:,} samples are forgotten on {lost.share:.1%} of the rows, "
         f"portion of lost samples {state.pls:.4f} of {spec.fault_tolerance.allowed_pls:g}"
     )
@@ -214,6 +217,8 @@ def on_server_failed(
         return roll_back(state, spec, operation.reason, f"ps-{server} refuses the switch: {problem}")
     if code == "INVALID_ARGUMENT":
         return fail(state, "ModelRefused", f"ps-{server}: {problem}")
+    if code == "DATA_LOSS" and operation.priority:  # if the checkpoint itself is damaged, it will say so again
+        return _waiting(replace(state, priority=PriorityRows()), operation)
     if code == "DATA_LOSS" and operation.source is not None:
         return _waiting(_refusing(state, {operation.source.checkpoint: problem}), operation)
     attempts = operation.attempts + 1
@@ -277,11 +282,15 @@ def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerReq
         case _:
             since = present.version if server in present.owners else 0
             checkpoint = source.checkpoint if source is not None else ""
-            return PrepareCall(operation.number, since, operation.table, WAIT_SECONDS, checkpoint)
+            return PrepareCall(
+                operation.number, since, operation.table, WAIT_SECONDS, checkpoint, priority=operation.priority
+            )
 
 
 def _switching(state: JobState, spec: TrainingJobSpec, operation: Reload) -> JobState:
     source = operation.source
+    if operation.priority and differing(minus(state.priority.applied, operation.applied), {}):
+        return _waiting(replace(state, priority=PriorityRows()), operation)
     foreign = differing(minus(source.restored.applied, operation.applied), {}) if source is not None else ""
     if foreign:
         why = f"the checkpoint holds {foreign}, which not all that kept their rows have applied"
@@ -303,7 +312,8 @@ def _too_much(state: JobState, spec: TrainingJobSpec, operation: Reload, applied
 def _forgotten(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> ForgottenShare:
     """What the lost rows lack of `applied` in the checkpoint."""
     assert operation.source is not None, "a checkpoint is found before anything is forgotten"
-    return forgotten_by(state, spec, {server.index for server in operation.lost}, applied, operation.source)
+    lost = forgotten_by(state, spec, {server.index for server in operation.lost}, applied, operation.source)
+    return lost.model_copy(update={"priority_saves": len(operation.priority)})
 
 
 def _refusing(state: JobState, damaged: Mapping[str, str]) -> JobState:

@@ -27,6 +27,7 @@ from emberscale_jobmaster.operations import (
     Restore,
     Restored,
 )
+from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Parity, Rebuilding, Rebuilt
 from emberscale_jobmaster.retry import Trouble
@@ -178,6 +179,7 @@ class JobState:
     drains: Mapping[int, Drain] = field(default_factory=dict)
     replaced_at: Mapping[int, float] = field(default_factory=dict)
     forgotten: tuple[ForgottenShare, ...] = ()
+    priority: PriorityRows = field(default_factory=PriorityRows)
     parity: Parity = field(default_factory=Parity)
     rebuilding: Rebuilding | None = None
     rebuilt: Rebuilt = field(default_factory=Rebuilt)

@@ -184,6 +184,7 @@ def _forgotten(share: ForgottenShare) -> pb.ForgottenShare:
         share=share.share,
         pls=share.pls,
         batches=wire_applied({part.epoch: part.ranges for part in share.epochs}),
+        priority_saves=share.priority_saves,
     )
 
 

@@ -206,7 +206,9 @@ class CheckpointStorage:
         image = effect.image
         return CheckpointManifest(
             format_version=format_of(
-                (file.path for file in effect.files), incremental=any(file.checkpoint for file in effect.files)
+                (file.path for file in effect.files),
+                incremental=any(file.checkpoint for file in effect.files),
+                partial_rows=effect.partial_rows,
             ),
             id=effect.checkpoint,
             number=number_of(effect.checkpoint),
@@ -227,6 +229,7 @@ class CheckpointStorage:
             forgotten=image.forgotten,
             restores=dict(image.restores),
             origin=image.origin,
+            partial_rows=effect.partial_rows,
             files=effect.files,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_flash, number_of, rows_suffix
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_priority, number_of, rows_suffix
 from emberscale_api.job.roles import Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -147,6 +147,7 @@ class Driven:
     sizes_open: bool = False
     flash_interval: float | None = None
     target_pls: float = 0.0
+    priority: str = "None"
     incremental: str = "Full"
     quantization: str = "None"
     changed_bytes: int = 2
@@ -207,7 +208,8 @@ class Driven:
     def _tolerance(self) -> dict[str, Any]:
         if self.parity:
             return {"strategy": "ErasureCoding"}
-        return {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
+        partial = {"strategy": "PartialRecovery", "targetPLS": self.target_pls, "priority": self.priority}
+        return partial if self.target_pls else {}
 
     @property
     def _has_flash(self) -> bool:
@@ -404,7 +406,9 @@ class Driven:
             case PruneCheckpoints(operation=operation, serial=serial):
                 if (failed := self._storage_fails(effect, operation, serial)) is not None:
                     return failed[0]
-                for identifier in sorted(one for one in self.checkpoints if not is_flash(one))[: -effect.keep]:
+                own = sorted(one for one in self.checkpoints if one.isdigit())
+                old = [one for one in self.checkpoints if is_priority(one) and number_of(one) < int(own[-1])]
+                for identifier in (*own[: -effect.keep], *old):
                     del self.checkpoints[identifier]
                 return PruningDone(now=self.now, operation=operation, serial=serial)
             case DeleteCheckpoint(checkpoint=identifier):
@@ -434,7 +438,8 @@ class Driven:
 
     def _find(self, effect: FindCheckpoint) -> Event:
         refused = {*effect.refused, *self.damaged}
-        sound = [name for name, (_, whole) in self.checkpoints.items() if whole and name not in refused]
+        whole = [name for name, (_, complete) in self.checkpoints.items() if complete and not is_priority(name)]
+        sound = [name for name in whole if name not in refused]
         source, unusable = None, ""
         self.found.append(effect)
         if sound:

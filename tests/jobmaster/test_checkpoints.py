@@ -137,8 +137,8 @@ def test_where_nothing_was_written_there_is_no_checkpoint(tmp_path: Path) -> Non
         (lambda text: text[: len(text) // 2], "manifest.json"),
         (lambda text: text.replace('"ps_count": 1', '"ps_count": "many"'), "ps_count"),
         (
-            lambda text: text.replace('"format_version": 1', '"format_version": 3'),
-            "has format 3, and .* up to 2: use the",
+            lambda text: text.replace('"format_version": 1', '"format_version": 4'),
+            "has format 4, and .* up to 3: use the",
         ),
     ],
 )

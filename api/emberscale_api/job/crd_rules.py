@@ -139,6 +139,14 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "message": "initialFrom.uri must differ from uri: a job continues from its own checkpoints by itself",
         },
     ],
+    "FaultToleranceSpec": [
+        {
+            "rule": "!has(self.priority) || self.priority == 'None' || "
+            "(has(self.strategy) && self.strategy == 'PartialRecovery') || "
+            "(has(self.targetPLS) && (!has(self.strategy) || self.strategy == 'Auto'))",
+            "message": "priority is for partial recovery: choose strategy PartialRecovery, or Auto with a targetPLS",
+        }
+    ],
     "OptimizersSpec": [
         {
             "rule": "!has(self.dense) || !has(self.dense.type) || !(self.dense.type in ['RowWiseAdagrad', 'FTRL'])",

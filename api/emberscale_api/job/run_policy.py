@@ -137,6 +137,20 @@ class FaultToleranceStrategy(StrEnum):
     ERASURE_CODING = "ErasureCoding"
 
 
+class RecoveryPriority(StrEnum):
+    """Which rows are saved between checkpoints, so that a partial recovery forgets less of them (CPR section 4.2).
+
+    An eighth of the rows of each table is saved eight times in an interval. `MFU`: those pushed most often since they
+    were saved. `SSU`: some of those that every second push had. `SCAR`: those that changed most since they were saved,
+    for which a server keeps a copy of all weights.
+    """
+
+    NONE = "None"
+    MFU = "MFU"
+    SSU = "SSU"
+    SCAR = "SCAR"
+
+
 DEFAULT_TARGET_PLS = 0.1
 """The portion of lost samples that CPR section 4.2 calls a rough, conservative choice."""
 
@@ -150,7 +164,8 @@ class FaultToleranceSpec(ManifestPart):
     `ErasureCoding` takes `parity`; `Auto` does not pick it yet. With it, a push is answered once the servers that hold
     its parity have stored its changes.
 
-    `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3).
+    `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3). `priority` saves some rows
+    more often where partial recovery is chosen; PLS counts them as all others.
     """
 
     strategy: FaultToleranceStrategy = FaultToleranceStrategy.AUTO
@@ -162,6 +177,9 @@ class FaultToleranceSpec(ManifestPart):
         description="Portion of samples whose effect partial recoveries may lose; 0.1 if PartialRecovery is chosen",
     )
 
+    priority: RecoveryPriority = Field(
+        default=RecoveryPriority.NONE, description="With partial recovery: rows that are saved between checkpoints"
+    )
     parity: int = Field(
         default=1, ge=1, le=1, description="With ErasureCoding: parameter servers that may be lost at a time"
     )
@@ -183,6 +201,12 @@ class FaultToleranceSpec(ManifestPart):
     def _check(self) -> Self:
         if self.strategy in _LOSE_NOTHING and self.target_pls is not None:
             raise ValueError(f"targetPLS: {self.strategy} loses no sample; leave it out, or choose PartialRecovery")
+        if self.priority is not RecoveryPriority.NONE and not self.allowed_pls:
+            raise ValueError(
+                f"priority: {self.strategy} loses no sample; leave it out, or choose PartialRecovery or a targetPLS"
+                if self.strategy is FaultToleranceStrategy.AUTO
+                else f"priority: {self.strategy} loses no sample; leave it out, or choose PartialRecovery"
+            )
         return self
 
 

@@ -1506,6 +1506,7 @@ class ForgottenShare(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     PLS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    PRIORITY_SAVES_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.str
     """id of the one that their rows were reloaded from"""
     samples: _builtins.int
@@ -1514,6 +1515,8 @@ class ForgottenShare(_message.Message):
     """of all rows, 0 to 1"""
     pls: _builtins.float
     """added to the portion of lost samples"""
+    priority_saves: _builtins.int
+    """saves of priority rows that were loaded over it: of these rows less is lost"""
     @_builtins.property
     def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """who was lost, by index"""
@@ -1529,10 +1532,11 @@ class ForgottenShare(_message.Message):
         share: _builtins.float = ...,
         pls: _builtins.float = ...,
         batches: _abc.Iterable[Global___AppliedBatches] | None = ...,
+        priority_saves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "checkpoint", b"checkpoint", "pls", b"pls", "samples", b"samples", "servers", b"servers", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "checkpoint", b"checkpoint", "pls", b"pls", "priority_saves", b"priority_saves", "samples", b"samples", "servers", b"servers", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2328,9 +2332,11 @@ class SnapshotRequest(_message.Message):
     TRACKED_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
-    """folder of this checkpoint, or the id of a flash checkpoint"""
+    """folder of this checkpoint, or the id of a flash checkpoint; a folder of priority"""
     flash_bytes: _builtins.int
-    """that this server may have in Redis; of a flash checkpoint"""
+    """rows is told by its name
+    that this server may have in Redis; of a flash checkpoint
+    """
     weight_bits: _builtins.int
     """in which the weights of embedding rows are stored; 0: as float32"""
     tracked: _builtins.bool
@@ -2399,6 +2405,7 @@ class PrepareRequest(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    PRIORITY_URIS_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """ascending over the life of the job"""
     manifest_json: _builtins.str
@@ -2415,6 +2422,10 @@ class PrepareRequest(_message.Message):
     def routing(self) -> Global___Routing:
         """what the move leads to"""
 
+    @_builtins.property
+    def priority_uris(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """saves of priority rows, oldest first: loaded over the rows of the checkpoint"""
+
     def __init__(
         self,
         *,
@@ -2426,10 +2437,11 @@ class PrepareRequest(_message.Message):
         since: _builtins.int = ...,
         checkpoint_uri: _builtins.str = ...,
         lost: _builtins.int | None = ...,
+        priority_uris: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "lost", b"lost", "routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lost: _TypeAlias = _typing.Literal["lost"]  # noqa: Y015
     _WhichOneofArgType__lost: _TypeAlias = _typing.Literal["_lost", b"_lost"]  # noqa: Y015

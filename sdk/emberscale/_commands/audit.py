@@ -104,9 +104,11 @@ def _told(share: ForgottenShare) -> str:
         for part in share.epochs
         for first, stop in part.ranges
     )
+    saves = share.priority_saves
+    less = f", and less of the rows in {saves} saves of priority rows" if saves else ""
     return (
         f"[yellow]forgotten[/] on {share.share:.2%} of the rows, those of {servers} when it was lost and went back to "
-        f"checkpoint {share.checkpoint}: {share.samples:,} samples, {batches or 'no batch'}"
+        f"checkpoint {share.checkpoint}: {share.samples:,} samples, {batches or 'no batch'}{less}"
     )
 
 

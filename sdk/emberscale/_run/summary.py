@@ -113,6 +113,7 @@ def _forgotten(share: pb.ForgottenShare) -> dict[str, Any]:
         "samples": share.samples,
         "share": share.share,
         "pls": share.pls,
+        "priority_saves": share.priority_saves,
         "batches": {
             part.epoch: [list(span) for span in zip(part.ranges[::2], part.ranges[1::2], strict=True)]
             for part in share.batches

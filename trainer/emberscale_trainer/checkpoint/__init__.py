@@ -4,7 +4,14 @@ from emberscale_trainer.checkpoint.chains import ChainDraft, ChainWriter, owned_
 from emberscale_trainer.checkpoint.files import CheckpointFiles
 from emberscale_trainer.checkpoint.flash import FlashFiles, FlashWriter
 from emberscale_trainer.checkpoint.flash_redis import FlashUnusableError
-from emberscale_trainer.checkpoint.reader import load_partition, read_dense, read_records, server_history
+from emberscale_trainer.checkpoint.priority import PriorityWriter
+from emberscale_trainer.checkpoint.reader import (
+    load_partition,
+    load_priority_rows,
+    read_dense,
+    read_records,
+    server_history,
+)
 from emberscale_trainer.checkpoint.work import AbandonedError, StorageUnreachableError, Work
 from emberscale_trainer.checkpoint.writer import Share
 
@@ -16,10 +23,12 @@ __all__ = [
     "FlashFiles",
     "FlashUnusableError",
     "FlashWriter",
+    "PriorityWriter",
     "Share",
     "StorageUnreachableError",
     "Work",
     "load_partition",
+    "load_priority_rows",
     "owned_rows",
     "read_dense",
     "read_records",

@@ -19,7 +19,7 @@ import numpy as np
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
-from emberscale_trainer.checkpoint.writer import Link, Share, write_part
+from emberscale_trainer.checkpoint.writer import Link, Seen, Share, write_part
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.table import Reader, Snapshot, TableStore
 from emberscale_trainer.table.snapshot import Lock
@@ -72,12 +72,13 @@ class ChainWriter:
         uri: str,
         work: Work,
         weight_bits: int = 0,
+        seen: Seen | None = None,
     ) -> list[CheckpointFile]:
         """Writes the server's files below the checkpoint's folder `uri`; returns all that its part consists of.
 
-        As `write_part` in all else.
+        `seen` gets all rows that are written. As `write_part` in all else.
         """
-        written, link = write_part(draft.snapshot, specs, share, uri, work, weight_bits, draft.before)
+        written, link = write_part(draft.snapshot, specs, share, uri, work, weight_bits, draft.before, seen)
         with draft.lock:
             if draft.snapshot.ended:  # a later one has begun, and has the changes
                 raise AbandonedError

@@ -52,6 +52,14 @@ def load_partition(
     return AppliedBatches() if anew else _load_applied(files, parts)
 
 
+def load_priority_rows(files: CheckpointFiles, owned: Ownership, tables: TableStore, parameters: int) -> None:
+    """Loads a save of priority rows over the rows in `tables` that are owned. Raises as `load_partition`."""
+    parts = files.partitions(tables.specs, parameters)
+    for number in range(len(tables.specs) - 1):
+        for _ in _load(files, parts, owned, tables, number=number, anew=False):
+            pass
+
+
 def _load(
     files: CheckpointFiles,
     parts: Sequence[PartitionFile],

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -19,7 +19,14 @@ from emberscale_trainer.checkpoint.encoding import RowEncoding
 from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, UnquantizableError, holds_sketches, keys_of
+from emberscale_trainer.table import (
+    RowLayout,
+    Snapshot,
+    SnapshotAbandonedError,
+    UnquantizableError,
+    holds_sketches,
+    keys_of,
+)
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
@@ -67,6 +74,10 @@ class Link:
         return [file.model_copy(update={"checkpoint": file.checkpoint or self.checkpoint}) for file in self.files]
 
 
+Seen = Callable[[int, TableSpec, NDArray[np.uint8]], None]
+"""Gets the number of a table, the table, and rows of it that are written, uint8 [n, stride]."""
+
+
 def write_part(
     snapshot: Snapshot,
     specs: Sequence[TableSpec],
@@ -75,12 +86,13 @@ def write_part(
     work: Work,
     weight_bits: int = 0,
     before: Link | None = None,
+    seen: Seen | None = None,
 ) -> tuple[list[CheckpointFile], Link]:
     """Writes what the snapshot holds below the checkpoint's folder `uri`; the dense table is the last of `specs`.
 
     Returns the files of the server's part, and its rows as a link of a chain. With `before`, the snapshot holds what
     changed since that, and the part is both together. The weights of embedding rows are quantised to `weight_bits`,
-    while they are written; 0 leaves them as they are.
+    while they are written; 0 leaves them as they are. `seen` gets all rows that are written.
 
     All of it is on disk when this returns, where the folder is local. The snapshot stays open, unless this fails: then
     it is given back. Raises StorageUnreachableError and AbandonedError, and UnquantizableError for a table with weights
@@ -90,7 +102,7 @@ def write_part(
     left_out = Ownership.of_nothing() if before is None else before.left_out.copy()
     try:
         new = [
-            _write_table(folder, snapshot, number, spec, share, left_out, weight_bits)
+            _write_table(folder, snapshot, number, spec, share, left_out, weight_bits, seen)
             for number, spec in enumerate(specs)
         ]
         earlier = [] if before is None else before.files_from_later()
@@ -112,15 +124,39 @@ def write_part(
     return [*earlier, *folder.written], link
 
 
+def write_rows(
+    uri: str, specs: Sequence[TableSpec], share: Share, chosen: Mapping[int, NDArray[np.uint8]], work: Work
+) -> list[CheckpointFile]:
+    """Writes some rows of tables, by their numbers, uint8 [n, stride], as a server's part that has no others.
+
+    Weights are stored as float32. Raises StorageUnreachableError and AbandonedError.
+    """
+    folder = _Folder(uri, f"ps-{share.index}", work)
+    tables = []
+    for number, spec in enumerate(specs):
+        records = chosen.get(number, RowLayout.of(spec).empty(0))
+        suffix = RowEncoding.to_write(spec, 0).suffix
+        parts = enumerate(parts_of([records], _PART_BYTES))
+        names = [folder.write(f"{_stem(spec)}-{part}{suffix}", content) for part, content in parts]
+        tables.append(TablePart.of(spec, names, len(records)))
+    partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
+    folder.write("partition.json", partition.to_json())
+    folder.flush()
+    return folder.written
+
+
 def _owned_rows(
-    snapshot: Snapshot, spec: TableSpec, number: int, share: Share, left_out: Ownership
+    snapshot: Snapshot, spec: TableSpec, number: int, share: Share, left_out: Ownership, seen: Seen | None
 ) -> Iterator[NDArray[np.uint8]]:
     """The records of a table that belong in the checkpoint, uint8 [n, stride]; notes where the others belong."""
     for records in snapshot.read(number):
         keys = keys_of(records)
         owned = share.owned.among(keys, dense=spec.column < 0)
         left_out.add(keys[~owned], dense=spec.column < 0)
-        yield records[owned]
+        mine = records[owned]
+        if seen is not None:
+            seen(number, spec, mine)
+        yield mine
 
 
 def _write_table(
@@ -131,15 +167,14 @@ def _write_table(
     share: Share,
     left_out: Ownership,
     weight_bits: int,
+    seen: Seen | None,
 ) -> tuple[list[str], int]:
     """Writes the retired keys and the rows of a table; returns the names of the files, and how many rows they hold."""
-    stem = "dense" if spec.column < 0 else f"table-{spec.number}"
-    if holds_sketches(spec):
-        stem = f"sketches-{-1 - spec.number}"
+    stem = _stem(spec)
     encoding = RowEncoding.to_write(spec, weight_bits)
     retired = snapshot.retired[number]
     keys = [(RETIRED, retired.view(np.uint8).data)] if len(retired) else []
-    encoded = map(encoding.encode, _owned_rows(snapshot, spec, number, share, left_out))
+    encoded = map(encoding.encode, _owned_rows(snapshot, spec, number, share, left_out, seen))
     rows = ((encoding.suffix, content) for content in parts_of(encoded, _PART_BYTES))
     names, size = [], 0
     try:
@@ -151,6 +186,13 @@ def _write_table(
             f"table {spec.name}: {error}; with spec.checkpoint.quantization None it is saved as it is"
         ) from error
     return names, size // encoding.stride
+
+
+def _stem(spec: TableSpec) -> str:
+    """How the names of a table's files begin."""
+    if holds_sketches(spec):
+        return f"sketches-{-1 - spec.number}"
+    return "dense" if spec.column < 0 else f"table-{spec.number}"
 
 
 def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[memoryview]:

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 
 import grpc
 import structlog
 
-from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, is_flash
-from emberscale_api.job import FaultToleranceStrategy, TableSpec, TrainingJob, resolve_model
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, is_flash, is_priority
+from emberscale_api.job import FaultToleranceStrategy, RecoveryPriority, TableSpec, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer.checkpoint import (
@@ -22,10 +23,12 @@ from emberscale_trainer.checkpoint import (
     FlashFiles,
     FlashUnusableError,
     FlashWriter,
+    PriorityWriter,
     Share,
     StorageUnreachableError,
     Work,
     load_partition,
+    load_priority_rows,
     owned_rows,
 )
 from emberscale_trainer.membership import routing_from_proto
@@ -96,6 +99,21 @@ class _Staging:
     background: Background[bool]
 
 
+class _Kind(Enum):
+    """What is saved; the kinds do not disturb each other."""
+
+    PERSISTENT = auto()
+    FLASH = auto()
+    PRIORITY = auto()
+
+
+def _kind_of(uri: str) -> _Kind:
+    """The kind of what is saved in this folder, or under this id of a flash checkpoint."""
+    if is_flash(uri):
+        return _Kind.FLASH
+    return _Kind.PRIORITY if is_priority(uri.rstrip("/").rpartition("/")[2]) else _Kind.PERSISTENT
+
+
 _Write = Callable[[Sequence[TableSpec], Share, Work], list[CheckpointFile]]
 """Writes what a snapshot holds of these tables."""
 
@@ -125,6 +143,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._flash = flash
         self._flash_writer = None if flash is None else FlashWriter(flash.url, flash.job_uid, incarnation)
         self._chain_writer = ChainWriter()
+        self._priority: PriorityWriter | None = None
         self._index = index
         self._incarnation = incarnation
         self._state = state
@@ -132,7 +151,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._metrics = metrics
         self._starting = threading.Lock()
         self._loading: Background[_Loaded] | None = None
-        self._savings: dict[bool, _Saving] = {}  # by whether they are flash checkpoints
+        self._savings: dict[_Kind, _Saving] = {}
         self._staging: _Staging | None = None
         self._ordering: tuple[int, TrainingJob] | None = None
         self._parity = False
@@ -183,6 +202,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
             self._parity = _wants_parity(job)
+            self._prioritise(job)
             if self._parity:
                 self._mover.protection.form(routing, self._index)
         except BaseException as error:
@@ -199,6 +219,12 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             seconds=round(time.monotonic() - began, 3),
         )
         return loaded
+
+    def _prioritise(self, job: TrainingJob) -> None:
+        """Saves rows by the priority of the job from now on."""
+        priority = job.spec.fault_tolerance.priority
+        self._priority = None if priority is RecoveryPriority.NONE else PriorityWriter(priority)
+        self._state.watched_by(None if self._priority is None else self._priority.pushed)
 
     def _files(self, checkpoint: str, work: Work) -> CheckpointFiles:
         if not is_flash(checkpoint):
@@ -258,10 +284,17 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def _begin(self, request: master_pb2.SnapshotRequest, tables: TableStore, lock: Lock) -> _Begun:
         """Takes the snapshot of a checkpoint of either tier; returns also how it is written."""
-        if not is_flash(request.uri):
+        kind = _kind_of(request.uri)
+        if kind is _Kind.PRIORITY:
+            priority = self._priority or PriorityWriter(RecoveryPriority.NONE)
+            rows = priority.begin(tables, lock)
+            return rows, lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
+        if kind is _Kind.PERSISTENT:
             draft = self._chain_writer.begin(
                 tables, lock, self._state.owned, tracked=request.tracked, since=request.since
             )
+            if self._priority is not None:
+                self._priority.checkpoint_begins(tables)
             return draft.snapshot, partial(self._write_chain, draft, request)
         writer = self._flash_writer
         if writer is None:
@@ -277,17 +310,18 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         share: Share,
         work: Work,
     ) -> list[CheckpointFile]:
-        files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits)
+        seen = None if self._priority is None else self._priority.note
+        files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits, seen)
         trim_heap()
         return files
 
     def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken, write_share: _Write) -> None:
-        """Called at the moment of the snapshot, before any other push. The tiers do not disturb each other."""
+        """Called at the moment of the snapshot, before any other push. The kinds do not disturb each other."""
         tables = taken.tables
         rows = owned_rows(tables, taken.owned)
         share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters, rows)
         specs = tables.specs
-        earlier = self._savings.pop(is_flash(uri), None)
+        earlier = self._savings.pop(_kind_of(uri), None)
         if earlier is not None:
             earlier.background.abandon()
 
@@ -297,7 +331,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
             return files
 
-        self._savings[is_flash(uri)] = _Saving(barrier.generation, barrier.number, Background("save", write))
+        self._savings[_kind_of(uri)] = _Saving(barrier.generation, barrier.number, Background("save", write))
 
     def _saving_of(self, generation: int, barrier: int) -> _Saving | None:
         wanted = (generation, barrier)
@@ -341,18 +375,22 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=True)
-            staging = self._staged(transfer, TrainingJob.from_json(request.manifest_json), checkpoint)
+            job = TrainingJob.from_json(request.manifest_json)
+            staging = self._staged(transfer, job, checkpoint, request.priority_uris)
             is_done = staging.background.result(request.wait_seconds) is not None
             work = staging.background.work
             return master_pb2.PrepareReply(done=is_done, loaded_bytes=work.moved_bytes, problem=work.problem)
 
-    def _staged(self, transfer: Transfer, job: TrainingJob, checkpoint: str) -> _Staging:
+    def _staged(self, transfer: Transfer, job: TrainingJob, checkpoint: str, priority: Sequence[str]) -> _Staging:
         move = transfer.number
 
         def make(work: Work) -> bool:
             tables = _empty_tables(job)
             if checkpoint:
                 load_partition(self._files(checkpoint, work), transfer.after, tables, tables.dense_parameters)
+            for uri in priority:
+                load_priority_rows(CheckpointFiles(uri, work), transfer.after, tables, tables.dense_parameters)
+            self._prioritise(job)
             self._state.stage(move, tables)
             return True
 

@@ -33,6 +33,10 @@ BeginSnapshot = Callable[[TableStore, Lock], Snapshot]
 """Takes a snapshot of the tables; the lock guards them and is held."""
 
 
+Watch = Callable[[TableStore, NDArray[np.uint32], NDArray[np.int64]], None]
+"""Gets the tables, and the counts and keys of a push that was applied to them."""
+
+
 class Protector(Protocol):
     """What keeps the rows of a server safe beyond its own memory."""
 
@@ -95,6 +99,7 @@ class ServerState:
         self._staged: TableStore | None = None
         self._given_away: list[int] = []
         self._protector: Protector | None = None
+        self._watch: Watch | None = None
         self._waiting: Counter[int] = Counter()
         self._ended: set[int] = set()
         self._totals = Totals()
@@ -205,6 +210,11 @@ class ServerState:
         if self._protector is not None:
             self._protector.end()
         self._protector = protector
+
+    def watched_by(self, watch: Watch | None) -> None:
+        """Has `watch` told of each push from now on, under the lock."""
+        with self._changed:
+            self._watch = watch
 
     def _serve(self, tables: TableStore | None) -> None:
         self.protect_by(None)
@@ -341,6 +351,8 @@ class ServerState:
                 if evicts:
                     tables.clock = self._core.applied.total
                 tables.push_reserved(counts, keys, gradients)
+                if self._watch is not None:
+                    self._watch(tables, counts, keys)
                 if evicts:
                     self._eviction.applied(tables.clock, self._core.owned.buckets)
                 if self._protector is not None:

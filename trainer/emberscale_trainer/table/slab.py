@@ -19,6 +19,7 @@ class Reader(IntEnum):
     CHECKPOINT = 0
     FLASH = 1
     MOVE = 2
+    PRIORITY = 3
 
 
 PARAMETERS = 8

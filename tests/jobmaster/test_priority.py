@@ -1,0 +1,179 @@
+"""Saves of priority rows between checkpoints: when they are taken, and which ones a lost server loads."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.jobmaster.driven import Driven, Fault
+
+from emberscale_api.checkpoint import CheckpointManifest, is_priority
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster.checkpoints import CheckpointFolder
+from emberscale_jobmaster.effects import CallServer, PrepareCall
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.status import job_status
+from master_stand_in import checkpoint_manifest
+
+INTERVAL = 80.0
+BETWEEN = INTERVAL / 8
+
+
+def saving(priority: str = "MFU", **settings: object) -> Driven:
+    """A job that has just taken its first checkpoint."""
+    driven = Driven(interval=INTERVAL, target_pls=1.0, priority=priority, **settings)  # type: ignore[arg-type]  # any of its fields
+    driven.start()
+    driven.train(20)
+    driven.pass_time(INTERVAL + 2)
+    assert driven.job.checkpoint == "00000001"
+    return driven
+
+
+def loaded(driven: Driven) -> list[tuple[str, tuple[str, ...]]]:
+    """What each successor was told to load: a checkpoint, and saves over it."""
+    called: list[tuple[str, tuple[str, ...]]] = []
+    tell = driven._call
+
+    def call(effect: CallServer) -> object:
+        if isinstance(effect.request, PrepareCall) and effect.server.index == 1:
+            called.append((effect.request.checkpoint, effect.request.priority))
+        return tell(effect)
+
+    driven._call = call  # type: ignore[method-assign,assignment]  # listens
+    return called
+
+
+def test_rows_are_saved_eight_times_in_an_interval_and_complete_the_checkpoint() -> None:
+    driven = saving()
+    driven.pass_time(3.5 * BETWEEN)
+    assert driven.job.priority.saves == ("priority-00000002", "priority-00000003", "priority-00000004")
+    written = driven.written["priority-00000004"]
+    assert written.partial_rows == driven.job.checkpoint == "00000001"
+    assert [cost.checkpoint for cost in driven.job.checkpoint_costs] == ["00000001"]
+    driven.pass_time(INTERVAL)
+    newest = driven.job.checkpoint
+    assert newest > "00000001"
+    assert driven.job.priority.over("00000001", driven.job.routing.table.generation) == ()
+    driven.pass_time(BETWEEN)
+    assert all(driven.written[save].partial_rows == newest for save in driven.job.priority.saves)
+    assert [int(save[-2:]) for save in driven.checkpoints if is_priority(save)] == sorted(
+        int(save[-2:]) for save in driven.job.priority.saves
+    ), "those of the checkpoint before are removed"
+
+
+@pytest.mark.parametrize("settings", [{"priority": "None"}, {"priority": "SSU", "incremental": "Consecutive"}])
+def test_checkpoints_are_as_without_them(settings: dict[str, str]) -> None:
+    driven = saving(**settings)
+    driven.pass_time(2 * INTERVAL)
+    built_on = {one: since for one, since in driven.built_on.items() if not is_priority(one)}
+    consecutive = settings.get("incremental") == "Consecutive"
+    before = ""
+    for one, since in built_on.items():
+        assert since == (before if consecutive else "")
+        before = one
+    assert bool(driven.job.priority.saves) is (settings["priority"] != "None")
+
+
+def test_a_lost_server_loads_the_checkpoint_and_then_the_saves() -> None:
+    driven = saving()
+    driven.pass_time(2.5 * BETWEEN)
+    saves = driven.job.priority.saves
+    driven.train(5)
+    driven.kill(Role.PS, 1)
+    called = loaded(driven)
+    driven.join(Role.PS, 1)
+    assert set(called) == {("00000001", saves)}
+    (share,) = driven.job.forgotten
+    assert (share.checkpoint, share.priority_saves, share.samples) == ("00000001", 2, 50)
+    assert "00000001 with 2 saves of priority rows" in driven.job.scaling.steps[-1].message
+    status = job_status(driven.job, Observations(), driven.spec, driven.now)
+    assert [one.priority_saves for one in status.forgotten] == [2]
+    driven.pass_time(BETWEEN)
+    assert driven.job.priority.saves[:2] == saves, "they are still of this history"
+    driven.train_all()
+
+
+def test_after_a_roll_back_the_saves_of_before_are_loaded_by_none() -> None:
+    driven = saving()
+    driven.pass_time(2.5 * BETWEEN)
+    before = driven.job.priority.saves
+    for index in range(2):
+        driven.kill(Role.PS, index)
+    for index in range(2):
+        driven.join(Role.PS, index)
+    assert driven.job.routing.table.generation > 1
+    driven.kill(Role.PS, 1)
+    called = loaded(driven)
+    driven.join(Role.PS, 1)
+    assert set(called) == {("00000001", ())}
+    driven.pass_time(1.5 * BETWEEN)
+    assert driven.job.priority.saves
+    assert not {*driven.job.priority.saves} & {*before}
+
+
+def test_a_damaged_save_is_left_out_and_the_checkpoint_is_not_blamed() -> None:
+    driven = saving()
+    driven.pass_time(2.5 * BETWEEN)
+    driven.kill(Role.PS, 1)
+    driven.faults["Prepare", 1] = Fault(code="DATA_LOSS")
+    driven.join(Role.PS, 1)
+    driven.pass_time(2)
+    assert not driven.job.damaged
+    assert driven.job.routing.ready
+    assert [(one.checkpoint, one.priority_saves) for one in driven.job.forgotten] == [("00000001", 0)]
+
+
+def test_rows_that_have_seen_what_no_survivor_has_are_left_out() -> None:
+    driven = saving()
+    driven.pass_time(1.5 * BETWEEN)
+    rows = driven.job.priority
+    foreign = replace(rows, applied={0: ((0, 50),)})
+    driven.kill(Role.PS, 1)
+    driven.state = replace(driven.state, job=replace(driven.job, priority=foreign))
+    driven.join(Role.PS, 1)
+    driven.pass_time(2)
+    assert [one.priority_saves for one in driven.job.forgotten] == [0]
+    assert driven.job.routing.table.generation == 1
+
+
+def test_a_save_that_fails_is_tried_again_and_costs_no_checkpoint() -> None:
+    driven = saving()
+    driven.faults["Saved", 1] = Fault(code="ABORTED")
+    driven.pass_time(1.2 * BETWEEN)
+    assert CheckpointPurpose.PRIORITY in driven.job.troubles
+    assert not driven.job.priority.saves
+    driven.pass_time(2 * BETWEEN)
+    assert driven.job.priority.saves
+    assert CheckpointPurpose.PRIORITY not in driven.job.troubles
+    assert driven.job.chain.base == "00000001"
+
+
+def test_a_checkpoint_does_not_wait_for_a_save_that_hangs() -> None:
+    driven = saving()
+    driven.pass_time(6.5 * BETWEEN)
+    driven.faults["Saved", 1] = Fault(hangs=True)
+    driven.pass_time(BETWEEN)
+    assert any(one.is_for_priority for one in driven.job.checkpointings)
+    driven.pass_time(BETWEEN)
+    assert driven.job.checkpoint > "00000001"
+
+
+def test_a_new_master_knows_of_the_saves() -> None:
+    driven = saving()
+    driven.pass_time(1.5 * BETWEEN)
+    saves = driven.job.priority.saves
+    driven.master_dies()
+    assert driven.job.priority.saves == saves
+
+
+def test_saves_older_than_the_newest_checkpoint_are_removed_and_no_save_is_a_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path))
+    for identifier in ("00000003", "priority-00000002", "priority-00000004"):
+        (tmp_path / identifier).mkdir()
+        manifest = checkpoint_manifest(id=identifier, number=int(identifier[-8:]))
+        folder.write(manifest.model_copy(update={"files": ()}))
+    assert folder.folders() == folder.complete() == ["00000003"]
+    folder.prune(keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "priority-00000004"]
+    text = (tmp_path / "priority-00000004" / "manifest.json").read_text()
+    assert CheckpointManifest.from_json(text, "m").number == 4

@@ -1,0 +1,243 @@
+"""Saves of priority rows: which rows are in them, and what a lost server gets back."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from emberscale_api.job import AdmissionSpec, InitializerSpec, OptimizerSpec, OptimizerType, RecoveryPriority, TableSpec
+from emberscale_api.routing import buckets_of
+from emberscale_trainer.checkpoint import (
+    AbandonedError,
+    ChainWriter,
+    CheckpointFiles,
+    PriorityWriter,
+    Share,
+    Work,
+    load_partition,
+    load_priority_rows,
+    owned_rows,
+    read_records,
+)
+from emberscale_trainer.checkpoint.files import PartitionFile
+from emberscale_trainer.checkpoint.priority import SampledKeys, SavedValues
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
+from master_stand_in import owned, write_manifest
+from snapshots import all_records_of
+
+SPECS = (
+    TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1), InitializerSpec(), seed=3),
+    TableSpec(1, "C2", 1, 8, OptimizerSpec(type=OptimizerType.SGD), InitializerSpec(), seed=3),
+)
+DENSE = DensePieces.of(np.arange(100, dtype=np.float32), OptimizerSpec(type=OptimizerType.SGD))
+KEYS = np.arange(80, dtype=np.int64)
+EACH = (RecoveryPriority.MFU, RecoveryPriority.SSU, RecoveryPriority.SCAR)
+
+Contents = dict[tuple[int, int], bytes]
+
+
+class Server:
+    """A parameter server without a process, which saves its rows below a folder."""
+
+    def __init__(self, folder: Path, priority: RecoveryPriority, owns: Ownership, index: int = 0) -> None:
+        self.folder, self.owned, self.index = folder, owns, index
+        self.tables = TableStore(SPECS, DENSE)
+        self.chains, self.priority = ChainWriter(), PriorityWriter(priority)
+        self.number, self.saves = 0, list[str]()
+
+    def push(self, keys: Sequence[int], gradient: float = 1.0) -> None:
+        mine = np.array([key for key in sorted(keys) if self.owned.buckets[buckets_of(np.array([key]))[0]]], np.int64)
+        pieces = np.flatnonzero(self.owned.pieces)
+        counts = np.array([len(mine), len(mine), len(pieces)], np.uint32)
+        asked = np.concatenate([mine, mine, pieces])
+        self.tables.push(counts, asked, np.full(self.tables.values_per_request(counts), gradient, np.float32))
+        self.priority.pushed(self.tables, counts, asked)
+
+    @property
+    def share(self) -> Share:
+        return Share(self.index, self.owned, AppliedBatches(), 100, owned_rows(self.tables, self.owned))
+
+    def checkpoint(self) -> str:
+        self.number += 1
+        folder = self.folder / f"{self.number:08}"
+        draft = self.chains.begin(self.tables, nullcontext(), self.owned, tracked=False, since="")
+        self.priority.checkpoint_begins(self.tables)
+        seen = self.priority.note
+        files = self.chains.write(draft, self.tables.specs, self.share, str(folder), Work(), seen=seen)
+        write_manifest(folder, files, id=folder.name, number=self.number)
+        self.saves = []
+        return str(folder)
+
+    def save(self) -> CheckpointFiles:
+        self.number += 1
+        folder = self.folder / f"priority-{self.number:08}"
+        snapshot = self.priority.begin(self.tables, nullcontext())
+        files = self.priority.write(snapshot, self.tables.specs, self.share, str(folder), Work())
+        write_manifest(folder, files, id=folder.name, number=self.number, partial_rows="00000001", format_version=3)
+        self.saves.append(str(folder))
+        return CheckpointFiles(str(folder))
+
+    def contents(self) -> Contents:
+        snapshot = self.tables.snapshot(Reader.FLASH, nullcontext())
+        found = all_records_of(snapshot, len(self.tables.specs))
+        snapshot.commit()
+        return found
+
+
+def keys_in(files: CheckpointFiles, table: int = 0) -> set[int]:
+    part = files.parse("ps-0/partition.json", PartitionFile)
+    return {int(key) for records in read_records(files, part, part.tables[table]) for key in keys_of(records)}
+
+
+@pytest.fixture(params=EACH)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
+    server = Server(tmp_path, request.param, owned(1, 0))
+    server.push(KEYS.tolist())
+    server.checkpoint()
+    return server
+
+
+def test_what_changed_most_since_the_checkpoint_is_saved(server: Server) -> None:
+    for _ in range(11):
+        server.push(range(10, 20))
+    server.push(range(30, 40), gradient=1e-3)  # which is not among those that SSU looks at
+    saved = server.save()
+    assert keys_in(saved, 0) == keys_in(saved, 1) == set(range(10, 20)), "an eighth of 80 rows"
+    assert saved.manifest.format_version == 3
+    assert not any("dense" in file.path for file in saved.manifest.files)
+
+
+def test_a_row_that_was_saved_begins_anew_and_one_that_was_left_out_comes_next(server: Server) -> None:
+    for _ in range(6):
+        server.push(range(10, 20))
+    for _ in range(4):
+        server.push(range(30, 40))
+    first = keys_in(server.save())
+    server.push([10])
+    second = keys_in(server.save())
+    assert len(first) == 10
+    if server.priority._priority is not RecoveryPriority.SSU:  # it keeps no more keys than one save takes
+        assert (first, second) == (set(range(10, 20)), set(range(30, 40)))
+
+
+def test_a_checkpoint_saves_all_rows(server: Server) -> None:
+    for _ in range(4):
+        server.push(range(10, 20))
+    server.checkpoint()
+    assert keys_in(server.save()) == set()
+
+
+def test_a_table_that_nothing_pushed_has_no_file(tmp_path: Path) -> None:
+    server = Server(tmp_path, RecoveryPriority.MFU, owned(1, 0))
+    saved = server.save()
+    assert [file.path for file in saved.manifest.files] == ["ps-0/partition.json"]
+
+
+def test_a_server_that_was_in_no_checkpoint_chooses_from_all_rows(tmp_path: Path) -> None:
+    server = Server(tmp_path, RecoveryPriority.MFU, owned(1, 0))
+    server.push(KEYS.tolist())
+    server.push(range(10))
+    assert keys_in(server.save()) == set(range(10))
+
+
+def test_a_checkpoint_that_begins_ends_a_save(server: Server) -> None:
+    server.push(range(10, 20))
+    snapshot = server.priority.begin(server.tables, nullcontext())
+    server.checkpoint()
+    with pytest.raises(AbandonedError):
+        server.priority.write(snapshot, server.tables.specs, server.share, str(server.folder / "late"), Work())
+
+
+def test_tables_with_admission_are_told_apart_from_their_sketches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted = TableSpec(
+        0, "C1", 0, 4, OptimizerSpec(), InitializerSpec(), seed=3, admission=AdmissionSpec(min_count=2)
+    )
+    monkeypatch.setitem(globals(), "SPECS", (admitted, SPECS[1]))
+    server = Server(tmp_path, RecoveryPriority.SSU, owned(1, 0))
+    for _ in range(2):
+        server.push(KEYS.tolist())
+    base = server.checkpoint()
+    for _ in range(4):
+        server.push([7])
+    server.save()
+    files = [file.path for file in CheckpointFiles(server.saves[0]).manifest.files]
+    assert files == ["ps-0/table-0-0.rows", "ps-0/table-1-0.rows", "ps-0/partition.json"]
+    restored = TableStore(SPECS, DENSE)
+    load_partition(CheckpointFiles(base), server.owned, restored, 100)
+    load_priority_rows(CheckpointFiles(server.saves[0]), server.owned, restored, 100)
+
+
+Step = tuple[str, list[int]]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.lists(st.integers(0, 60), min_size=1, max_size=30, unique=True)),
+        st.tuples(st.just("retire"), st.lists(st.integers(0, 60), min_size=1, max_size=3, unique=True)),
+        st.tuples(st.sampled_from(["save", "checkpoint"]), st.just(list[int]())),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(EACH), STEPS)
+def test_a_lost_server_gets_each_row_as_it_was_saved_last(
+    tmp_path_factory: pytest.TempPathFactory, priority: RecoveryPriority, steps: list[Step]
+) -> None:
+    """Of two servers, one loads what both saved: rows of the checkpoint, and over them those of each save."""
+    folder = tmp_path_factory.mktemp("job")
+    servers = [Server(folder / str(index), priority, owned(2, index)) for index in range(2)]
+    for server in servers:
+        server.index = 0  # each in a folder of its own
+        server.push(list(range(40)))
+        base, expected = server.checkpoint(), server.contents()
+        for what, keys in steps:
+            match what:
+                case "push":
+                    server.push(keys)
+                case "retire":
+                    server.tables.retire(0, np.array(sorted(keys), np.int64))
+                case "checkpoint":
+                    base, expected = server.checkpoint(), server.contents()
+                case "save":
+                    rows, now = server.tables.rows(), server.contents()
+                    saved = server.save()
+                    for table in range(2):
+                        chosen = keys_in(saved, table)
+                        assert len(chosen) <= -(-rows[SPECS[table].name] // 8)
+                        expected |= {(table, key): now[table, key] for key in chosen}
+        restored = TableStore(SPECS, DENSE)
+        load_partition(CheckpointFiles(base), server.owned, restored, 100)
+        for save in server.saves:
+            load_priority_rows(CheckpointFiles(save), server.owned, restored, 100)
+        found = all_records_of(restored.snapshot(Reader.FLASH, nullcontext()), 3)
+        assert found == expected
+        nothing = TableStore(SPECS, DENSE)
+        for save in server.saves:
+            load_priority_rows(CheckpointFiles(save), Ownership.of_nothing(), nothing, 100)
+        assert not any(nothing.rows().values())
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=200))
+def test_the_value_of_a_row_is_the_one_that_was_noted_last(notes: list[list[int]]) -> None:
+    saved, expected = SavedValues(np.uint32, 1), dict.fromkeys(range(10), 0)
+    for number, keys in enumerate(notes, start=1):
+        saved.note(np.array(keys, np.int64), np.full((len(keys), 1), number, np.uint32))
+        expected |= dict.fromkeys(keys, number)
+    assert saved.of(np.arange(10, dtype=np.int64))[:, 0].tolist() == [*expected.values()]
+
+
+def test_a_sample_keeps_so_many_keys_and_begins_anew() -> None:
+    sampled = SampledKeys(seed=1)
+    for first in range(0, 2000, 10):
+        sampled.add(np.arange(first, first + 10), 50)
+    kept = sampled.take(50)
+    assert len(kept) == 50
+    assert kept.tolist() == sorted({*kept.tolist()})
+    assert not len(sampled.take(50))
