@@ -5,7 +5,7 @@ saves with chunks of the logger; and what tagging costs next to reading. Without
 synthetic one, with the columns and cardinalities of Criteo Kaggle.
 
 What it does not show: the paper's data has 10 to 80 million records, and power laws that are estimated from nothing
-here; the synthetic exponents are assumptions (see trainer/emberscale_trainer/data/synthetic/population.py), so the
+here; the synthetic exponents are assumptions (see trainer/emberscale_trainer/data/population.py), so the
 shares of hot accesses and samples say nothing about Criteo. Times are of one thread on data in the page cache, where
 the paper has 16 cores; ratios of times are comparable, times are not. Text must be indexed before it can be sampled,
 which reads all of it: that time is told apart, since a job needs the index anyway.

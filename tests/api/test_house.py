@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from statistics import median
 
 import grimp
 import pytest
@@ -50,6 +51,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(f"an import cycle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_a_module_holds_a_concept_and_not_a_fragment() -> None:
+    lines = [len(path.read_text().splitlines()) for path in sources()]
+    assert sum(count < 40 for count in lines) <= 30
+    assert median(lines) >= 120
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -22,7 +22,7 @@ from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.status import Condition, TrainingJobStatus
 from emberscale_operator.local import RunFolder
-from emberscale_operator.local.manifest import WatchedManifest
+from emberscale_operator.local.requests import WatchedManifest
 from training_jobs import training_job
 
 

@@ -2,8 +2,7 @@
 
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.folder import RunFolder
-from emberscale_operator.local.kill_request import KillRequest
-from emberscale_operator.local.manifest import edit_manifest, end_edits
+from emberscale_operator.local.requests import KillRequest, edit_manifest, end_edits
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 

@@ -16,9 +16,8 @@ from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.folder import RunFolder
-from emberscale_operator.local.kill_request import KillRequest
-from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.processes import JobProcesses
+from emberscale_operator.local.requests import KillRequest, WatchedManifest
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 from emberscale_operator.machine import (
     RESTING,

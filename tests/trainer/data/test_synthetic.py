@@ -17,11 +17,12 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import DataFile
+from emberscale_trainer.data.calibration import RankStatistics, calibrate, expected_auc
 from emberscale_trainer.data.criteo import split_lines
 from emberscale_trainer.data.formats import format_reader
+from emberscale_trainer.data.population import Population
 from emberscale_trainer.data.records import Columns, empty_columns
-from emberscale_trainer.data.synthetic import DatasetSpec, Population, write_dataset
-from emberscale_trainer.data.synthetic.calibration import RankStatistics, calibrate, expected_auc
+from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.data.writers import MISSING_INTEGER
 
 ROWS = 20_000

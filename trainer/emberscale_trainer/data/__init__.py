@@ -5,5 +5,5 @@
 * `lines`, `csv_kernels`, `arrow_columns`, `decoded`, `hashing`: from bytes to columns, compiled by `compiled`.
 * `order`, `source`: the order of an epoch, and its batches.
 * `inspect`, `convert`, `writers`: what data looks like, and other formats of it.
-* `synthetic`: data with a hidden teacher.
+* `synthetic`, `population`, `calibration`: data with a hidden teacher.
 """

@@ -18,10 +18,10 @@ import numpy as np
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS
+from emberscale_trainer.data.calibration import RankStatistics
 from emberscale_trainer.data.formats import ENDINGS
+from emberscale_trainer.data.population import CATEGORICAL, Population, Rows, SeenIds
 from emberscale_trainer.data.records import Columns
-from emberscale_trainer.data.synthetic.calibration import RankStatistics
-from emberscale_trainer.data.synthetic.population import CATEGORICAL, Population, Rows, SeenIds
 from emberscale_trainer.data.writers import MISSING_INTEGER, ROW_GROUP_RECORDS, criteo_lines, open_writer
 
 METADATA = "metadata.json"

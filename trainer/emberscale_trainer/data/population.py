@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.routing import MIX_1, MIX_2, mix64
+from emberscale_trainer.data.calibration import calibrate
 from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import MISSING_ID
-from emberscale_trainer.data.synthetic.calibration import calibrate
 from emberscale_trainer.data.writers import MISSING_INTEGER
 
 

@@ -1,16 +1,19 @@
-"""The manifest of a run under way: the file that people edit through `emberscale scale`, and every new master reads."""
+"""What other commands ask of a run under way: edits of its manifest, which every new master reads, and kills."""
 
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import structlog
 from pydantic import ValidationError
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
-from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.folder import RunFolder, write_private
+from emberscale_operator.machine import Instance
 
 _log = structlog.get_logger()
 
@@ -85,3 +88,32 @@ def _alone_in(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class KillRequest:
+    """A person's wish that one process dies: a member such as `ps-1`, and the name of its incarnation."""
+
+    member: str
+    incarnation: str
+
+    def ask(self, folder: RunFolder) -> None:
+        """Leaves the request where the run looks for it; the file is gone once it was taken. Raises OSError."""
+        beside = folder.kill_request.with_suffix(".new")
+        write_private(beside, f"{self.member} {self.incarnation}")
+        beside.replace(folder.kill_request)
+
+    @classmethod
+    def take(cls, folder: RunFolder) -> Self | None:
+        """Returns the request in a run's folder, and removes it; None if there is none."""
+        try:
+            member, _, incarnation = folder.kill_request.read_text(encoding="utf-8").partition(" ")
+        except FileNotFoundError:
+            return None
+        with suppress(FileNotFoundError):
+            folder.kill_request.unlink()
+        return cls(member, incarnation)
+
+    def names(self, instance: Instance) -> bool:
+        """Whether it asks for this one, and not for another process of the same member."""
+        return (instance.id.member, instance.name) == (self.member, self.incarnation)
