@@ -94,7 +94,8 @@ class ParityTrouble:
     """What keeps rows of a parameter server of a routing table from being protected.
 
     * `version`: of the routing table. `message`: for people, about the server.
-    * `seconds`: for how long the servers have parted, or one that holds parity has acknowledged nothing.
+    * `seconds`: for how long the servers have parted, or one that holds parity has acknowledged nothing while pushes
+      wait for it; 0 where no push waits.
     * `broken`: they have parted for good; pushes wait until they get another table.
     """
 

@@ -215,6 +215,17 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     driven.train_all()
 
 
+def test_servers_that_never_reached_each_other_take_nobody_back() -> None:
+    driven = protected()
+    driven.troubles[1] = parted(driven, 0.0, broken=False)  # no push waits
+    driven.pass_time(300)
+    assert driven.job.recoveries == 0
+    assert rebuilding.unprotected_reason(driven.job) == "ps-1: ps-2 takes no more of its changes"
+    driven.troubles.clear()
+    driven.pass_time(2)
+    assert not rebuilding.unprotected_reason(driven.job)
+
+
 def test_what_lasted_before_anybody_could_see_it_is_no_trouble_yet() -> None:
     driven = protected()
     driven.troubles[1] = parted(driven, 100, broken=False)  # as its holder loaded for longer, and connects right now

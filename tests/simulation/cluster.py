@@ -201,6 +201,9 @@ class Cluster:
                 self._hang(target, fault.seconds)
             case Kind.CUT if target is not None:
                 self.network.break_streams(target)
+            case Kind.PART:
+                following = (fault.index + 1) % self.scenario.servers
+                self.network.part(f"ps-{fault.index}", f"ps-{following}", fault.seconds)
             case Kind.SPLIT:
                 for parted in self.operator.start_second_master():
                     parted.is_parted = True

@@ -112,10 +112,10 @@ class SimulatedGroup:
         self._rest: AppliedBatches | None = None
         self._changed: Signal[None] = Signal()
         self._links = {member: _Link() for member in range(len(self.members)) if member != self.me}
-        self._send(Sent("base", base=server.core.applied.copy()))
+        self._send(Sent("base", base=AppliedBatches()))
         for member in self._links:
             server.spawn(self._stream(member))
-        server.spawn(self._fill())
+        server.spawn(self._begin())
 
     @property
     def trouble(self) -> ParityTrouble | None:
@@ -130,6 +130,8 @@ class SimulatedGroup:
             seconds = now - link.waits_since if waits or link.problem else 0.0
             if link.problem:
                 return ParityTrouble(version, link.problem, seconds, broken=True)
+            if seconds >= _SLOW_SECONDS and not self.core.has_met:
+                return ParityTrouble(version, "it has yet to reach another, and trains on without parity")
             if seconds >= _SLOW_SECONDS:
                 return ParityTrouble(version, "another does not acknowledge its changes", seconds)
         return None
@@ -138,7 +140,7 @@ class SimulatedGroup:
 
     def pushed(self, batch: Batch, units: tuple[Unit, ...]) -> None:
         """Sends what a push has changed."""
-        if self.core.has_withdrawn:
+        if self.core.has_withdrawn or not self.core.has_met:
             return
         changed = tuple((self._server.protection.slot(unit), frozenset(((unit, batch),))) for unit in units)
         self._send(Sent("deltas", self._stored(), batch, tuple(one for one in changed if one[0] < self._logged)))
@@ -172,6 +174,14 @@ class SimulatedGroup:
 
     def _stored(self) -> int:
         return self.core.stored(self._acknowledged())
+
+    def _begin(self) -> Task[None]:
+        while self.core.is_filling and self.core.yet_to_meet(self._acknowledged()):
+            yield self._changed
+        if self.core.is_filling:
+            self.core.meet()
+            self._send(Sent("base", base=self._server.core.applied.copy()))
+        yield from self._fill()
 
     def _fill(self) -> Task[None]:
         while self._logged < _EVERY_SLOT:

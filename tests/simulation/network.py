@@ -33,6 +33,7 @@ class Network:
         self.slow = slow
         self.lossy = lossy
         self._streams: list[Stream] = []
+        self._parted: dict[frozenset[str], float] = {}
 
     def calm(self) -> None:
         """No message is lost or late from now on."""
@@ -95,8 +96,8 @@ class Network:
         return self.world.random.random() < self.lossy
 
     def connect(self, client: Process, server: Process, accept: Callable[["Stream"], None]) -> "Stream | None":
-        """Opens a stream; None if the server is dead. `accept` runs in the server."""
-        if not server.alive:
+        """Opens a stream; None if the server is dead or out of reach. `accept` runs in the server."""
+        if not server.alive or self._parted.get(_members(client, server), 0.0) > self.world.now:
             return None
         stream = Stream(self, client, server)
         self._streams.append(stream)
@@ -109,10 +110,22 @@ class Network:
             if process in (stream.client.owner, stream.server.owner):
                 stream.break_()
 
+    def part(self, one: str, other: str, seconds: float) -> None:
+        """Breaks the streams between two members, such as `ps-1` and `ps-2`, and allows none for so long."""
+        pair = frozenset((one, other))
+        self._parted[pair] = self.world.now + seconds
+        for stream in list(self._streams):
+            if _members(stream.client.owner, stream.server.owner) == pair:
+                stream.break_()
+
     def forget(self, stream: "Stream") -> None:
         """A broken stream needs no record."""
         if stream in self._streams:
             self._streams.remove(stream)
+
+
+def _members(one: Process, other: Process) -> frozenset[str]:
+    return frozenset(process.name.partition(".")[0] for process in (one, other))
 
 
 def _refuse(reply: Signal[Any], problem: str) -> None:

@@ -15,6 +15,8 @@ class Kind(StrEnum):
     HANG = "hang"
     CUT = "cut"
     """All data-plane connections of a member break."""
+    PART = "part"
+    """A parameter server and the next one do not reach each other for `seconds`; the master hears both."""
     SPLIT = "split"
     """A second master is started while the first one goes on, late with its calls, and without Redis for `seconds`."""
     NO_MEMORY = "no memory"
@@ -231,7 +233,8 @@ def scenario_of(seed: int) -> Scenario:
     drained = _drained(Random(f"drains of {seed}"), parted)
     restored = _restored_in_vain(Random(f"restores of {seed}"), drained)
     reloaded = _recovered_partially(Random(f"reloads of {seed}"), restored)
-    return _protected(Random(f"parity of {seed}"), reloaded)
+    protected = _protected(Random(f"parity of {seed}"), reloaded)
+    return _parted(Random(f"partitions of {seed}"), protected)
 
 
 def _recovered_partially(random: Random, base: Scenario) -> Scenario:
@@ -296,6 +299,16 @@ def _protected(random: Random, base: Scenario) -> Scenario:
         parity=True,
         faults=tuple(sorted((*base.faults, *faults))),
     )
+
+
+def _parted(random: Random, base: Scenario) -> Scenario:
+    """In a quarter of the scenarios with parity, two servers do not reach each other, some of them never again."""
+    if not base.parity or random.random() > 0.25:
+        return base
+    during = random.choice((PROTECTED, PROTECTED, DEGRADED, REBUILT, f"{REBUILD}{MovePhase.COPY}"))
+    seconds = random.choice((3.0, 10.0, 45.0, 100.0, FOR_EVER))
+    fault = Fault(round(random.uniform(0.0, 2.0), 3), Kind.PART, "ps", random.randrange(base.servers), seconds, during)
+    return replace(base, faults=tuple(sorted((*base.faults, fault))))
 
 
 def _rebuild_fault(random: Random, servers: int, workers: int) -> Fault:

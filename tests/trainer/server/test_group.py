@@ -23,6 +23,7 @@ def member(me: int, members: int, *, whole: bool = True) -> tuple[GroupCore[int]
     sums = Sums()
     core = GroupCore(me, members, Holding(sums, me, members))
     if whole:
+        core.meet()
         core.filled()
     return core, sums
 
@@ -37,6 +38,32 @@ def test_a_push_waits_for_all_holders_but_a_lost_one() -> None:
     assert core.waits_for(1, {1: 1, 2: 0}) == ()
     core.end()
     assert core.waits_for(5, {1: 1, 2: 0}) == ()
+
+
+def test_pushes_wait_for_nobody_until_all_have_answered_once() -> None:
+    core, _ = member(0, 3, whole=False)
+    assert core.put() == 1
+    assert (core.yet_to_meet({1: 1, 2: 0}), core.has_met) == ((2,), False)
+    assert core.waits_for(1, {1: 1, 2: 0}) == ()
+    assert core.yet_to_meet({1: 1, 2: 1}) == ()
+    core.meet()
+    assert core.waits_for(core.put(), {1: 2, 2: 1}) == (2,)
+    assert not core.is_whole
+
+
+def test_the_batches_of_a_source_are_those_as_all_have_answered() -> None:
+    core, _ = member(0, 3)
+    core.begin(1, AppliedBatches())
+    core.begin(2, AppliedBatches())
+    before = AppliedBatches()
+    before.record(0, 0)
+    core.begin(1, before)
+    core.take(1, 0, (0, 1), 0b1)
+    core.lose(1)
+    core.withdrawn(2, 1, 3)
+    agreed = core.agreed()
+    assert agreed is not None
+    assert agreed.ranges(0) == [(0, 2)]
 
 
 def test_what_some_holder_lacks_of_a_lost_member_is_dropped() -> None:

@@ -408,6 +408,27 @@ def test_a_holder_that_acknowledges_nothing_is_told_of(
     assert protection.trouble is None
 
 
+def test_servers_that_have_yet_to_reach_another_train_on_without_parity(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberscale_trainer.server.parity_group._SLOW_SECONDS", 0.0)
+    servers = make_servers(3)
+    for server in servers.serving[:2]:  # as if nobody reached the third
+        server.mover.protection.form(servers.table, server.index)
+    protection = servers.serving[1].mover.protection
+    for _ in range(5):
+        assert servers.push(servers.batch()) == [Status.OK] * 3
+    assert group_of(servers.serving[1]).lag == 1, "nothing piles up"
+    said = "it has yet to reach ps-2, and trains on without parity"
+    eventually(lambda: unwrap(protection.trouble).message == said)
+    trouble = unwrap(protection.trouble)
+    assert (trouble.seconds, trouble.broken, protection.version) == (0.0, False, 0)
+    servers.protect()
+    servers.push(servers.batch())
+    servers.replace(1)
+    servers.check()
+
+
 def test_a_holder_does_not_wait_for_who_is_held_up_by_another(
     make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,7 +495,8 @@ def test_a_group_that_cannot_go_on_says_so(
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(DeltaLog, "fill", defect)
     servers = make_servers(2)
-    servers.serving[0].mover.protection.form(servers.table, 0)
+    for server in servers.serving:
+        server.mover.protection.form(servers.table, server.index)
     eventually(lambda: servers.serving[0].mover.protection.trouble is not None)
     trouble = unwrap(servers.serving[0].mover.protection.trouble)
     assert trouble.broken

@@ -60,7 +60,7 @@ class Holding(Generic[_Deltas]):
         }
 
     def begin(self, source: int, batches: AppliedBatches) -> None:
-        """Takes the first item of a source: all batches in its rows as it begins."""
+        """Takes an item of a source that comes before any of a push: all batches in its rows as it begins."""
         one = self._of(source)
         one.batches = batches
         one.kept.append((None, None))

@@ -1,9 +1,11 @@
 """One server's part in a group that keeps parity of its members' rows, as pure state, without rows and streams.
 
-    filling -> whole -> (a member is lost) -> withdrawing -> agreed
+    meeting -> filling -> whole -> (a member is lost) -> withdrawing -> agreed
        another table, or another assignment -> over
 
-A member sends one numbered item to each other one for each push, and a push is answered once all of them have its item.
+A member greets each other one with a first item. Once all have answered, it sends one numbered item to each of them for
+each push, and a push is answered once all of them have its item. Until then pushes wait for nobody: no row is protected
+yet, and members that cannot reach each other train on without parity until they do.
 """
 
 from collections.abc import Mapping
@@ -28,6 +30,7 @@ class GroupCore(Generic[_Deltas]):
         self._me = me
         self._others = tuple(member for member in range(members) if member != me)
         self._over = False
+        self._met = False
         self._whole = False
         self._lost: int | None = None
         self._withdrew = False
@@ -44,6 +47,11 @@ class GroupCore(Generic[_Deltas]):
     def is_over(self) -> bool:
         """Whether another group, or none, has come after this one."""
         return self._over
+
+    @property
+    def has_met(self) -> bool:
+        """Whether all others have answered: what is pushed is sent to them."""
+        return self._met
 
     @property
     def is_filling(self) -> bool:
@@ -76,6 +84,14 @@ class GroupCore(Generic[_Deltas]):
         self._put += 1
         return self._put
 
+    def yet_to_meet(self, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
+        """The holders that have not answered the first item."""
+        return tuple(member for member in self.holders if not acknowledged[member])
+
+    def meet(self) -> None:
+        """All others have answered: the next item has the batches in the rows so far, and pushes follow it."""
+        self._met = True
+
     def filled(self) -> None:
         """All rows that were there before are with the holders."""
         self._whole = True
@@ -85,8 +101,15 @@ class GroupCore(Generic[_Deltas]):
         return min((acknowledged[member] for member in self.holders), default=self._put)
 
     def waits_for(self, number: int, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
-        """The holders that have yet to store the items up to this one before a push is answered; none once over."""
-        return () if self._over else tuple(member for member in self.holders if acknowledged[member] < number)
+        """The holders that have yet to store the items up to this one before a push is answered.
+
+        None while the members have yet to meet, and once the group is over.
+        """
+        return (
+            ()
+            if self._over or not self._met
+            else tuple(member for member in self.holders if acknowledged[member] < number)
+        )
 
     def withdrew(self) -> None:
         """Nothing of this member's rows is left with the holders, who know it."""

@@ -84,7 +84,7 @@ class Group:
             for member, server in enumerate(table.owners)
             if member != self.me
         }
-        self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(state.applied)) for _ in members)
+        self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(AppliedBatches())) for _ in members)
         threading.Thread(target=self._run, name="parity", daemon=True).start()
 
     @property
@@ -120,6 +120,8 @@ class Group:
                 refused = f"{self._name(member)} takes no more of its changes: {problem}"
                 return ParityTrouble(version, refused, sender.waiting_seconds, broken=True)
         waiting, slowest = max((sender.waiting_seconds, member) for member, sender in self._senders.items())
+        if waiting >= _SLOW_SECONDS and not self._core.has_met:
+            return ParityTrouble(version, f"it has yet to reach {self._name(slowest)}, and trains on without parity")
         if waiting >= _SLOW_SECONDS:
             return ParityTrouble(version, f"{self._name(slowest)} does not acknowledge its changes", waiting)
         return ParityTrouble(version, self._problem) if self._problem else None
@@ -134,7 +136,7 @@ class Group:
         self._send_deltas(ItemKind.DELTA, epoch, batch)
 
     def await_holders(self) -> None:
-        """Returns when all that was pushed until now is stored by all holders that live, or the group is over."""
+        """Returns when all that was pushed until now is stored by all holders that live, or nothing is to be."""
         number = self._core.put_count
         for member in self._core.waits_for(number, self._acknowledged()):
             self._senders[member].send_queued()
@@ -178,7 +180,7 @@ class Group:
     def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
         """Raises MemoryError, nothing being sent."""
         taken = self._log.take()
-        if self._core.has_withdrawn:
+        if self._core.has_withdrawn or not self._core.has_met:
             return
         stored = np.array([self._core.stored(self._acknowledged())], np.int64)
         deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
@@ -203,6 +205,7 @@ class Group:
 
     def _run(self) -> None:
         try:
+            self._meet()
             self._fill()
             while not self._sends_no_more.wait(_FLUSH_SECONDS):
                 for sender in self._senders.values():  # who sends to them may be held up by another one
@@ -213,6 +216,22 @@ class Group:
             self._part(f"its changes can no longer be sent: {error!r}")
             log.critical("protection_failed", version=self.table.version, problem=repr(error))
             raise
+
+    def _meet(self) -> None:
+        """Waits until all others have answered, and then sends the batches in the rows so far."""
+        while self._core.is_filling and (waits_for := self._core.yet_to_meet(self._acknowledged())):
+            for member in waits_for:
+                self._senders[member].send_queued()
+            try:
+                self._senders[waits_for[0]].reach(1, _WAIT_SECONDS)
+            except TimeoutError:
+                continue
+            except StreamLostError:
+                self._sends_no_more.wait(_WAIT_SECONDS)
+        with self._state.lock:
+            if self._core.is_filling:
+                self._core.meet()
+                self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(self._state.applied)) for _ in self.members)
 
     def _part(self, problem: str) -> None:
         """This group does not come together again."""
