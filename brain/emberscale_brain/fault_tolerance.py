@@ -142,18 +142,18 @@ def advise(
     """The cheapest way of those `offered`; full recovery, which always is, unless another saves at least
     `least_benefit` of the job's time.
 
-    Coded recovery needs more PS than parities. Of partial and coded recovery at equal cost the coded one is taken: it
-    loses nothing.
+    Coded recovery needs more PS than parities; its cost is told also where it is not offered. Of partial and coded
+    recovery at equal cost the coded one is taken: it loses nothing.
     """
     ways = {Recovery.FULL: full_recovery(costs)}
     if Recovery.PARTIAL in offered:
         ways[Recovery.PARTIAL] = partial_recovery(costs)
-    if Recovery.CODED in offered and costs.ps > costs.tolerated:
+    if costs.ps > costs.tolerated:
         ways[Recovery.CODED] = coded_recovery(costs)
     best = Recovery.FULL
     for way in (Recovery.CODED, Recovery.PARTIAL):
         margin = least_benefit if best is Recovery.FULL else 0.0
-        if way in ways and ways[way].overhead < ways[best].overhead - margin:
+        if way in ways and way in offered and ways[way].overhead < ways[best].overhead - margin:
             best = way
     chosen = ways[best]
     others = ", ".join(f"{way} {cost.overhead:.2%}" for way, cost in ways.items() if way is not best)
@@ -165,12 +165,16 @@ def advise(
     )
     if chosen.expected_pls > 0:
         reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"
+    coded = ways.get(Recovery.CODED)
+    if coded is not None and Recovery.CODED not in offered and coded.overhead < chosen.overhead - least_benefit:
+        reason += f"; {Recovery.CODED}, which Auto does not take by itself, is expected to cost less"
     return FaultToleranceAdvice(best, chosen.interval, costs.between_failures, MappingProxyType(ways), reason)
 
 
 _BELIEVED_PER_SECOND = 0.015 / 86_400  # DLRover-RM section 2.2: 1.5% of the pods fail on a day
 _BELIEF = 0.5  # failures' worth of trust in that, and in the fleet's rate against a job's own
 _FIRST_COST = 1.0  # seconds of training that a checkpoint costs, before one was taken
+_PARITY_SLOWDOWN = 1 - 1 / 1.48  # benchmarks/parity.py: the CPU time of a sample, with 5 PS and batches of 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,4 +224,6 @@ def failure_costs(
         load=load,
         reschedule=reschedule,
         target_pls=target_pls,
+        parity_slowdown=_PARITY_SLOWDOWN,
+        parity_memory=1 / max(1, shape.ps - 1),
     )

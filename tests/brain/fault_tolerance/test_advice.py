@@ -73,6 +73,16 @@ def test_frequent_failures_and_slow_checkpoints_are_worth_parity() -> None:
     assert advise(unstable, offered=EVERY).strategy is Recovery.CODED
 
 
+def test_parity_is_weighed_and_named_where_it_is_not_offered() -> None:
+    unstable = replace(JOB, between_failures=HOUR, save=600, target_pls=0.0, parity_slowdown=0.03)
+    advice = advise(unstable)
+    assert advice.strategy is Recovery.FULL
+    assert advice.costs[Recovery.CODED] == coded_recovery(unstable)
+    assert "; ErasureCoding, which Auto does not take by itself, is expected to cost less" in advice.reason
+    assert "by itself" not in advise(replace(JOB, parity_slowdown=0.32)).reason
+    assert "ErasureCoding" in advise(replace(JOB, parity_slowdown=0.32)).reason
+
+
 def test_a_job_that_hardly_ever_fails_needs_nothing_but_checkpoints() -> None:
     advice = advise(replace(JOB, between_failures=1e9, save=1, total_seconds=HOUR), offered=EVERY)
     assert advice.strategy is Recovery.FULL

@@ -52,3 +52,8 @@ def test_dearer_checkpoints_are_rarer_and_more_ps_fail_more_often() -> None:
 def test_no_checkpoint_yet_counts_as_one_of_a_second() -> None:
     before, after = (failure_costs(SHAPE, DAY, NOBODY, NOBODY, cost, LOAD, RESCHEDULE) for cost in (0.0, 1.0))
     assert before == after
+
+
+def test_the_cost_of_parity_is_the_measured_one() -> None:
+    costs = failure_costs(JobShape(2, 5, 1, 1, GIB, GIB), DAY, NOBODY, NOBODY, 1.0, LOAD, RESCHEDULE)
+    assert (round(costs.parity_slowdown, 3), costs.parity_memory) == (0.324, 0.25)
