@@ -49,6 +49,17 @@ EXAMPLES = """\
 """
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text of digits: YAML 1.1 takes 00000008 for text, and kubectl for a number."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text.isdigit() else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def restore(
     place: Annotated[
         str, typer.Argument(metavar="PLACE", help="A run, a URI of checkpoints, or one of them.", show_default=False)
@@ -78,7 +89,7 @@ def restore(
         if printed:
             check_initial(job)
             document = apply_overrides(yaml.safe_load(file.read_text(encoding="utf-8")), changes)
-            typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+            typer.echo(yaml.dump(document, Dumper=_Dumper, sort_keys=False), nl=False)
             return
         training = run_job(
             job,
