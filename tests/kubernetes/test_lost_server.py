@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from cluster import Job, Place, assert_exact_so_far, audit, eventually, manifest, submit
+from cluster import Job, Place, assert_exact, assert_exact_so_far, audit, eventually, manifest, submit
 from faults import ProcessKiller
 
 pytestmark = pytest.mark.timeout(1500)
 
 EPOCHS = 1000
 """So that the job outlasts its loss on any machine."""
-INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8}
+INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8, "keep": 100}
 
 
 def protected(job: Job) -> bool | None:
@@ -50,15 +50,34 @@ def test_a_server_is_rebuilt_from_parity(place: Place, killer: ProcessKiller) ->
     rested(job, place)
 
 
-def test_a_server_goes_back_alone_to_an_increment(place: Place, killer: ProcessKiller) -> None:
-    partial = {"strategy": "PartialRecovery", "targetPLS": 1.0}
+def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
+    place: Place, killer: ProcessKiller
+) -> None:
+    partial = {"strategy": "PartialRecovery", "targetPLS": 1.0, "priority": "SSU"}
     document = manifest("partial", place, epochs=EPOCHS, faultTolerance=partial)
     document["spec"]["checkpoint"] |= INCREMENTS
     job = submit(document, place)
     eventually("a checkpoint of all rows", lambda: newest(job), seconds=300)
     first = newest(job)
     eventually("an increment that builds on it", lambda: newest(job) != first or None, seconds=120)
+    increment = newest(job)
     killer.kill(job.running("ps")[0])
     eventually("its rows are back", lambda: "RecoveredPartially" in reasons(job) or None, seconds=300)
     assert 0 < rested(job, place)["pls"] <= 1
     assert audit(job, place)["forgotten"] > 0
+    start_from(job, increment, place)
+
+
+def start_from(job: Job, checkpoint: str, place: Place) -> None:
+    """Another job, with another number of servers, trains an epoch on top of a checkpoint of one that rests."""
+    document = manifest("warm", place)
+    document["spec"]["ps"]["replicas"] = 3
+    uri = job.read()["spec"]["checkpoint"]["uri"]
+    document["spec"]["checkpoint"] |= {"interval": "1h", "initialFrom": {"uri": uri, "id": checkpoint}}
+    warm = submit(document, place)
+    warm.wait_complete()
+    assert_exact(warm, place)
+    origin = audit(warm, place)["origin"]
+    assert (origin["checkpoint"], origin["job"], origin["continuation"]) == (f"{uri}/{checkpoint}", job.name, "Fresh")
+    assert 0 < origin["samples"] < job.samples()
+    assert any(checkpoint in event["message"] for event in warm.events())
