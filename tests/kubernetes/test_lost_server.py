@@ -1,14 +1,18 @@
 """A parameter server's pod dies, and the job goes on without a roll-back: by parity, or with some batches forgotten."""
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import Job, Place, assert_exact, assert_exact_so_far, audit, eventually, manifest, submit
+from cluster import Job, Place, assert_exact, assert_exact_so_far, audit, eventually, manifest, run, submit
 from faults import ProcessKiller
 
 pytestmark = pytest.mark.timeout(1500)
 
+COMMAND = Path(sys.executable).with_name("emberscale")
 EPOCHS = 1000
 """So that the job outlasts its loss on any machine."""
 INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8, "keep": 100}
@@ -36,18 +40,34 @@ def rested(job: Job, place: Place) -> Any:
     return progress
 
 
-def test_a_server_is_rebuilt_from_parity(place: Place, killer: ProcessKiller) -> None:
+def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> None:
     document = manifest("coded", place, epochs=EPOCHS, faultTolerance={"strategy": "ErasureCoding", "parity": 1})
     document["spec"]["ps"]["replicas"] = 3
     document["spec"]["checkpoint"]["interval"] = "1h"
     job = submit(document, place)
     eventually("all rows are protected", lambda: protected(job), seconds=300)
     job.wait_for_samples(5_000)
-    killer.kill(job.running("ps")[1])
-    eventually("its rows are on its successor", lambda: "Recovered" in reasons(job) or None, seconds=300)
+    told = json.loads(drill(job, "ps-1"))
+    assert told["rebuilt"]
+    assert told["rebuild_bytes"] > 0
+    assert not told["rolled_back"]
+    assert {"Degraded", "Recovered"} <= set(reasons(job))
     eventually("all rows are protected again", lambda: protected(job), seconds=300)
-    assert "Degraded" in reasons(job)
+    eventually("the condition names servers that share a node", lambda: names_sharers(job), seconds=60)
     rested(job, place)
+
+
+def drill(job: Job, server: str) -> str:
+    """What a drill prints that passes."""
+    options = ("--before", "5", "--timeout", "600", "--output", "json", "--namespace", job.namespace)
+    return run(str(COMMAND), "drill", job.name, "--kill", server, *options, timeout=900)
+
+
+def names_sharers(job: Job) -> bool | None:
+    """Whether the condition says so where a node has two of three servers, as it must on fewer than three nodes."""
+    condition, nodes = job.condition("Protected"), {pod["spec"]["nodeName"] for pod in job.running("ps")}
+    assert condition is not None
+    return (condition["reason"] == "SharedNodes") is (len(nodes) < 3) or None
 
 
 def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
