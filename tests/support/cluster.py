@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import yaml
-
 T = TypeVar("T")
 
 IMAGE = "EMBERSCALE_E2E_IMAGE"
@@ -78,7 +76,8 @@ def find(kind: str, name: str, namespace: str) -> Any:
 
 def apply(*documents: Mapping[str, Any], namespace: str = "default") -> str:
     """kubectl apply, and what it said."""
-    return kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    everything = {"apiVersion": "v1", "kind": "List", "items": documents}
+    return kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))  # YAML leaves 00000008 bare
 
 
 def eventually(what: str, look: Callable[[], T | None], seconds: float, every: float = 1.0) -> T:
