@@ -13,6 +13,8 @@ from emberscale_api.job.status import ConditionType, JobPhase, Progress, Rebuild
 from emberscale_api.job.units import measured_time
 
 _SERVING = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
+_TRAINED = frozenset({JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE})
+"""Phases that a job reaches only once it has trained all batches before them."""
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED})
 _MIB = 1 << 20
 
@@ -224,11 +226,12 @@ def _recovered(at_kill: Look, after: Sequence[Look]) -> Sequence[Look]:
 
 
 def _served(recovered: Sequence[Look]) -> Look | None:
-    """The first look after the recovery that shows new samples, or a job that has gone on to evaluate."""
+    """The first look after the recovery that shows new samples, or a job that has trained all there were."""
     for one, two in pairwise(recovered):
-        if one.phase in _SERVING and (two.samples > one.samples or two.phase is not JobPhase.TRAINING):
-            return two if two.phase in _SERVING else None
-    return None
+        has_more = one.phase in _SERVING and two.phase is JobPhase.TRAINING and two.samples > one.samples
+        if has_more or two.phase in _TRAINED:
+            return two
+    return next((look for look in recovered[:1] if look.phase in _TRAINED - _SERVING), None)
 
 
 def _protected(recovered: Sequence[Look]) -> Look | None:

@@ -120,6 +120,31 @@ def test_a_job_that_goes_on_to_evaluate_has_service() -> None:
     assert _drill.report(1, BEFORE, 0.0, after).without_service_seconds == 2.0
 
 
+def test_a_job_that_trains_its_last_samples_meanwhile_has_service() -> None:
+    """A TrainingJob may tell of the rebuild and of its end at once."""
+    saving = look(2, 6000, JobPhase.SAVING, **REBUILT)
+    told = _drill.report(1, BEFORE, 0.0, [look(1, 5000, **REBUILT), saving])
+    assert (told.without_service_seconds, told.regained_seconds, told.passed) == (2.0, 2.0, True)
+    complete = look(3, 6000, JobPhase.COMPLETE, protected=False, **REBUILT)
+    told = _drill.report(1, BEFORE, 0.0, [look(1, 5000, protected=False), complete])
+    assert (told.without_service_seconds, told.unprotected_seconds, told.rolled_back) == (3.0, None, False)
+    assert not told.passed, "it was not protected again"
+
+
+def test_a_second_loss_does_not_keep_the_drill_from_its_end() -> None:
+    back: dict[str, Any] = REBUILT | {"recoveries": 1}
+    after = [
+        look(1, 5000, **REBUILT),
+        look(2, 5000, RESTORING, protected=False, **back),
+        look(3, 4000, **back),
+        look(4, 4500, **back),
+        look(5, 5500, **back),
+    ]
+    assert [_drill.is_over(BEFORE, after[:count]) for count in range(6)] == [False] * 5 + [True]
+    told = _drill.report(1, BEFORE, 0.0, after)
+    assert (told.without_service_seconds, told.regained_seconds, told.repeated_samples) == (4.0, 5.0, 1000)
+
+
 @pytest.mark.parametrize(
     ("told", "index", "said"),
     [
@@ -196,6 +221,17 @@ def test_a_job_that_becomes_unprotected_meanwhile_loses_nobody() -> None:
     with pytest.raises(InvalidError, match="ps-1: the job is unprotected now"):
         rehearse(played, "ctr", 1, False, watched=2, timeout=60, poll=0)
     assert not played.killed
+
+
+def test_force_says_what_is_lost_also_where_parity_is_lost_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+    back: dict[str, Any] = {"recoveries": 1, "protected": False}
+    unprotected = look(0, 3000, protected=False, checkpoint="00000004")
+    played = Played([look(-2, 1000), unprotected, look(1, 2000, **back), look(2, 4000, recoveries=1)])
+    rehearse(played, "ctr", 1, True, watched=2, timeout=1e12, poll=0)
+    assert played.killed == [1]
+    assert (
+        "although the job is unprotected: its loss takes the job back to checkpoint 00000004" in capsys.readouterr().err
+    )
 
 
 def test_an_evaluation_is_waited_for() -> None:
@@ -290,6 +326,14 @@ def test_other_names_are_refused(held: Path) -> None:
     assert drill(held, "--kill", "worker-0")[0] == 2
     code, output = drill(held, "--kill", "ps-4")
     assert (code, "ps-4: no such parameter server runs; those that do: ps-0, ps-1" in output) == (2, True)
+
+
+def test_a_wrong_name_without_a_cluster_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    code, output = drill("typo", "--kill", "ps-1")
+    assert (code, output.startswith("error: typo: runs/typo holds no run, and no cluster: ")) == (2, True), output
 
 
 @pytest.mark.usefixtures("master")

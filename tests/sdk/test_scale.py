@@ -20,7 +20,7 @@ from emberscale._run.folder import open_run
 from emberscale._run.record import RunPaths, RunRecord, RunStatus
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
-from emberscale_api.job.status import Condition, TrainingJobStatus
+from emberscale_api.job.status import Condition, JobPhase, TrainingJobStatus
 from emberscale_operator.local import RunFolder
 from emberscale_operator.local.requests import WatchedManifest
 from training_jobs import training_job
@@ -244,3 +244,18 @@ def test_the_status_shows_a_change_that_goes_on_or_was_given_up(
     console.print(render("ctr", TrainingJobStatus(conditions=(condition,))))
     assert isinstance(console.file, io.StringIO)
     assert (f"{reason}: so far" in console.file.getvalue()) is shown
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "shown"),
+    [(JobPhase.TRAINING, "SharedNodes", True), (JobPhase.COMPLETE, "Complete", False)],
+)
+def test_the_status_tells_of_parity_while_the_job_has_servers(phase: JobPhase, reason: str, shown: bool) -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    condition = Condition(
+        type="Protected", status="False", last_transition_time=moment, reason=reason, message="the job rests"
+    )
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render("ctr", TrainingJobStatus(phase=phase, conditions=(condition,))))
+    assert isinstance(console.file, io.StringIO)
+    assert ("Parity" in console.file.getvalue()) is shown

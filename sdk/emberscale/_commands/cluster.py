@@ -114,8 +114,8 @@ def render(name: str, status: TrainingJobStatus) -> Group:
     slow = status.condition(ConditionType.SLOW)
     if slow is not None and slow.status == "True":
         table.add_row("Slow", f"{slow.message} (since {slow.last_transition_time:%H:%M:%S})")
-    protected = next((one for one in status.conditions if one.type == ConditionType.PROTECTED), None)
-    if protected is not None:
+    protected = status.condition(ConditionType.PROTECTED)
+    if protected is not None and status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED):
         table.add_row("Parity", f"{protected.reason}: {protected.message}")
     progress = status.progress
     if progress is not None and progress.expected_samples:

@@ -34,7 +34,8 @@ a lost server takes the job back to its last checkpoint. [cyan]--force[/] rehear
 be trained again; the report then says how much it was.
 
 Exit code 0: the job has recovered, and lost nothing if it was protected. 1: it rolled back although it was protected,
-or had not recovered by [cyan]--timeout[/]. 2: nothing was killed.
+or had not recovered, or was not protected again, when [cyan]--timeout[/] was over or the job ended. 2: nothing was
+killed.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -115,13 +116,14 @@ def rehearse(
     """
     before = [drilled.look()]
     _drill.check(job, before[0], index, force)
-    if not before[0].protected:
-        _say(f"{job}: ps-{index} is killed although the job is unprotected: {_drill.consequence(before[0])}")
+    _warn(job, index, before[0])
     _say(f"{job}: watching for {watched:g} s, then ps-{index} is killed")
     while _drill.watches_on(before, watched, timeout):
         time.sleep(poll)
         before.append(drilled.look())
     _drill.check(job, before[-1], index, force)
+    if before[0].protected:
+        _warn(job, index, before[-1])
     killed_at = drilled.kill(index)
     _say(f"{job}: ps-{index} is killed; waiting until the job has recovered")
     after: list[Look] = []
@@ -142,11 +144,14 @@ class _DrilledOnCluster:
     """A TrainingJob."""
 
     def __init__(self, name: str, namespace: str | None) -> None:
-        from emberscale._client import TrainingJobClient
+        from emberscale._client import ClusterError, TrainingJobClient
 
         self._name = name
-        self._client = TrainingJobClient(namespace)
         self._here = "" if namespace is not None else f"runs/{name} holds no run, and "
+        try:
+            self._client = TrainingJobClient(namespace)
+        except ClusterError as error:
+            raise InvalidError(f"{name}: {self._here}{error}") from error
 
     def look(self) -> Look:
         from emberscale._client import ClusterError, JobNotFoundError
@@ -169,6 +174,12 @@ def _table(job: str, told: DrillReport) -> Table:
     for what, how_much in _drill.lines(told):
         table.add_row(what, how_much)
     return table
+
+
+def _warn(job: str, index: int, look: Look) -> None:
+    """Says what the loss of a server costs where it is unprotected."""
+    if not look.protected:
+        _say(f"{job}: ps-{index} is killed although the job is unprotected: {_drill.consequence(look)}")
 
 
 def _say(text: str) -> None:
