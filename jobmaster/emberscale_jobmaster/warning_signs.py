@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job import RecoveryPriority, TrainingJobSpec
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
@@ -30,6 +30,12 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
     trouble = state.troubles.get(CheckpointPurpose.FLASH)
     if problem := flash.missing_store(state.flash, spec) or (trouble.message if trouble is not None else ""):
         yield f"there is no new flash checkpoint, and training continues without: {problem}"
+    saves_rows = spec.fault_tolerance.priority is not RecoveryPriority.NONE
+    if saves_rows and state.flash.checkpoint and flash.is_wanted(state.flash, spec):
+        yield (
+            "spec.faultTolerance.priority saves hardly any rows beside flash checkpoints, which have all of them: set "
+            "spec.checkpoint.flash.mode to Disabled, or leave the priority out"
+        )
     for problem in state.damaged.values():
         yield f"a damaged checkpoint was left out, and an older one or none is used: {problem}"
     records, batch = state.training_records, spec.training.batch_size

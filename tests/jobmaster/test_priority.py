@@ -1,5 +1,6 @@
 """Saves of priority rows between checkpoints: when they are taken, and which ones a lost server loads."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def loaded(driven: Driven) -> list[tuple[str, tuple[str, ...]]]:
     return called
 
 
-def test_rows_are_saved_eight_times_in_an_interval_and_complete_the_checkpoint() -> None:
+def test_rows_are_saved_every_eighth_of_an_interval_and_complete_the_checkpoint() -> None:
     driven = saving()
     driven.pass_time(3.5 * BETWEEN)
     assert driven.job.priority.saves == ("priority-00000002", "priority-00000003", "priority-00000004")
@@ -59,6 +60,27 @@ def test_rows_are_saved_eight_times_in_an_interval_and_complete_the_checkpoint()
     assert [int(save[-2:]) for save in driven.checkpoints if is_priority(save)] == sorted(
         int(save[-2:]) for save in driven.job.priority.saves
     ), "those of the checkpoint before are removed"
+
+
+def test_seven_saves_lie_between_two_checkpoints() -> None:
+    driven = saving()
+    driven.pass_time(3.5 * INTERVAL)
+    completed = Counter(driven.written[save].partial_rows for save in driven.written if is_priority(save))
+    whole = [one for one in driven.written if not is_priority(one)]
+    assert [completed[one] for one in whole[1:-1]] == [7, 7]
+
+
+def test_a_job_with_flash_checkpoints_warns_that_it_saves_hardly_any_rows() -> None:
+    driven = Driven(interval=300.0, flash_interval=15.0, target_pls=1.0, priority="MFU")
+    driven.start()
+    driven.train(20)
+    driven.pass_time(620)
+    assert driven.job.flash.checkpoint
+    assert not driven.job.priority.saves
+    (sign,) = job_status(driven.job, Observations(), driven.spec, driven.now).warnings
+    assert sign.startswith("spec.faultTolerance.priority saves hardly any rows beside flash checkpoints")
+    without = saving()
+    assert not job_status(without.job, Observations(), without.spec, without.now).warnings
 
 
 @pytest.mark.parametrize("settings", [{"priority": "None"}, {"priority": "SSU", "incremental": "Consecutive"}])

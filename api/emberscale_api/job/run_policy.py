@@ -140,9 +140,9 @@ class FaultToleranceStrategy(StrEnum):
 class RecoveryPriority(StrEnum):
     """Which rows are saved between checkpoints, so that a partial recovery forgets less of them (CPR section 4.2).
 
-    An eighth of the rows of each table is saved eight times in an interval. `MFU`: those pushed most often since they
-    were saved. `SSU`: some of those that every second push had. `SCAR`: those that changed most since they were saved,
-    for which a server keeps a copy of all weights.
+    Every eighth of the interval between checkpoints, up to an eighth of the rows of each table is saved. `MFU`: those
+    pushed most often since they were saved. `SSU`: some of those that every second push had. `SCAR`: those that changed
+    most since they were saved, for which a server keeps a copy of all weights.
     """
 
     NONE = "None"
