@@ -56,7 +56,7 @@ class Look:
 class DrillReport:
     """What the loss of a parameter server has cost. None: it had not come to that when the drill ended.
 
-    * `precision_seconds`: how far apart the job told of its samples before the kill: times are no more exact.
+    * `precision_seconds`: the longest time between two reports of samples before the kill. Times are no more exact.
     * `without_service_seconds`: from the kill to the first samples after it.
     * `unprotected_seconds`: from the kill until any one server could be lost again; None also without parity.
     * `regained_seconds`: from the kill until the job had as many samples as before it.
@@ -214,7 +214,7 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     else:
         yield "rolled back", "nothing"
     if told.precision_seconds:
-        yield "precision", f"the job told of its samples every {measured_time(told.precision_seconds)} at most"
+        yield "precision", f"reports of samples came up to {measured_time(told.precision_seconds)} apart"
     if told.ended:
         yield "ended early", f"the job was {told.ended} before the drill was over"
 

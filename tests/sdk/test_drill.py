@@ -65,7 +65,7 @@ def test_a_rebuilt_server_costs_the_time_without_service() -> None:
         "samples/s": "2,000 before, 750 new ones meanwhile, 38% of before",
         "rebuilt from parity": "3.0 MiB in 1.75 s from when the master noticed the loss",
         "rolled back": "nothing",
-        "precision": "the job told of its samples every 1 s at most",
+        "precision": "reports of samples came up to 1 s apart",
     }
 
 
