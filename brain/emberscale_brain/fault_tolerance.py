@@ -2,8 +2,9 @@
 
 The expected overhead of each is a share of the job's time. Full and partial recovery follow CPR equations 1 and 2, each
 at its own best checkpoint interval: sqrt(2 O_save T_fail) for full (CPR section 2.2), 2 PLS N_ps T_fail for partial
-(equation 4 solved for T_save). Coded recovery (ECRM) pays for parity all the time and rebuilds without going back; its
-checkpoints are only for more failures at once than the code tolerates, so they may be rare.
+(equation 4 solved for T_save). Coded recovery (ECRM) pays for parity all the time and rebuilds without going back. It
+saves as often as full recovery does: its checkpoints are for what these equations leave out, such as a node that takes
+several PS away, and rows whose parity is not complete yet.
 """
 
 import math
@@ -110,14 +111,16 @@ def coded_recovery(costs: FailureCosts) -> RecoveryCost:
     """Parity always, a rebuild per failure, and full recovery where failures overlap beyond the code.
 
     A failure is beyond the code when `tolerated` more PS fail while one is replaced and rebuilt (failures at random
-    moments, as CPR section 3.1 finds them after a job's beginning).
+    moments, as CPR section 3.1 finds them after a job's beginning). The overhead is the sum of the share of throughput
+    that parity costs, the share of the bill that its memory is, the slower training during rebuilds, the saves, and the
+    roll-backs.
     """
     exposed = costs.reschedule + costs.rebuild
     others = max(0, costs.ps - 1) / costs.ps
     another = 1 - math.exp(-exposed * others / costs.between_failures)
     beyond = another**costs.tolerated if costs.ps > 1 else 1.0
     between_losses = costs.between_failures / max(beyond, 1e-12)
-    interval = _interval(math.sqrt(2 * costs.save * between_losses), costs)
+    interval = full_recovery(costs).interval
     losses = (costs.load + interval / 2 + costs.reschedule) / between_losses
     repairs = (costs.rebuild * costs.rebuild_slowdown) / costs.between_failures
     parity = costs.parity_slowdown + costs.parity_memory * costs.memory_cost_share
@@ -156,7 +159,11 @@ def advise(
         if way in ways and way in offered and ways[way].overhead < ways[best].overhead - margin:
             best = way
     chosen = ways[best]
-    others = ", ".join(f"{way} {cost.overhead:.2%}" for way, cost in ways.items() if way is not best)
+    others = ", ".join(
+        f"{way} {cost.overhead:.2%}" + (" by a benchmark of parity" if way is Recovery.CODED else "")
+        for way, cost in ways.items()
+        if way is not best
+    )
     instead = f" ({others})" if others else ""
     reason = (
         f"{best} is expected to cost {chosen.overhead:.2%} of the job's time{instead}, with a PS lost every "
