@@ -1,6 +1,6 @@
-"""A drill: the loss of a parameter server, rehearsed on a live job. What it takes, and what it has cost.
+"""A drill: the loss of a parameter server, rehearsed on a live job. Says whether it may begin, and what it has cost.
 
-Pure: it is given what the job says of itself at one moment after the other, on this machine as on a cluster.
+Pure: it gets what the job says of itself at one moment after another, on this machine or on a cluster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ class Look:
 
 @dataclass(frozen=True)
 class DrillReport:
-    """What the loss of a parameter server has cost. None: it had not come to that when the drill ended.
+    """What the loss of a parameter server has cost. A time is None if that had not happened when the drill ended.
 
     * `precision_seconds`: the longest time between two reports of samples before the kill. Times are no more exact.
     * `without_service_seconds`: from the kill to the first samples after it.
@@ -113,7 +113,7 @@ def look_at_job(status: TrainingJobStatus, at: float) -> Look:
 
 
 def check(job: str, look: Look, index: int, force: bool) -> None:
-    """Raises InvalidError, in one line, where a server's loss cannot be rehearsed, or would cost more than time."""
+    """Raises InvalidError if a server's loss cannot be rehearsed, or costs more than time and is not forced."""
     server = f"ps-{index}"
     if look.phase is not JobPhase.TRAINING:
         raise InvalidError(f"{job}: the job is {look.phase}; a drill needs one that is Training")
@@ -153,7 +153,7 @@ def is_over(before: Sequence[Look], after: Sequence[Look]) -> bool:
 
 
 def report(index: int, before: Sequence[Look], killed_at: float, after: Sequence[Look]) -> DrillReport:
-    """What was seen before the kill, at least one look, and after it; `killed_at` is on the same clock."""
+    """Reports on the looks before the kill, at least one, and those after it; `killed_at` is on their clock."""
     at_kill, last = before[-1], (after or before)[-1]
     recovered = _recovered(at_kill, after)
     peak = _peak(before, after)
@@ -257,7 +257,7 @@ def _changes(looks: Sequence[Look]) -> list[Look]:
 
 
 def _rate(looks: Sequence[Look]) -> float:
-    """Samples/s between the first and the last change of the samples; as the job says where there are not two."""
+    """Samples/s between the first and the last change of the samples; with fewer than two, what the job says."""
     changes = _changes(looks)
     if len(changes) < 2:
         return looks[-1].speed

@@ -90,8 +90,8 @@ STARTED_STEP = "StartedFromCheckpoint"
 
 
 class Rebuilds(_Status):
-    """How many parameter servers were rebuilt from parity, and the last of them: in how many seconds from its loss on,
-    and how many bytes its successor got.
+    """Rebuilds from parity. `count` is how many parameter servers were rebuilt, and `server` the last of them:
+    `seconds` after its loss, its successor had all its rows, of so many `bytes`.
     """
 
     count: int = 0
@@ -103,9 +103,8 @@ class Rebuilds(_Status):
 class Progress(_Status):
     """The progress of training. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
 
-    `pls` is the portion of samples whose effect partial recoveries have lost; `rebuilds` is absent without parity, and
-    before the first. `warnings` are signs that the job may not
-    be what the user wanted, each with its remedy.
+    `pls` is the portion of samples whose effect partial recoveries have lost. `rebuilds` is absent until a server was
+    rebuilt from parity. `warnings` are signs that the job may not be what the user wanted, each with its remedy.
     """
 
     samples: int = 0

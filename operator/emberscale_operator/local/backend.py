@@ -106,7 +106,7 @@ class LocalBackend:
     async def observe(self, now: float) -> Observed | None:
         """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
 
-        Kills the one that a person wants dead.
+        Kills the one that a request names.
 
         Raises UnavailableError if the job's own Redis does not start.
         """

@@ -49,7 +49,7 @@ class RunFolder:
 
     @property
     def kill_request(self) -> Path:
-        """Which process of the run under way a person wants dead, until it is killed."""
+        """The request to kill a process of the run under way, until the run takes it."""
         return self.state / "kill"
 
     @property

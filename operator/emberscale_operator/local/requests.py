@@ -92,7 +92,7 @@ def _alone_in(folder: Path) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class KillRequest:
-    """A person's wish that one process dies: a member such as `ps-1`, and the name of its incarnation."""
+    """A request to kill one process: a member such as `ps-1`, and the name of its incarnation."""
 
     member: str
     incarnation: str
