@@ -291,6 +291,9 @@ def on_manifest_written(
         restored=_held(state, operation),
         next_operation=pruning.id + 1,
     )
+    for taking in state.checkpointings:
+        if taking.is_for_priority:  # it completes an older checkpoint, and pruning removes its folder
+            state = state.without(taking)
     state = state.without(operation).untroubled(*_PERSISTENT, CheckpointPurpose.PRIORITY).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds, operation.weight_bits)
     match operation.purpose:

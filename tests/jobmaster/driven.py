@@ -643,7 +643,7 @@ def _described(operation: object) -> str:
         case Reload(phase=phase):
             return f"reload: {phase}"
         case Checkpointing(checkpoint=checkpoint, phase=phase, purpose=purpose):
-            return f"{purpose} checkpoint {int(checkpoint)}: {phase}"
+            return f"{purpose} checkpoint {number_of(checkpoint)}: {phase}"
         case Move(phase=phase, table=table):
             return f"move to {len(table.servers)} ps: {phase}"
         case _:

@@ -10,7 +10,8 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.checkpoint import CheckpointManifest, is_priority
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.checkpoints import CheckpointFolder
-from emberscale_jobmaster.effects import CallServer, PrepareCall
+from emberscale_jobmaster.effects import CallServer, Effect, PrepareCall, WriteManifest
+from emberscale_jobmaster.events import Event, StorageFailed
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.status import job_status
@@ -178,6 +179,25 @@ def test_a_checkpoint_does_not_wait_for_a_save_that_hangs() -> None:
     assert any(one.is_for_priority for one in driven.job.checkpointings)
     driven.pass_time(BETWEEN)
     assert driven.job.checkpoint > "00000001"
+
+
+def test_a_save_whose_manifest_is_late_ends_with_its_checkpoint() -> None:
+    driven = saving()
+    driven.pass_time(6.2 * BETWEEN)
+    carry_out = driven._carry_out
+
+    def fail_for_the_first(effect: Effect) -> Event | None:
+        if isinstance(effect, WriteManifest) and effect.partial_rows == "00000001":
+            return StorageFailed(now=driven.now, operation=effect.operation, serial=effect.serial, problem="EIO")
+        return carry_out(effect)
+
+    driven._carry_out = fail_for_the_first  # type: ignore[method-assign]  # a fault of some writes only
+    driven.pass_time(3 * BETWEEN)
+    newest = driven.job.checkpoint
+    assert newest > "00000001"
+    assert not any(one.is_for_priority for one in driven.job.checkpointings)
+    driven.pass_time(BETWEEN)
+    assert driven.job.priority.checkpoint == newest
 
 
 def test_a_new_master_knows_of_the_saves() -> None:
