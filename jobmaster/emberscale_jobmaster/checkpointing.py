@@ -149,6 +149,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         weight_bits=weight_bits,
         tracked=mode is not IncrementalMode.FULL and purpose not in _PREFIXES,
         since=_since(state, spec, purpose, weight_bits),
+        after=_saved_last(state) if purpose is CheckpointPurpose.PRIORITY else "",
     )
     state = replace(
         state,
@@ -166,6 +167,11 @@ def _since(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose, w
     if purpose in (CheckpointPurpose.FLASH, CheckpointPurpose.FINAL):
         return ""
     return chains.builds_on(state.chain, spec.checkpoint.incremental, weight_bits)
+
+
+def _saved_last(state: JobState) -> str:
+    """The newest save of priority rows that counts, or else the checkpoint that they complete."""
+    return (state.checkpoint, *state.priority.over(state.checkpoint, state.routing.table.generation))[-1]
 
 
 def _weight_bits(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose) -> int:
@@ -452,7 +458,7 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
                 operation.flash_bytes,
                 operation.weight_bits,
                 operation.tracked,
-                "" if operation.is_for_priority else operation.since,
+                operation.after or operation.since,
             )
 
 

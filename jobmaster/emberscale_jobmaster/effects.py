@@ -62,7 +62,8 @@ class SnapshotCall:
 
     `flash_bytes` is what the server may have in Redis, for a flash checkpoint. `weight_bits` is in how many bits a
     persistent one stores weights; 0: as float32. Of it, only what changed since the one with the id `since` is written;
-    empty: all rows. `tracked`: later ones may build on this one.
+    empty: all rows. `tracked`: later ones may build on this one. Priority rows are chosen by what happened since the
+    checkpoint or save `since`, which is complete.
     """
 
     generation: int

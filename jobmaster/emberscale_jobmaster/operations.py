@@ -212,7 +212,7 @@ class Checkpointing:
     * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
     * `weight_bits`: in which weights are stored; 0: as float32.
     * `tracked`: whether later checkpoints may build on it. `since`: the one on which it builds; empty: none. Priority
-      rows complete that one.
+      rows complete that one, and `after` is the newest save that does so before them, or else that one itself.
     """
 
     id: int
@@ -233,6 +233,7 @@ class Checkpointing:
     weight_bits: int = 0
     tracked: bool = False
     since: str = ""
+    after: str = ""
 
     @property
     def is_flash(self) -> bool:

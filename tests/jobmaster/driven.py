@@ -549,7 +549,7 @@ class Driven:
                 stem, since = f"ps-{server.member.index}/table", self.built_on[checkpoint]
                 path = stem + self.stored[checkpoint]
                 files: tuple[CheckpointFile, ...] = (CheckpointFile(path=path, bytes=10, crc32=1),)
-                if since:
+                if since and not is_priority(checkpoint):
                     base = CheckpointFile(path=stem + self.stored[since], bytes=10, crc32=1, checkpoint=since)
                     files = (base, CheckpointFile(path=path, bytes=self.changed_bytes, crc32=1))
                 return Saved(done=True, written_bytes=10, files=files)

@@ -171,6 +171,22 @@ def test_a_save_that_fails_is_tried_again_and_costs_no_checkpoint() -> None:
     assert driven.job.chain.base == "00000001"
 
 
+def test_servers_are_told_of_the_last_save_that_counts() -> None:
+    driven = saving()
+    driven.pass_time(1.5 * BETWEEN)
+    driven.faults["Saved", 1] = Fault(code="ABORTED")
+    driven.pass_time(2 * BETWEEN)
+    before = {one: since for one, since in driven.built_on.items() if is_priority(one)}
+    assert before == {
+        "priority-00000002": "00000001",
+        "priority-00000003": "priority-00000002",  # which fails
+        "priority-00000004": "priority-00000002",
+    }
+    driven.pass_time(INTERVAL)
+    first = min(driven.job.priority.saves)
+    assert driven.built_on[first] == driven.job.checkpoint
+
+
 def test_a_checkpoint_does_not_wait_for_a_save_that_hangs() -> None:
     driven = saving()
     driven.pass_time(6.5 * BETWEEN)

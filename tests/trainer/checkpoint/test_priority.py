@@ -44,11 +44,13 @@ Contents = dict[tuple[int, int], bytes]
 class Server:
     """A parameter server without a process, which saves its rows below a folder."""
 
-    def __init__(self, folder: Path, priority: RecoveryPriority, owns: Ownership, index: int = 0) -> None:
-        self.folder, self.owned, self.index = folder, owns, index
+    def __init__(
+        self, folder: Path, priority: RecoveryPriority, owns: Ownership, index: int = 0, tracked: bool = False
+    ) -> None:
+        self.folder, self.owned, self.index, self.tracked = folder, owns, index, tracked
         self.tables = TableStore(SPECS, DENSE)
         self.chains, self.priority = ChainWriter(), PriorityWriter(priority)
-        self.number, self.saves = 0, list[str]()
+        self.number, self.saves, self.newest, self.base = 0, list[str](), "", ""
 
     def push(self, keys: Sequence[int], gradient: float = 1.0) -> None:
         mine = np.array([key for key in sorted(keys) if self.owned.buckets[buckets_of(np.array([key]))[0]]], np.int64)
@@ -62,24 +64,32 @@ class Server:
     def share(self) -> Share:
         return Share(self.index, self.owned, AppliedBatches(), 100, owned_rows(self.tables, self.owned))
 
-    def checkpoint(self) -> str:
+    def checkpoint(self, *, fails: bool = False) -> str:
         self.number += 1
         folder = self.folder / f"{self.number:08}"
-        draft = self.chains.begin(self.tables, nullcontext(), self.owned, tracked=False, since="")
-        self.priority.checkpoint_begins(self.tables)
+        since = self.base if self.tracked else ""
+        draft = self.chains.begin(self.tables, nullcontext(), self.owned, tracked=self.tracked, since=since)
+        self.priority.forget(draft.snapshot.retired)
+        self.priority.checkpoint_begins(self.tables, f"{folder}/", whole=draft.before is None)
         seen = self.priority.note
+        if fails:
+            draft.snapshot.give_back()
+            return ""
         files = self.chains.write(draft, self.tables.specs, self.share, str(folder), Work(), seen=seen)
         write_manifest(folder, files, id=folder.name, number=self.number)
-        self.saves = []
+        self.saves, self.newest, self.base = [], folder.name, folder.name
         return str(folder)
 
-    def save(self) -> CheckpointFiles:
+    def save(self, *, counts: bool = True) -> CheckpointFiles:
+        """Saves rows; `counts`: the master learns of it."""
         self.number += 1
         folder = self.folder / f"priority-{self.number:08}"
-        snapshot = self.priority.begin(self.tables, nullcontext())
+        snapshot = self.priority.begin(self.tables, nullcontext(), self.newest)
         files = self.priority.write(snapshot, self.tables.specs, self.share, str(folder), Work())
         write_manifest(folder, files, id=folder.name, number=self.number, partial_rows="00000001", format_version=3)
-        self.saves.append(str(folder))
+        if counts:
+            self.saves.append(str(folder))
+            self.newest = folder.name
         return CheckpointFiles(str(folder))
 
     def contents(self) -> Contents:
@@ -132,6 +142,46 @@ def test_a_checkpoint_saves_all_rows(server: Server) -> None:
     assert keys_in(server.save()) == set()
 
 
+def test_rows_of_a_save_that_does_not_count_come_first_again(server: Server) -> None:
+    for _ in range(6):
+        server.push(range(10, 20))
+    server.save(counts=False)
+    for _ in range(4):
+        server.push(range(30, 40))
+    for _ in range(2):
+        server.push(range(10, 20))
+    if server.priority._priority is not RecoveryPriority.SSU:  # which has another sample
+        assert keys_in(server.save()) == set(range(10, 20))
+        assert keys_in(server.save()) == set(range(30, 40))
+
+
+def test_rows_that_a_checkpoint_was_to_have_that_failed_can_be_saved(server: Server) -> None:
+    for _ in range(6):
+        server.push(range(10, 15))
+    server.save()
+    for _ in range(6):
+        server.push(range(20, 30))
+    server.checkpoint(fails=True)
+    if server.priority._priority is not RecoveryPriority.SSU:  # which has another sample
+        assert set(range(20, 30)) & keys_in(server.save())
+
+
+@pytest.mark.parametrize("priority", [RecoveryPriority.MFU, RecoveryPriority.SCAR])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_what_is_noted_of_rows_goes_with_them(tmp_path: Path, priority: RecoveryPriority, tracked: bool) -> None:
+    server = Server(tmp_path, priority, owned(1, 0), tracked=tracked)
+    for number in range(30):
+        keys = np.arange(100 * number, 100 * number + 100)
+        server.push(keys.tolist())
+        if number % 4:
+            server.save()
+        else:
+            server.checkpoint()
+        for table in range(2):
+            server.tables.retire(table, keys)
+    assert 0 < len(server.priority._saved[0]) <= 500
+
+
 def test_a_table_that_nothing_pushed_has_no_file(tmp_path: Path) -> None:
     server = Server(tmp_path, RecoveryPriority.MFU, owned(1, 0))
     saved = server.save()
@@ -147,7 +197,7 @@ def test_a_server_that_was_in_no_checkpoint_chooses_from_all_rows(tmp_path: Path
 
 def test_a_checkpoint_that_begins_ends_a_save(server: Server) -> None:
     server.push(range(10, 20))
-    snapshot = server.priority.begin(server.tables, nullcontext())
+    snapshot = server.priority.begin(server.tables, nullcontext(), server.newest)
     server.checkpoint()
     with pytest.raises(AbandonedError):
         server.priority.write(snapshot, server.tables.specs, server.share, str(server.folder / "late"), Work())

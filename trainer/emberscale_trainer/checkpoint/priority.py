@@ -7,6 +7,9 @@ checkpoint, by what has happened to them since they were last in a save or a che
 * SSU: those that every second push had. A server keeps as many keys as a save takes, and drops others at random.
 * SCAR: those whose weights changed most, by the L2 norm. A server notes the weights of each row that was saved.
 
+A checkpoint or save that another server, or the master, did not complete counts for nothing: rows that were in it come
+first again.
+
 The paper counts and samples the accesses of samples. A server sees pushes, which have each key of a batch once. Dense
 parameters and sketches are in checkpoints only.
 """
@@ -43,6 +46,8 @@ _KEPT_CHUNKS = 64
 
 Keys = NDArray[np.int64]
 Records = NDArray[np.uint8]
+_Noted = dict[int, tuple[Keys, NDArray[Any]]]
+"""By table, keys [n] of rows, and their values [n, width]."""
 
 
 def has_priority_rows(spec: TableSpec) -> bool:
@@ -58,11 +63,23 @@ class SavedValues:
         self._values: NDArray[Any] = np.zeros((0, width), dtype)
         self._later: list[tuple[Keys, NDArray[Any]]] = []
 
+    def __len__(self) -> int:
+        """Rows of which a value is known."""
+        self._merge()
+        return len(self._keys)
+
     def note(self, keys: Keys, values: NDArray[Any]) -> None:
         """Rows were saved: their keys [n] and values [n, width], which may be overwritten later."""
         self._later.append((keys.copy(), values.copy()))
         if len(self._later) >= _KEPT_CHUNKS:
             self._merge()
+
+    def forget(self, keys: Keys) -> None:
+        """The rows of these keys, int64 [n], were retired: they count as never saved."""
+        if len(keys):
+            self._merge()
+            kept = ~np.isin(self._keys, keys)
+            self._keys, self._values = self._keys[kept], self._values[kept]
 
     def of(self, keys: Keys) -> NDArray[Any]:
         """The values of these keys, [n, width]; zeros for rows that were never saved."""
@@ -146,18 +163,26 @@ class PriorityWriter:
         self._priority = priority
         self._turn = threading.Lock()
         self._followed: weakref.ref[TableStore] | None = None
+        self._counts = ""
+        self._written: tuple[str, _Noted] = ("", {})
+        self._completed: _Noted = {}
         self._saved: dict[int, SavedValues] = {}
         self._sampled: dict[int, SampledKeys] = {}
         self._pushes = 0
 
-    def checkpoint_begins(self, tables: TableStore) -> None:
-        """All rows, or all that changed, are saved as they are now: what changes from now on can be chosen."""
+    def checkpoint_begins(self, tables: TableStore, uri: str, *, whole: bool) -> None:
+        """All rows, or else all that changed, are saved as they are now: what changes from now on can be chosen.
+
+        `uri` is the checkpoint's folder, below which they will be.
+        """
         if self._priority is RecoveryPriority.NONE:
             return
         self._follow(tables)
         tables.untrack(Reader.PRIORITY)
         tables.track(Reader.PRIORITY)
-        self._sampled = {}
+        self._counts, self._written, self._sampled = _id_of(uri), ("", {}), {}
+        if whole:
+            self._saved, self._completed = {}, {}
 
     def _follow(self, tables: TableStore) -> None:
         if self._followed is None or self._followed() is not tables:
@@ -165,11 +190,17 @@ class PriorityWriter:
             self._saved, self._sampled = {}, {}
 
     def note(self, number: int, spec: TableSpec, records: Records) -> None:
-        """Rows of a table, uint8 [n, stride], are in the files of a checkpoint or a save."""
+        """Rows of a table, uint8 [n, stride], are in the files of the checkpoint that began last."""
         if self._priority in (RecoveryPriority.NONE, RecoveryPriority.SSU) or not has_priority_rows(spec):
             return
         with self._turn:
             self._values(number, spec).note(keys_of(records), self._value(spec, records))
+
+    def forget(self, retired: Sequence[Keys]) -> None:
+        """Rows were retired before the checkpoint that begins: their keys, int64 [n], by table."""
+        with self._turn:
+            for number, saved in self._saved.items():
+                saved.forget(retired[number])
 
     def pushed(self, tables: TableStore, counts: NDArray[np.uint32], keys: Keys) -> None:
         """A push had these keys, int64 [n], `counts` of them for each table of a request in turn."""
@@ -188,16 +219,29 @@ class PriorityWriter:
                 sampled.add(keys[first : first + count], _most(rows[spec.name]))
             first += count
 
-    def begin(self, tables: TableStore, lock: Lock) -> Snapshot:
+    def begin(self, tables: TableStore, lock: Lock, since: str) -> Snapshot:
         """The rows that changed since the last checkpoint; all, of a server that has taken part in none.
 
-        To be called within a barrier. Raises MemoryError.
+        `since` is the id of the checkpoint or save that was completed last: nothing else that was written after it
+        counts, and where a checkpoint did not, all rows may have changed. To be called within a barrier. Raises
+        MemoryError.
         """
         self._follow(tables)
+        self._count(tables, since)
         try:
             return tables.take(Reader.PRIORITY, lock)
         except ValueError:
             return tables.snapshot(Reader.PRIORITY, lock)
+
+    def _count(self, tables: TableStore, since: str) -> None:
+        """Rows count as saved as of `since`."""
+        (save, noted), self._written = self._written, ("", {})
+        if save == since:
+            self._completed = noted
+        elif self._counts != since:
+            self._saved, self._completed = {}, {}
+            tables.untrack(Reader.PRIORITY)
+        self._counts = since
 
     def write(
         self, snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work
@@ -207,6 +251,10 @@ class PriorityWriter:
         What the snapshot took is given back: a row that is left out now may come first next time. Raises
         StorageUnreachableError and AbandonedError.
         """
+        completed, self._completed = self._completed, {}
+        with self._turn:
+            for number, (keys, values) in completed.items():
+                self._values(number, specs[number]).note(keys, values)
         chosen: dict[int, Records] = {}
         try:
             for number, spec in enumerate(specs):
@@ -217,8 +265,11 @@ class PriorityWriter:
         finally:
             snapshot.give_back()
         written = write_rows(uri, specs, share, chosen, work)
-        for number, records in chosen.items():
-            self.note(number, specs[number], records)
+        noted: _Noted = {}
+        if self._priority is not RecoveryPriority.SSU:
+            for number, records in chosen.items():
+                noted[number] = keys_of(records).copy(), self._value(specs[number], records).copy()
+        self._written = (_id_of(uri), noted)
         return written
 
     def _chosen(self, snapshot: Snapshot, number: int, spec: TableSpec, share: Share) -> Records:
@@ -258,6 +309,11 @@ class PriorityWriter:
             weights: NDArray[Any] = fields["weights"]
             return weights
         return fields["pushes"].reshape(-1, 1)
+
+
+def _id_of(uri: str) -> str:
+    """The id of the checkpoint or save in a folder."""
+    return uri.rstrip("/").rpartition("/")[2]
 
 
 def _most(rows: int) -> int:

@@ -287,14 +287,14 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         kind = _kind_of(request.uri)
         if kind is _Kind.PRIORITY:
             priority = self._priority or PriorityWriter(RecoveryPriority.NONE)
-            rows = priority.begin(tables, lock)
+            rows = priority.begin(tables, lock, request.since)
             return rows, lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
         if kind is _Kind.PERSISTENT:
             draft = self._chain_writer.begin(
                 tables, lock, self._state.owned, tracked=request.tracked, since=request.since
             )
             if self._priority is not None:
-                self._priority.checkpoint_begins(tables)
+                self._priority.checkpoint_begins(tables, request.uri, whole=draft.before is None)
             return draft.snapshot, partial(self._write_chain, draft, request)
         writer = self._flash_writer
         if writer is None:
@@ -310,7 +310,10 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         share: Share,
         work: Work,
     ) -> list[CheckpointFile]:
-        seen = None if self._priority is None else self._priority.note
+        seen = None
+        if self._priority is not None:
+            seen = self._priority.note
+            self._priority.forget(draft.snapshot.retired)
         files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits, seen)
         trim_heap()
         return files
