@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -200,12 +201,26 @@ def test_killing_all_leaves_none(make_backend: MakeBackend) -> None:
 def test_a_request_to_kill_names_one_process_and_is_taken_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.make()
-    assert KillRequest.take(folder) is None
-    KillRequest("worker-0", "1-abc").ask(folder)
-    request = unwrap(KillRequest.take(folder))
-    assert KillRequest.take(folder) is None
-    instances = {
-        name: Instance(WORKER, InstanceState.RUNNING, Resources(), 0.0, name=name) for name in ("1-abc", "2-abc")
-    }
-    assert [name for name, instance in instances.items() if request.names(instance)] == ["1-abc"]
-    assert not request.names(Instance(InstanceId(Role.PS, 0, 1), InstanceState.RUNNING, Resources(), 0.0, name="1-abc"))
+    instance = Instance(WORKER, InstanceState.RUNNING, Resources(), 0.0, name="1-abc")
+    others = (
+        replace(instance, name="2-abc"),
+        replace(instance, id=InstanceId(Role.PS, 0, 1)),
+        replace(instance, state=InstanceState.EXITED),
+    )
+    assert KillRequest.take(folder, [instance]) is None
+    request = KillRequest("worker-0", "1-abc")
+    request.ask(folder)
+    assert KillRequest.take(folder, [*others, instance]) == instance
+    assert KillRequest.take(folder, [instance]) is None
+    assert not request.take_back(folder), "it was taken"
+
+
+def test_a_request_to_kill_who_is_not_there_stays_until_it_is_taken_back(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.make()
+    instance = Instance(WORKER, InstanceState.RUNNING, Resources(), 0.0, name="1-abc")
+    request = KillRequest("worker-0", "2-abc")
+    request.ask(folder)
+    assert KillRequest.take(folder, [instance]) is None
+    assert request.take_back(folder)
+    assert KillRequest.take(folder, [replace(instance, name="2-abc")]) is None

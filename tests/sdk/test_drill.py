@@ -17,7 +17,9 @@ from emberscale import _drill
 from emberscale._cli import app
 from emberscale._commands.drill import rehearse
 from emberscale._drill import Look
+from emberscale._run.drilling import DrilledRun
 from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import (
     Condition,
     ConditionType,
@@ -30,6 +32,7 @@ from emberscale_api.job.status import (
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from emberscale_operator.local import KillRequest, RunFolder
+from emberscale_operator.machine import Instance, InstanceId, InstanceState, Resources
 
 __all__ = ["held"]
 
@@ -264,6 +267,10 @@ class Master(MasterServicer):
         self.folder = folder
         self.samples = 0
         self.taken: list[KillRequest] = []
+        self.instances = [
+            Instance(InstanceId(Role.PS, index, 1), InstanceState.RUNNING, Resources(), 0.0, name=f"{index}-abc")
+            for index in range(2)
+        ]
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:
         self.samples += 100
@@ -303,9 +310,8 @@ def taking(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(request: KillRequest, folder: RunFolder) -> None:
         ask(request, folder)
-        taken = KillRequest.take(folder)
-        assert taken is not None
-        master.taken.append(taken)
+        if KillRequest.take(folder, master.instances) is not None:
+            master.taken.append(request)
 
     monkeypatch.setattr(KillRequest, "ask", asked)
 
@@ -340,5 +346,22 @@ def test_a_wrong_name_without_a_cluster_says_where_it_looked(tmp_path: Path, mon
 def test_a_run_that_does_not_answer_kills_nobody(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emberscale._run.drilling._TAKEN_SECONDS", 0.0)
     code, output = drill(held, "--kill", "ps-1", "--before", 0)
-    assert (code, "its `emberscale run` does not answer; nothing was killed" in output) == (2, True)
+    assert (code, "its `emberscale run` does not answer, or ps-1 ended by itself; nothing was" in output) == (2, True)
     assert not RunFolder(held).kill_request.exists()
+
+
+@pytest.mark.usefixtures("taking")
+def test_a_server_that_was_replaced_meanwhile_is_not_told_of_as_killed(
+    held: Path, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberscale._run.drilling._TAKEN_SECONDS", 0.0)
+    master.instances[1] = replace(master.instances[1], name="1-def")
+    code, output = drill(held, "--kill", "ps-1", "--before", 0)
+    assert (code, "nothing was killed" in output, master.taken) == (2, True, [])
+
+
+@pytest.mark.usefixtures("master")
+def test_two_drills_do_not_kill_two_servers(held: Path) -> None:
+    with DrilledRun(held):
+        code, output = drill(held, "--kill", "ps-1", "--before", 0)
+    assert (code, "another drill is under way; try again once it is over" in output) == (2, True)

@@ -111,10 +111,9 @@ class LocalBackend:
         Raises UnavailableError if the job's own Redis does not start.
         """
         instances = self._processes.observe(now)
-        request = KillRequest.take(self._folder)
-        for instance in instances:
-            if request is not None and request.names(instance):
-                self._processes.kill(instance.id)
+        unwanted = KillRequest.take(self._folder, instances)
+        if unwanted is not None:
+            self._processes.kill(unwanted.id)
         if self._stop.kill or (self._standing.rests and not instances):
             return None
         if self._redis is not None:

@@ -53,6 +53,11 @@ class RunFolder:
         return self.state / "kill"
 
     @property
+    def drill(self) -> Path:
+        """A file that is locked while a loss is rehearsed on the run."""
+        return self.state / "drill"
+
+    @property
     def sockets(self) -> Path:
         """A link to the folder with the job's Unix sockets, while there is one."""
         return self.state / "sockets"

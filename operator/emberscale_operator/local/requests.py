@@ -2,18 +2,17 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import structlog
 from pydantic import ValidationError
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
 from emberscale_operator.local.folder import RunFolder, write_private
-from emberscale_operator.machine import Instance
+from emberscale_operator.machine import Instance, InstanceState
 
 _log = structlog.get_logger()
 
@@ -98,22 +97,37 @@ class KillRequest:
     incarnation: str
 
     def ask(self, folder: RunFolder) -> None:
-        """Leaves the request where the run looks for it; the file is gone once it was taken. Raises OSError."""
+        """Leaves the request where the run looks for it, in place of an earlier one; the file goes once it is taken.
+
+        Raises OSError.
+        """
         beside = folder.kill_request.with_suffix(".new")
         write_private(beside, f"{self.member} {self.incarnation}")
         beside.replace(folder.kill_request)
 
     @classmethod
-    def take(cls, folder: RunFolder) -> Self | None:
-        """Returns the request in a run's folder, and removes it; None if there is none."""
+    def take(cls, folder: RunFolder, instances: Sequence[Instance]) -> Instance | None:
+        """Returns the one of these processes that is to die, and removes the request; None if there is none.
+
+        A request for a process that is not there stays, until whoever asked takes it back: nothing was killed.
+        """
         try:
             member, _, incarnation = folder.kill_request.read_text(encoding="utf-8").partition(" ")
         except FileNotFoundError:
             return None
-        with suppress(FileNotFoundError):
-            folder.kill_request.unlink()
-        return cls(member, incarnation)
+        request = cls(member, incarnation)
+        named = next((one for one in instances if request._names(one)), None)
+        return named if named is not None and request.take_back(folder) else None
 
-    def names(self, instance: Instance) -> bool:
-        """Whether it asks for this one, and not for another process of the same member."""
-        return (instance.id.member, instance.name) == (self.member, self.incarnation)
+    def take_back(self, folder: RunFolder) -> bool:
+        """Removes the request; returns whether it was still there. Whoever removes it decides about the process."""
+        try:
+            folder.kill_request.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _names(self, instance: Instance) -> bool:
+        """Whether it asks for this one, which lives, and not for another process of the same member."""
+        lives = instance.state is not InstanceState.EXITED
+        return lives and (instance.id.member, instance.name) == (self.member, self.incarnation)

@@ -1,5 +1,7 @@
 """The loss of a parameter server of a run under way on this machine, as `emberscale drill` rehearses it."""
 
+import fcntl
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +25,10 @@ _POLL_SECONDS = 0.02
 
 
 class DrilledRun:
-    """The run under way in a folder. Raises InvalidError if none is."""
+    """The run under way in a folder, on which nobody else rehearses anything.
+
+    Raises InvalidError if none is, or if somebody does.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -33,6 +38,12 @@ class DrilledRun:
             token = self._folder.operator_token.read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}") from error
+        self._lock = os.open(self._folder.drill, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise InvalidError(f"{root}: another drill is under way; try again once it is over") from error
         self._channel = open_channel(address, token)
         self._stub: MasterStub = MasterStub(self._channel)
         self._incarnations: dict[int, str] = {}
@@ -44,6 +55,7 @@ class DrilledRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
+        os.close(self._lock)
 
     def look(self) -> Look:
         """Asks the master. Raises UnavailableError if it does not answer, and InvalidError once the run is over."""
@@ -61,16 +73,22 @@ class DrilledRun:
     def kill(self, index: int) -> float:
         """Has the run kill the server that was seen last under this index; returns when, on the clock of `look`.
 
-        Raises UnavailableError where nobody does.
+        Raises UnavailableError where nobody does, and InvalidError once the run is over.
         """
         request = KillRequest(f"ps-{index}", self._incarnations[index])
-        request.ask(self._folder)
         deadline = time.monotonic() + _TAKEN_SECONDS
-        while self._folder.kill_request.exists():
-            if time.monotonic() > deadline:
-                self._folder.kill_request.unlink(missing_ok=True)
-                raise UnavailableError(f"{self._root}: its `emberscale run` does not answer; nothing was killed")
-            time.sleep(_POLL_SECONDS)
+        try:
+            request.ask(self._folder)
+            while self._folder.kill_request.exists() and time.monotonic() <= deadline:
+                time.sleep(_POLL_SECONDS)
+        finally:
+            is_left = request.take_back(self._folder)
+        if is_left:
+            folder_under_way(self._root)
+            raise UnavailableError(
+                f"{self._root}: its `emberscale run` does not answer, or {request.member} ended by itself; nothing was "
+                "killed"
+            )
         return time.monotonic()
 
 
