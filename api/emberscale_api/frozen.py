@@ -31,5 +31,10 @@ def _plain_fields(cls: type[Any]) -> int:
     """Returns the number of fields of a dataclass whose `__init__` only sets them; 0 for any other class."""
     if hasattr(cls, "__post_init__") or any(getattr(base, "__slots__", ()) for base in cls.__mro__):
         return 0
-    fields = dataclasses.fields(cls)
-    return len(fields) if all(field.init for field in fields) else 0
+    fields, init = dataclasses.fields(cls), getattr(cls.__init__, "__code__", None)
+    if init is None or init.co_filename != "<string>":  # where the code is that dataclasses generate
+        return 0
+    if any("__new__" in vars(base) for base in cls.__mro__[:-1]):
+        return 0
+    only_sets = init.co_argcount + init.co_kwonlyargcount == 1 + len(fields)  # an InitVar is one more
+    return len(fields) if only_sets and all(field.init for field in fields) else 0

@@ -1,10 +1,12 @@
 """Copies of frozen dataclasses: as those of the standard library, whatever the class computes."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
+import pydantic.dataclasses
 import pytest
 
 from emberscale_api.frozen import replace
@@ -47,7 +49,41 @@ class Computing:
         return 2 * self.one
 
 
-@pytest.mark.parametrize("instance", [Plain(2, (3,), {"a": 1}), Slotted(2), Checked(2), Derived(2), Computing(2)])
+class Initialised(Plain):
+    def __init__(self, one: int = 1) -> None:
+        if one < 0:
+            raise ValueError("one must not be negative")
+        super().__init__(one)
+
+
+@dataclass(frozen=True)
+class Made(Plain):
+    def __new__(cls, one: int = 1, *_: Any, **__: Any) -> "Made":
+        if one < 0:
+            raise ValueError("one must not be negative")
+        return super().__new__(cls)
+
+
+@dataclass(frozen=True)
+class Given:
+    one: int
+    other: InitVar[int]
+
+
+@dataclass(frozen=True)
+class FailedError(Exception):
+    one: int = 1
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class Validated:
+    one: Annotated[int, pydantic.Field(ge=0)] = 1
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [Plain(2, (3,), {"a": 1}), Slotted(2), Checked(2), FailedError(2), Validated(2), Derived(2), Computing(2)],
+)
 def test_a_copy_is_that_of_the_standard_library(instance: Any) -> None:
     copy = replace(instance, one=5)
     assert copy == dataclasses.replace(instance, one=5)
@@ -61,9 +97,18 @@ def test_a_copy_computes_anew() -> None:
     assert replace(before, one=3).twice == 6
 
 
-def test_a_copy_is_checked() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        replace(Checked(), one=-1)
+@pytest.mark.parametrize("instance", [Checked(), Made(), Validated()])
+def test_a_copy_is_checked(instance: Any) -> None:
+    with pytest.raises(ValueError, match=r"negative|greater than or equal to 0"):
+        replace(instance, one=-1)
+
+
+def test_a_copy_is_made_by_an_initialiser_of_its_own() -> None:
+    with pytest.raises(TypeError, match="many"):  # as the standard library, which gives it all fields
+        replace(Initialised(), one=5)
+    with pytest.raises(ValueError, match="other"):
+        replace(Given(1, 2), one=5)  # type: ignore[call-arg]  # which is the point
+    assert replace(Given(1, 2), one=5, other=3) == Given(5, 3)
 
 
 @pytest.mark.parametrize("instance", [Plain(), Checked(), Computing()])
