@@ -46,6 +46,10 @@ class CheckpointFolder:
         """Ids of all checkpoints, oldest first, whether complete or not."""
         return self._names(_ID)
 
+    def newest_number(self) -> int:
+        """The largest number in the name of a checkpoint or a save of priority rows, complete or not; 0 without any."""
+        return max(map(number_of, [*self.folders(), *self._names(_SAVE)]), default=0)
+
     def _names(self, form: re.Pattern[str]) -> list[str]:
         """The names of folders of a form, ascending."""
         self._filesystem.invalidate_cache()

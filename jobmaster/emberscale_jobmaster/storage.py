@@ -161,7 +161,7 @@ class CheckpointStorage:
             return self._found(effect, _source(flash), damaged, "", 0)
         if self._folder is None:
             return self._started(effect, flash, number)
-        newest = max([number, *map(int, self._folder.folders())])
+        newest = max(number, self._folder.newest_number())
         source, problem, complete = None, "", self._folder.complete()
         for identifier in reversed(complete):
             if flash is not None and int(identifier) < flash.number:

@@ -160,6 +160,16 @@ def test_the_newest_sound_checkpoint_is_found_and_damaged_ones_are_named(stored:
     assert (unwrap(found.source).checkpoint, found.newest, list(found.damaged)) == ("00000002", 4, ["00000003"])
 
 
+def test_a_save_of_priority_rows_counts_for_the_newest_number_and_is_no_checkpoint(stored: Stored) -> None:
+    complete(stored.folder, "00000001")
+    filesystem, path = fsspec.core.url_to_fs("moody://checkpoints/priority-00000007")
+    filesystem.makedirs(path)
+    stored.storage.start(FindCheckpoint(operation=1, serial=1, refused=()))
+    found = stored.event()
+    assert isinstance(found, CheckpointFound)
+    assert (unwrap(found.source).checkpoint, found.newest) == ("00000001", 7)
+
+
 def test_a_manifest_reads_back_with_everything_that_the_master_knew(stored: Stored) -> None:
     stored.storage.start(write("00000007"))
     stored.event()
