@@ -24,9 +24,9 @@ from emberscale_trainer.checkpoint import (
     read_records,
 )
 from emberscale_trainer.checkpoint.files import PartitionFile
-from emberscale_trainer.checkpoint.priority import SampledKeys, SavedValues
+from emberscale_trainer.checkpoint.priority import First, SampledKeys, SavedValues
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
+from emberscale_trainer.table import DensePieces, Reader, RowLayout, TableStore, keys_of
 from master_stand_in import owned, write_manifest
 from snapshots import all_records_of
 
@@ -281,6 +281,24 @@ def test_the_value_of_a_row_is_the_one_that_was_noted_last(notes: list[list[int]
         saved.note(np.array(keys, np.int64), np.full((len(keys), 1), number, np.uint32))
         expected |= dict.fromkeys(keys, number)
     assert saved.of(np.arange(10, dtype=np.int64))[:, 0].tolist() == [*expected.values()]
+
+
+@given(st.integers(0, 2500), st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 99))
+def test_the_records_with_the_highest_scores_are_kept_in_little_more_memory(
+    most: int, sizes: list[int], seed: int
+) -> None:
+    layout, random = RowLayout.of(SPECS[0]), np.random.default_rng(seed)
+    first, given_scores = First(most, layout), np.zeros(0)
+    for size in sizes:
+        scores = random.integers(-2, 50, size).astype(np.float64)
+        records = layout.empty(size)
+        layout.fields(records)["weights"][:, 0] = scores
+        first.add(records, scores)
+        given_scores = np.concatenate([given_scores, scores])
+    expected = np.sort(given_scores[given_scores > 0])[::-1][:most]
+    kept = layout.fields(np.ascontiguousarray(first.records()))["weights"][:, 0]
+    assert np.sort(kept)[::-1].tolist() == expected.tolist()
+    assert len(first._records) <= most + max(1024, most // 8)
 
 
 def test_a_sample_keeps_so_many_keys_and_begins_anew() -> None:

@@ -44,6 +44,9 @@ SAMPLED_EVERY = 2
 _KEPT_CHUNKS = 64
 """Chunks of noted values, or of sampled keys, that are merged at once."""
 
+_LEAST_ROOM = 1024
+"""Records for which there is room beyond those that are kept."""
+
 Keys = NDArray[np.int64]
 Records = NDArray[np.uint8]
 _Noted = dict[int, tuple[Keys, NDArray[Any]]]
@@ -124,33 +127,46 @@ class SampledKeys:
         return listed if len(listed) <= most else np.sort(self._random.choice(listed, most, replace=False))
 
 
-class _First:
-    """The records with the highest positive scores, of chunks that come one after another."""
+class First:
+    """The records with the highest positive scores, of chunks that come one after another.
+
+    They take the memory of `most` records, and an eighth more.
+    """
 
     def __init__(self, most: int, layout: RowLayout) -> None:
         self._most = most
-        self._records = [layout.empty(0)]
-        self._scores = [np.zeros(0, np.float64)]
+        room = most + max(_LEAST_ROOM, most // 8)
+        self._records, self._scores = layout.empty(room), np.zeros(room, np.float64)
+        self._count = 0
 
     def add(self, records: Records, scores: NDArray[np.float64]) -> None:
         """Records, uint8 [n, stride], which may be overwritten later, and their scores, float64 [n]."""
-        chosen = scores > 0
-        self._records.append(records[chosen])
-        self._scores.append(scores[chosen])
-        if sum(map(len, self._scores)) > 2 * self._most:
-            self._reduce()
+        room = len(self._scores)
+        chosen = np.flatnonzero(scores > 0)
+        while len(chosen):
+            if self._count == room:
+                self._reduce()
+            some, chosen = np.split(chosen, [room - self._count])
+            end = self._count + len(some)
+            self._records[self._count : end], self._scores[self._count : end] = records[some], scores[some]
+            self._count = end
 
     def _reduce(self) -> None:
-        records, scores = np.concatenate(self._records), np.concatenate(self._scores)
-        if len(scores) > self._most:
-            best = np.argpartition(scores, len(scores) - self._most)[len(scores) - self._most :]
-            records, scores = records[best], scores[best]
-        self._records, self._scores = [records], [scores]
+        """Moves the best ones to the front, without a copy of all."""
+        most, count = self._most, self._count
+        if count <= most:
+            return
+        best = np.argpartition(self._scores[:count], count - most - 1)[count - most :]
+        is_kept = np.zeros(count, np.bool_)
+        is_kept[best] = True
+        places, late = np.flatnonzero(~is_kept[:most]), most + np.flatnonzero(is_kept[most:])
+        self._records[places], self._scores[places] = self._records[late], self._scores[late]
+        self._count = most
 
     def records(self) -> Records:
         """Those with the highest scores, in no particular order."""
         self._reduce()
-        return self._records[0]
+        return self._records[: self._count]
 
 
 class PriorityWriter:
@@ -275,7 +291,7 @@ class PriorityWriter:
     def _chosen(self, snapshot: Snapshot, number: int, spec: TableSpec, share: Share) -> Records:
         """The rows of one table that come first, uint8 [n, stride]."""
         most = _most(share.rows[number])
-        first = _First(most, RowLayout.of(spec))
+        first = First(most, RowLayout.of(spec))
         sampled = self._sampled.pop(number).take(most) if number in self._sampled else np.zeros(0, np.int64)
         for records in snapshot.read(number):
             owned = records[share.owned.among(keys_of(records), dense=False)]

@@ -30,6 +30,7 @@ from emberscale_trainer.table import (
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def write_rows(
     for number, spec in enumerate(specs):
         records = chosen.get(number, RowLayout.of(spec).empty(0))
         suffix = RowEncoding.to_write(spec, 0).suffix
-        parts = enumerate(parts_of([records], _PART_BYTES))
+        chunks = np.array_split(records, 1 + records.nbytes // _CHUNK_BYTES)
+        parts = enumerate(parts_of(chunks, _PART_BYTES))
         names = [folder.write(f"{_stem(spec)}-{part}{suffix}", content) for part, content in parts]
         tables.append(TablePart.of(spec, names, len(records)))
     partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
