@@ -52,6 +52,11 @@ def is_flash(checkpoint: str) -> bool:
     return checkpoint.startswith(FLASH_PREFIX)
 
 
+def id_in(uri: str) -> str:
+    """The id of the checkpoint, or of the save of priority rows, whose folder this is."""
+    return uri.rstrip("/").rpartition("/")[2]
+
+
 def number_of(checkpoint: str) -> int:
     """The number in the id of a checkpoint of either tier, or of priority rows: a later one has a larger number."""
     return int(checkpoint.rpartition("-")[2])

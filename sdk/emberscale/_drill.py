@@ -93,8 +93,7 @@ class DrillReport:
 def look_at_job(status: TrainingJobStatus, at: float) -> Look:
     """What the status of a TrainingJob says."""
     progress = status.progress or Progress()
-    conditions = {condition.type: condition for condition in status.conditions}
-    protected, rebuilds = conditions.get(ConditionType.PROTECTED), progress.rebuilds or Rebuilds()
+    protected, rebuilds = status.condition(ConditionType.PROTECTED), progress.rebuilds or Rebuilds()
     return Look(
         at=at,
         phase=status.phase,

@@ -1,19 +1,16 @@
 """`emberscale submit|status|logs|suspend|resume|delete`, and the Python client beneath them, on a cluster."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from cluster import RECORDS, Job, Place, assert_exact, eventually, find, manifest, run
+from cluster import COMMAND, RECORDS, Job, Place, assert_exact, eventually, find, manifest, run
 from emberscale import JobNotFoundError, TrainingJobClient
 from emberscale_api.job import parse_manifest
 from emberscale_api.job.status import JobPhase
 
 pytestmark = pytest.mark.timeout(1500)
-
-COMMAND = Path(sys.executable).with_name("emberscale")
 
 
 def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
 """Nodes are drained under training: rows leave parameter servers ahead of their eviction, and nothing rolls back."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from cluster import RECORDS, Job, Place, assert_exact, eventually, get, kubectl, manifest, run, submit
+from cluster import COMMAND, RECORDS, Job, Place, assert_exact, eventually, get, kubectl, manifest, run, submit
 
-COMMAND = Path(sys.executable).with_name("emberscale")
 EPOCHS = 100
 """So that the job outlasts both drains."""
 

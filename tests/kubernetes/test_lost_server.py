@@ -1,18 +1,15 @@
 """A parameter server's pod dies, and the job goes on without a roll-back: by parity, or with some batches forgotten."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import Job, Place, assert_exact, assert_exact_so_far, audit, eventually, manifest, run, submit
+from cluster import COMMAND, Job, Place, assert_exact, assert_exact_so_far, audit, eventually, manifest, run, submit
 from faults import ProcessKiller
 
 pytestmark = pytest.mark.timeout(1500)
 
-COMMAND = Path(sys.executable).with_name("emberscale")
 EPOCHS = 1000
 """So that the job outlasts its loss on any machine."""
 INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8, "keep": 100}

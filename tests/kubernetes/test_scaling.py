@@ -1,17 +1,14 @@
 """Changes of shape of a running job: rows move while training goes on, and what cannot be had is taken back."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import RECORDS, Job, Place, assert_exact, eventually, kubectl, manifest, run, submit
+from cluster import COMMAND, RECORDS, Job, Place, assert_exact, eventually, kubectl, manifest, run, submit
 
 pytestmark = pytest.mark.timeout(900)
 
-COMMAND = Path(sys.executable).with_name("emberscale")
 EPOCHS = 40
 """So that an edited job goes on until what the edit does was seen."""
 MOVE = ["PlannedScaling", "StartedMembers", "CopiedRows", "HeldPushes", "SwitchedServers"]

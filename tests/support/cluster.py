@@ -4,12 +4,17 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+COMMAND = Path(sys.executable).with_name("emberscale")
+"""The command line beside this Python."""
 
 IMAGE = "EMBERSCALE_E2E_IMAGE"
 NEXT_IMAGE = "EMBERSCALE_E2E_NEXT_IMAGE"

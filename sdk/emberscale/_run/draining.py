@@ -4,11 +4,10 @@ from pathlib import Path
 
 import grpc
 
-from emberscale._run.scaling import BETWEEN_LAUNCHES, folder_under_way
+from emberscale._run.scaling import folder_under_way, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.token import open_channel
 
 _CALL_SECONDS = 20.0
 _REASON = "`emberscale drain`"
@@ -20,13 +19,7 @@ def drain_run(root: Path, index: int) -> None:
     Raises InvalidError with the reason where the server cannot be drained, and UnavailableError if the master does
     not answer.
     """
-    folder = folder_under_way(root)
-    try:
-        address = folder.master_address.read_text(encoding="utf-8")
-        token = folder.operator_token.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}") from error
-    with open_channel(address, token) as channel:
+    with open_master(root, folder_under_way(root)) as channel:
         stub: MasterStub = MasterStub(channel)
         try:
             _replace(stub, index)

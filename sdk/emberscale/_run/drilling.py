@@ -10,13 +10,12 @@ from typing import Self
 import grpc
 
 from emberscale._drill import Look
-from emberscale._run.scaling import BETWEEN_LAUNCHES, folder_under_way
+from emberscale._run.scaling import folder_under_way, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import phase_from_wire
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local import KillRequest
 
 _CALL_SECONDS = 5.0
@@ -33,18 +32,14 @@ class DrilledRun:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._folder = folder_under_way(root)
-        try:
-            address = self._folder.master_address.read_text(encoding="utf-8")
-            token = self._folder.operator_token.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}") from error
+        self._channel = open_master(root, self._folder)
         self._lock = os.open(self._folder.drill, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
+            self._channel.close()
             raise InvalidError(f"{root}: another drill is under way; try again once it is over") from error
-        self._channel = open_channel(address, token)
         self._stub: MasterStub = MasterStub(self._channel)
         self._incarnations: dict[int, str] = {}
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.checkpoint import PRIORITY_SHARE, CheckpointFile
+from emberscale_api.checkpoint import PRIORITY_SHARE, CheckpointFile, id_in
 from emberscale_api.job import RecoveryPriority, TableSpec
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.checkpoint.writer import Share, write_rows
@@ -196,7 +196,7 @@ class PriorityWriter:
         self._follow(tables)
         tables.untrack(Reader.PRIORITY)
         tables.track(Reader.PRIORITY)
-        self._counts, self._written, self._sampled = _id_of(uri), ("", {}), {}
+        self._counts, self._written, self._sampled = id_in(uri), ("", {}), {}
         if whole:
             self._saved, self._completed = {}, {}
 
@@ -285,7 +285,7 @@ class PriorityWriter:
         if self._priority is not RecoveryPriority.SSU:
             for number, records in chosen.items():
                 noted[number] = keys_of(records).copy(), self._value(specs[number], records).copy()
-        self._written = (_id_of(uri), noted)
+        self._written = (id_in(uri), noted)
         return written
 
     def _chosen(self, snapshot: Snapshot, number: int, spec: TableSpec, share: Share) -> Records:
@@ -325,11 +325,6 @@ class PriorityWriter:
             weights: NDArray[Any] = fields["weights"]
             return weights
         return fields["pushes"].reshape(-1, 1)
-
-
-def _id_of(uri: str) -> str:
-    """The id of the checkpoint or save in a folder."""
-    return uri.rstrip("/").rpartition("/")[2]
 
 
 def _most(rows: int) -> int:

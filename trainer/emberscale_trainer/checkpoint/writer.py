@@ -13,7 +13,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
-from emberscale_api.checkpoint import CheckpointFile
+from emberscale_api.checkpoint import CheckpointFile, id_in
 from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.encoding import RowEncoding
 from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, PartitionFile, TablePart
@@ -121,7 +121,7 @@ def write_part(
     except BaseException:
         snapshot.give_back()
         raise
-    link = Link(uri.rstrip("/").rpartition("/")[2], tuple(names), tuple(rows_of_all), left_out)
+    link = Link(id_in(uri), tuple(names), tuple(rows_of_all), left_out)
     return [*earlier, *folder.written], link
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import grpc
 import structlog
 
-from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, is_flash, is_priority
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, id_in, is_flash, is_priority
 from emberscale_api.job import FaultToleranceStrategy, RecoveryPriority, TableSpec, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
@@ -111,7 +111,7 @@ def _kind_of(uri: str) -> _Kind:
     """The kind of what is saved in this folder, or under this id of a flash checkpoint."""
     if is_flash(uri):
         return _Kind.FLASH
-    return _Kind.PRIORITY if is_priority(uri.rstrip("/").rpartition("/")[2]) else _Kind.PERSISTENT
+    return _Kind.PRIORITY if is_priority(id_in(uri)) else _Kind.PERSISTENT
 
 
 _Write = Callable[[Sequence[TableSpec], Share, Work], list[CheckpointFile]]
