@@ -244,12 +244,14 @@ def on_applied(
 
 def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Saved, now: float) -> JobState:
     """Handles a server's progress in writing its snapshot."""
-    before = operation.written.get(server, -1)
+    written, examined = operation.written.get(server, -1), operation.examined.get(server, 0)
+    gets_on = answer.done or answer.written_bytes > written or answer.examined_rows > examined
     operation = replace(
         answered(operation, server),
-        written={**operation.written, server: max(answer.written_bytes, before)},
+        written={**operation.written, server: max(answer.written_bytes, written)},
+        examined={**operation.examined, server: max(answer.examined_rows, examined)},
         problems={**operation.problems, server: answer.problem},
-        deadline=now + SAVE_SECONDS if answer.done or answer.written_bytes > before else operation.deadline,
+        deadline=now + SAVE_SECONDS if gets_on else operation.deadline,
     )
     if not answer.done:
         return state.asking(operation, server)

@@ -229,12 +229,16 @@ class AppliedReport:
 
 @dataclass(frozen=True)
 class Saved:
-    """Answers `SavedCall`: the files if `done`, or the progress and the problem that is being retried."""
+    """Answers `SavedCall`: the files if `done`, or the progress and the problem that is being retried.
+
+    `examined_rows` are those among which priority rows were chosen so far.
+    """
 
     done: bool
     written_bytes: int = 0
     problem: str = ""
     files: tuple[CheckpointFile, ...] = ()
+    examined_rows: int = 0
 
 
 @dataclass(frozen=True)

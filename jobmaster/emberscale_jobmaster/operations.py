@@ -207,7 +207,7 @@ class Checkpointing:
     * `began_at`, `deadline`: seconds of the job's clock; it has failed at the deadline unless it gets on before.
     * `barrier`: how far all servers agree; it also names the snapshot.
     * `held_seconds`: for how long pushes were held.
-    * `written`, `problems`, `files`: each server's report on its snapshot.
+    * `written`, `examined`, `problems`, `files`: each server's report on its snapshot.
     * `again_at`: when a server, or the folder, is asked again whose last call failed.
     * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
     * `weight_bits`: in which weights are stored; 0: as float32.
@@ -234,6 +234,7 @@ class Checkpointing:
     tracked: bool = False
     since: str = ""
     after: str = ""
+    examined: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_flash(self) -> bool:

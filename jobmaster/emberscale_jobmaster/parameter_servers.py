@@ -222,7 +222,7 @@ def _saved(reply: pb.GetSavedReply) -> Saved:
         CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32, checkpoint=file.checkpoint)
         for file in reply.files
     )
-    return Saved(reply.done, reply.written_bytes, reply.problem, files)
+    return Saved(reply.done, reply.written_bytes, reply.problem, files, reply.examined_rows)
 
 
 def _nothing(_: pb.ResumeReply | pb.AbandonReply) -> AppliedReport:

@@ -10,8 +10,8 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.checkpoint import CheckpointManifest, is_priority
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.checkpoints import CheckpointFolder
-from emberscale_jobmaster.effects import CallServer, Effect, PrepareCall, WriteManifest
-from emberscale_jobmaster.events import Event, StorageFailed
+from emberscale_jobmaster.effects import CallServer, Effect, PrepareCall, SavedCall, WriteManifest
+from emberscale_jobmaster.events import Event, Saved, ServerAnswered, StorageFailed
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.status import job_status
@@ -23,10 +23,10 @@ BETWEEN = INTERVAL / 8
 
 def saving(priority: str = "MFU", **settings: object) -> Driven:
     """A job that has just taken its first checkpoint."""
-    driven = Driven(interval=INTERVAL, target_pls=1.0, priority=priority, **settings)  # type: ignore[arg-type]  # any of its fields
+    driven = Driven(**{"interval": INTERVAL, "target_pls": 1.0, "priority": priority, **settings})  # type: ignore[arg-type]  # any of its fields
     driven.start()
     driven.train(20)
-    driven.pass_time(INTERVAL + 2)
+    driven.pass_time(driven.interval + 2)
     assert driven.job.checkpoint == "00000001"
     return driven
 
@@ -195,6 +195,37 @@ def test_a_checkpoint_does_not_wait_for_a_save_that_hangs() -> None:
     assert any(one.is_for_priority for one in driven.job.checkpointings)
     driven.pass_time(BETWEEN)
     assert driven.job.checkpoint > "00000001"
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_save_lasts_while_its_server_examines_more_rows(grows: bool) -> None:
+    driven = saving(interval=1600.0)
+    driven.pass_time(100)
+    call, asked = driven._call, list[CallServer]()
+
+    def wait(effect: CallServer) -> Event | None:
+        if not isinstance(effect.request, SavedCall):
+            return call(effect)
+        asked.append(effect)
+        return None
+
+    driven._call = wait  # type: ignore[method-assign,assignment]  # listens
+    driven.pass_time(110)
+    for half_minute in range(4):
+        waiting, asked[:] = [*asked], []
+        answer = Saved(done=False, examined_rows=(half_minute if grows else 1) * 1_000_000)
+        for one in waiting:
+            driven.tell(
+                ServerAnswered(
+                    now=driven.now, operation=one.operation, serial=one.serial, server=one.server.index, answer=answer
+                )
+            )
+        driven.pass_time(30)
+    assert bool(driven.job.checkpointings) is grows
+    driven._call = call  # type: ignore[method-assign]
+    for one in asked:
+        driven.answer(one)
+    assert bool(driven.job.priority.saves) is grows
 
 
 def test_a_save_whose_manifest_is_late_ends_with_its_checkpoint() -> None:

@@ -2830,11 +2830,14 @@ class GetSavedReply(_message.Message):
     WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    EXAMINED_ROWS_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     written_bytes: _builtins.int
     """grows while it is written"""
     problem: _builtins.str
     """the problem that is being retried, for people; empty if there is none"""
+    examined_rows: _builtins.int
+    """grows while the rows of a save are chosen, before the first is written"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]:
         """when done"""
@@ -2846,10 +2849,11 @@ class GetSavedReply(_message.Message):
         written_bytes: _builtins.int = ...,
         problem: _builtins.str = ...,
         files: _abc.Iterable[Global___SavedFile] | None = ...,
+        examined_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "files", b"files", "problem", b"problem", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "examined_rows", b"examined_rows", "files", b"files", "problem", b"problem", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,8 +23,8 @@ from emberscale_trainer.checkpoint import (
     owned_rows,
     read_records,
 )
+from emberscale_trainer.checkpoint.choosing import First, SampledKeys, SavedValues, among
 from emberscale_trainer.checkpoint.files import PartitionFile
-from emberscale_trainer.checkpoint.priority import First, SampledKeys, SavedValues
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, RowLayout, TableStore, keys_of
 from master_stand_in import owned, write_manifest
@@ -58,7 +58,8 @@ class Server:
         counts = np.array([len(mine), len(mine), len(pieces)], np.uint32)
         asked = np.concatenate([mine, mine, pieces])
         self.tables.push(counts, asked, np.full(self.tables.values_per_request(counts), gradient, np.float32))
-        self.priority.pushed(self.tables, counts, asked)
+        if self.priority.watch is not None:
+            self.priority.watch(self.tables, counts, asked)
 
     @property
     def share(self) -> Share:
@@ -195,6 +196,21 @@ def test_a_server_that_was_in_no_checkpoint_chooses_from_all_rows(tmp_path: Path
     assert keys_in(server.save()) == set(range(10))
 
 
+def test_only_a_sample_of_pushes_has_to_see_them() -> None:
+    watching = [one for one in RecoveryPriority if PriorityWriter(one).watch is not None]
+    assert watching == [RecoveryPriority.SSU]
+
+
+def test_rows_count_as_examined_before_the_first_is_written(server: Server) -> None:
+    server.push(range(10, 20))
+    snapshot, work = server.priority.begin(server.tables, nullcontext(), server.newest), Work()
+    work.abandon()
+    with pytest.raises(AbandonedError):
+        server.priority.write(snapshot, server.tables.specs, server.share, str(server.folder / "late"), work)
+    assert (work.examined_rows, work.moved_bytes) == (10, 0)
+    assert snapshot.ended
+
+
 def test_a_checkpoint_that_begins_ends_a_save(server: Server) -> None:
     server.push(range(10, 20))
     snapshot = server.priority.begin(server.tables, nullcontext(), server.newest)
@@ -274,13 +290,48 @@ def test_a_lost_server_gets_each_row_as_it_was_saved_last(
         assert not any(nothing.rows().values())
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=200))
-def test_the_value_of_a_row_is_the_one_that_was_noted_last(notes: list[list[int]]) -> None:
-    saved, expected = SavedValues(np.uint32, 1), dict.fromkeys(range(10), 0)
-    for number, keys in enumerate(notes, start=1):
-        saved.note(np.array(keys, np.int64), np.full((len(keys), 1), number, np.uint32))
-        expected |= dict.fromkeys(keys, number)
-    assert saved.of(np.arange(10, dtype=np.int64))[:, 0].tolist() == [*expected.values()]
+SOME = st.lists(st.integers(0, 9), max_size=5)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["note", "note", "note", "forget", "of"]), SOME), max_size=100))
+def test_the_value_of_a_row_is_the_one_that_was_noted_last(steps: list[tuple[str, list[int]]]) -> None:
+    saved, expected = SavedValues(np.uint32, 1), dict[int, int]()
+    for number, (what, listed) in enumerate(steps, start=1):
+        keys = np.array(listed, np.int64)
+        match what:
+            case "note":
+                saved.note(keys, np.full((len(keys), 1), number, np.uint32))
+                expected |= dict.fromkeys(listed, number)
+            case "forget":
+                saved.forget(keys)
+                expected = {key: value for key, value in expected.items() if key not in listed}
+            case "of":
+                assert saved.of(keys)[:, 0].tolist() == [expected.get(key, 0) for key in listed]
+    assert len(saved) == len(expected)
+    assert saved.of(np.arange(10, dtype=np.int64))[:, 0].tolist() == [expected.get(key, 0) for key in range(10)]
+
+
+def test_what_waits_to_be_merged_takes_no_more_than_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges of all rows are as few as powers of two: none for each chunk."""
+    merges, merge = list[int](), SavedValues._merge
+
+    def counted(saved: SavedValues) -> None:
+        merges.append(saved._waiting)
+        merge(saved)
+
+    monkeypatch.setattr(SavedValues, "_merge", counted)
+    saved, keys = SavedValues(np.uint32, 1), np.random.default_rng(1).permutation(1 << 20)
+    for chunk in np.split(keys, 1 << 10):
+        saved.note(chunk, np.ones((len(chunk), 1), np.uint32))
+        assert saved._waiting <= max(1 << 16, len(saved._keys))
+    assert len(saved) == len(keys)
+    assert len(merges) <= 6, "of 1,024 chunks"
+
+
+@given(SOME, SOME.map(lambda keys: sorted({*keys})))
+def test_keys_are_told_that_are_in_a_list(keys: list[int], listed: list[int]) -> None:
+    found = among(np.array(keys, np.int64), np.array(listed, np.int64))
+    assert found.tolist() == [key in listed for key in keys]
 
 
 @given(st.integers(0, 2500), st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 99))
@@ -303,8 +354,12 @@ def test_the_records_with_the_highest_scores_are_kept_in_little_more_memory(
 
 def test_a_sample_keeps_so_many_keys_and_begins_anew() -> None:
     sampled = SampledKeys(seed=1)
-    for first in range(0, 2000, 10):
-        sampled.add(np.arange(first, first + 10), 50)
+    kept_between = 0
+    for first in range(0, 200_000, 1000):
+        if sampled.add(np.arange(first, first + 1000)):
+            sampled.keep(50)
+            kept_between += 1
+    assert 0 < kept_between <= 3, "of 200 pushes"
     kept = sampled.take(50)
     assert len(kept) == 50
     assert kept.tolist() == sorted({*kept.tolist()})

@@ -17,7 +17,7 @@ parameters and sketches are in checkpoints only.
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import PRIORITY_SHARE, CheckpointFile, id_in
 from emberscale_api.job import RecoveryPriority, TableSpec
+from emberscale_trainer.checkpoint.choosing import First, Keys, Records, SampledKeys, SavedValues, among
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.checkpoint.writer import Share, write_rows
 from emberscale_trainer.table import (
@@ -41,14 +42,12 @@ from emberscale_trainer.table.snapshot import Lock
 SAMPLED_EVERY = 2
 """SSU looks at one of so many pushes (section 5.1)."""
 
-_KEPT_CHUNKS = 64
-"""Chunks of noted values, or of sampled keys, that are merged at once."""
+_NOTING = (RecoveryPriority.MFU, RecoveryPriority.SCAR)
+"""Those that compare rows with what they were when they were saved last."""
 
-_LEAST_ROOM = 1024
-"""Records for which there is room beyond those that are kept."""
+Watch = Callable[[TableStore, NDArray[np.uint32], Keys], None]
+"""Gets the tables, and the counts and keys of a push, as `PriorityWriter.watch` says."""
 
-Keys = NDArray[np.int64]
-Records = NDArray[np.uint8]
 _Noted = dict[int, tuple[Keys, NDArray[Any]]]
 """By table, keys [n] of rows, and their values [n, width]."""
 
@@ -58,121 +57,10 @@ def has_priority_rows(spec: TableSpec) -> bool:
     return spec.column >= 0 and not holds_sketches(spec)
 
 
-class SavedValues:
-    """What rows of one table were when they were saved last: a value [width] by key."""
-
-    def __init__(self, dtype: type[np.generic], width: int) -> None:
-        self._keys: Keys = np.zeros(0, np.int64)
-        self._values: NDArray[Any] = np.zeros((0, width), dtype)
-        self._later: list[tuple[Keys, NDArray[Any]]] = []
-
-    def __len__(self) -> int:
-        """Rows of which a value is known."""
-        self._merge()
-        return len(self._keys)
-
-    def note(self, keys: Keys, values: NDArray[Any]) -> None:
-        """Rows were saved: their keys [n] and values [n, width], which may be overwritten later."""
-        self._later.append((keys.copy(), values.copy()))
-        if len(self._later) >= _KEPT_CHUNKS:
-            self._merge()
-
-    def forget(self, keys: Keys) -> None:
-        """The rows of these keys, int64 [n], were retired: they count as never saved."""
-        if len(keys):
-            self._merge()
-            kept = ~np.isin(self._keys, keys)
-            self._keys, self._values = self._keys[kept], self._values[kept]
-
-    def of(self, keys: Keys) -> NDArray[Any]:
-        """The values of these keys, [n, width]; zeros for rows that were never saved."""
-        self._merge()
-        found = np.zeros((len(keys), self._values.shape[1]), self._values.dtype)
-        if len(self._keys):
-            places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-            known = self._keys[places] == keys
-            found[known] = self._values[places[known]]
-        return found
-
-    def _merge(self) -> None:
-        if not self._later:
-            return
-        keys = np.concatenate([self._keys, *(keys for keys, _ in self._later)])[::-1]
-        values = np.concatenate([self._values, *(values for _, values in self._later)])[::-1]
-        self._keys, last = np.unique(keys, return_index=True)  # the first here is the latest
-        self._values, self._later = values[last], []
-
-
-class SampledKeys:
-    """Keys of a sample of the pushes to one table: as many distinct ones as may be saved (CPR-SSU)."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-        self._listed: Keys = np.zeros(0, np.int64)
-        self._later: list[Keys] = []
-
-    def add(self, keys: Keys, most: int) -> None:
-        """A push had these keys, int64 [n]; `most` are kept."""
-        self._later.append(keys.copy())
-        if len(self._later) >= _KEPT_CHUNKS:
-            self._listed = self._kept(most)
-
-    def take(self, most: int) -> Keys:
-        """The kept keys, ascending; the list begins anew."""
-        taken, self._listed = self._kept(most), np.zeros(0, np.int64)
-        return taken
-
-    def _kept(self, most: int) -> Keys:
-        listed, self._later = np.unique(np.concatenate([self._listed, *self._later])), []
-        return listed if len(listed) <= most else np.sort(self._random.choice(listed, most, replace=False))
-
-
-class First:
-    """The records with the highest positive scores, of chunks that come one after another.
-
-    They take the memory of `most` records, and an eighth more.
-    """
-
-    def __init__(self, most: int, layout: RowLayout) -> None:
-        self._most = most
-        room = most + max(_LEAST_ROOM, most // 8)
-        self._records, self._scores = layout.empty(room), np.zeros(room, np.float64)
-        self._count = 0
-
-    def add(self, records: Records, scores: NDArray[np.float64]) -> None:
-        """Records, uint8 [n, stride], which may be overwritten later, and their scores, float64 [n]."""
-        room = len(self._scores)
-        chosen = np.flatnonzero(scores > 0)
-        while len(chosen):
-            if self._count == room:
-                self._reduce()
-            some, chosen = np.split(chosen, [room - self._count])
-            end = self._count + len(some)
-            self._records[self._count : end], self._scores[self._count : end] = records[some], scores[some]
-            self._count = end
-
-    def _reduce(self) -> None:
-        """Moves the best ones to the front, without a copy of all."""
-        most, count = self._most, self._count
-        if count <= most:
-            return
-        best = np.argpartition(self._scores[:count], count - most - 1)[count - most :]
-        is_kept = np.zeros(count, np.bool_)
-        is_kept[best] = True
-        places, late = np.flatnonzero(~is_kept[:most]), most + np.flatnonzero(is_kept[most:])
-        self._records[places], self._scores[places] = self._records[late], self._scores[late]
-        self._count = most
-
-    def records(self) -> Records:
-        """Those with the highest scores, in no particular order."""
-        self._reduce()
-        return self._records[: self._count]
-
-
 class PriorityWriter:
-    """One server's saves of priority rows.
+    """One server's saves of priority rows. Without a priority it follows nothing.
 
-    `checkpoint_begins`, `pushed` and `begin` are called under the lock of the tables, the others by any thread.
+    `checkpoint_begins`, `watch` and `begin` are called under the lock of the tables, the others by any thread.
     """
 
     def __init__(self, priority: RecoveryPriority) -> None:
@@ -184,6 +72,7 @@ class PriorityWriter:
         self._completed: _Noted = {}
         self._saved: dict[int, SavedValues] = {}
         self._sampled: dict[int, SampledKeys] = {}
+        self._requested: list[tuple[int, TableSpec]] = []
         self._pushes = 0
 
     def checkpoint_begins(self, tables: TableStore, uri: str, *, whole: bool) -> None:
@@ -203,11 +92,12 @@ class PriorityWriter:
     def _follow(self, tables: TableStore) -> None:
         if self._followed is None or self._followed() is not tables:
             self._followed = weakref.ref(tables)
+            self._requested = [(number, spec) for number, spec in enumerate(tables.specs) if has_priority_rows(spec)]
             self._saved, self._sampled = {}, {}
 
     def note(self, number: int, spec: TableSpec, records: Records) -> None:
         """Rows of a table, uint8 [n, stride], are in the files of the checkpoint that began last."""
-        if self._priority in (RecoveryPriority.NONE, RecoveryPriority.SSU) or not has_priority_rows(spec):
+        if self._priority not in _NOTING or not has_priority_rows(spec):
             return
         with self._turn:
             self._values(number, spec).note(keys_of(records), self._value(spec, records))
@@ -218,21 +108,25 @@ class PriorityWriter:
             for number, saved in self._saved.items():
                 saved.forget(retired[number])
 
-    def pushed(self, tables: TableStore, counts: NDArray[np.uint32], keys: Keys) -> None:
-        """A push had these keys, int64 [n], `counts` of them for each table of a request in turn."""
-        if self._priority is not RecoveryPriority.SSU:
-            return
+    @property
+    def watch(self) -> Watch | None:
+        """To be called at each push with its keys, int64 [n], `counts` of them for each table of a request in turn.
+
+        None where pushes do not matter.
+        """
+        return self._pushed if self._priority is RecoveryPriority.SSU else None
+
+    def _pushed(self, tables: TableStore, counts: NDArray[np.uint32], keys: Keys) -> None:
         self._pushes += 1
         if self._pushes % SAMPLED_EVERY:
             return
         self._follow(tables)
         first = 0
-        embeddings = [(number, spec) for number, spec in enumerate(tables.specs) if has_priority_rows(spec)]
-        rows = tables.rows()
-        for (number, spec), count in zip(embeddings, counts.tolist(), strict=False):  # the dense table is the last
+        for (number, spec), count in zip(self._requested, counts.tolist(), strict=False):  # the dense table is the last
             if count:
                 sampled = self._sampled.setdefault(number, SampledKeys(spec.seed))
-                sampled.add(keys[first : first + count], _most(rows[spec.name]))
+                if sampled.add(keys[first : first + count]):
+                    sampled.keep(_most(tables.rows()[spec.name]))
             first += count
 
     def begin(self, tables: TableStore, lock: Lock, since: str) -> Snapshot:
@@ -275,20 +169,20 @@ class PriorityWriter:
         try:
             for number, spec in enumerate(specs):
                 if has_priority_rows(spec):
-                    chosen[number] = self._chosen(snapshot, number, spec, share)
+                    chosen[number] = self._chosen(snapshot, number, spec, share, work)
         except SnapshotAbandonedError as error:
             raise AbandonedError from error
         finally:
             snapshot.give_back()
         written = write_rows(uri, specs, share, chosen, work)
         noted: _Noted = {}
-        if self._priority is not RecoveryPriority.SSU:
+        if self._priority in _NOTING:
             for number, records in chosen.items():
                 noted[number] = keys_of(records).copy(), self._value(specs[number], records).copy()
         self._written = (id_in(uri), noted)
         return written
 
-    def _chosen(self, snapshot: Snapshot, number: int, spec: TableSpec, share: Share) -> Records:
+    def _chosen(self, snapshot: Snapshot, number: int, spec: TableSpec, share: Share, work: Work) -> Records:
         """The rows of one table that come first, uint8 [n, stride]."""
         most = _most(share.rows[number])
         first = First(most, RowLayout.of(spec))
@@ -296,13 +190,14 @@ class PriorityWriter:
         for records in snapshot.read(number):
             owned = records[share.owned.among(keys_of(records), dense=False)]
             first.add(owned, self._scores(number, spec, owned, sampled))
+            work.examine(len(records))
         return first.records()
 
     def _scores(self, number: int, spec: TableSpec, records: Records, sampled: Keys) -> NDArray[np.float64]:
         """How much has happened to rows since they were saved, float64 [n]; 0: nothing."""
         keys = keys_of(records)
         if self._priority is RecoveryPriority.SSU:
-            return np.isin(keys, sampled).astype(np.float64)
+            return among(keys, sampled).astype(np.float64)
         with self._turn:
             saved = self._values(number, spec).of(keys)
         now = self._value(spec, records)

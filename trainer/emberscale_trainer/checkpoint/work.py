@@ -34,6 +34,7 @@ class Work:
     """The progress of reading or writing a checkpoint. Other threads may read it meanwhile.
 
     * `moved_bytes`: read or written so far.
+    * `examined_rows`: among which those to write were chosen so far.
     * `problem`: what is being tried again, for people; empty where nothing is.
     """
 
@@ -44,6 +45,7 @@ class Work:
         self._abandoned = threading.Event()
         self._counting = threading.Lock()
         self.moved_bytes = 0
+        self.examined_rows = 0
         self.problem = ""
 
     def abandon(self) -> None:
@@ -56,6 +58,11 @@ class Work:
             self.moved_bytes += count
         if self._abandoned.is_set():
             raise AbandonedError
+
+    def examine(self, rows: int) -> None:
+        """Counts rows that were compared with others, by one thread. Raises AbandonedError."""
+        self.examined_rows += rows
+        self.advance(0)
 
     def patiently(self, what: str, operation: Callable[[], _Result]) -> _Result:
         """Returns what `operation` returns, and retries it while it raises OSError; errors call it `what`.

@@ -143,7 +143,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._flash = flash
         self._flash_writer = None if flash is None else FlashWriter(flash.url, flash.job_uid, incarnation)
         self._chain_writer = ChainWriter()
-        self._priority: PriorityWriter | None = None
+        self._priority = PriorityWriter(RecoveryPriority.NONE)
         self._index = index
         self._incarnation = incarnation
         self._state = state
@@ -222,9 +222,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def _prioritise(self, job: TrainingJob) -> None:
         """Saves rows by the priority of the job from now on."""
-        priority = job.spec.fault_tolerance.priority
-        self._priority = None if priority is RecoveryPriority.NONE else PriorityWriter(priority)
-        self._state.watched_by(None if self._priority is None else self._priority.pushed)
+        self._priority = PriorityWriter(job.spec.fault_tolerance.priority)
+        self._state.watched_by(self._priority.watch)
 
     def _files(self, checkpoint: str, work: Work) -> CheckpointFiles:
         if not is_flash(checkpoint):
@@ -286,15 +285,14 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Takes the snapshot of a checkpoint of either tier; returns also how it is written."""
         kind = _kind_of(request.uri)
         if kind is _Kind.PRIORITY:
-            priority = self._priority or PriorityWriter(RecoveryPriority.NONE)
+            priority = self._priority
             rows = priority.begin(tables, lock, request.since)
             return rows, lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
         if kind is _Kind.PERSISTENT:
             draft = self._chain_writer.begin(
                 tables, lock, self._state.owned, tracked=request.tracked, since=request.since
             )
-            if self._priority is not None:
-                self._priority.checkpoint_begins(tables, request.uri, whole=draft.before is None)
+            self._priority.checkpoint_begins(tables, request.uri, whole=draft.before is None)
             return draft.snapshot, partial(self._write_chain, draft, request)
         writer = self._flash_writer
         if writer is None:
@@ -310,11 +308,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         share: Share,
         work: Work,
     ) -> list[CheckpointFile]:
-        seen = None
-        if self._priority is not None:
-            seen = self._priority.note
-            self._priority.forget(draft.snapshot.retired)
-        files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits, seen)
+        priority = self._priority
+        priority.forget(draft.snapshot.retired)
+        files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits, priority.note)
         trim_heap()
         return files
 
@@ -355,6 +351,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         return master_pb2.GetSavedReply(
             done=files is not None,
             written_bytes=work.moved_bytes,
+            examined_rows=work.examined_rows,
             problem=work.problem,
             files=[
                 master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32, checkpoint=file.checkpoint)
