@@ -62,6 +62,17 @@ TABLE: list[tuple[str, Any, str]] = [
     ("spec.checkpoint.keep", 0, "should be greater than or equal to 1"),
     ("spec.faultTolerance.strategy", "Pray", "supported values"),
     ("spec.faultTolerance", {"strategy": "ErasureCoding", "parity": 2}, "should be less than or equal to 1"),
+    (
+        "spec.faultTolerance",
+        {"strategy": "FullRecovery", "targetPLS": 0.1},
+        "targetPLS: FullRecovery and ErasureCoding lose no sample",
+    ),
+    ("spec.faultTolerance", {"strategy": "Auto", "priority": "MFU"}, "priority is for partial recovery"),
+    (
+        "spec.faultTolerance",
+        {"strategy": "FullRecovery", "priority": "SSU", "targetPLS": 0.1},
+        "priority is for partial recovery",
+    ),
     ("spec.runPolicy.backoffLimit", -1, "should be greater than or equal to 0"),
     ("spec.runPolicy.cleanPodPolicy", "Sometimes", "supported values"),
     ("spec.scaling.mode", "Magic", "supported values"),

@@ -145,7 +145,13 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "(has(self.strategy) && self.strategy == 'PartialRecovery') || "
             "(has(self.targetPLS) && (!has(self.strategy) || self.strategy == 'Auto'))",
             "message": "priority is for partial recovery: choose strategy PartialRecovery, or Auto with a targetPLS",
-        }
+        },
+        {
+            "rule": "!has(self.targetPLS) || !has(self.strategy) || "
+            "!(self.strategy in ['FullRecovery', 'ErasureCoding'])",
+            "message": "targetPLS: FullRecovery and ErasureCoding lose no sample; leave it out, or choose "
+            "PartialRecovery",
+        },
     ],
     "OptimizersSpec": [
         {
