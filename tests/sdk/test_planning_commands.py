@@ -1,7 +1,5 @@
-"""The commands about plans, as far as they need no brain; and what they must not cost the others."""
+"""The commands about plans, as far as they need no brain."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +13,6 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 from training_jobs import training_job
-
-HEAVY = {"torch", "pymoo", "matplotlib", "sqlalchemy", "alembic", "emberscale_brain"}
-
-
-def test_the_command_line_does_not_import_the_brain() -> None:
-    code = f"import sys, emberscale._cli; print(*sorted({HEAVY!r} & set(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loaded.stdout.split() == []
 
 
 def test_a_job_without_numbers_gets_a_brain_of_its_own() -> None:

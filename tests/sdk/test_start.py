@@ -1,11 +1,16 @@
-"""Ctrl-C before the command has begun."""
+"""Ctrl-C before the command has begun, and what processes import before they begin."""
 
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+_ON_USE = {"alembic", "kubernetes", "matplotlib", "pandas", "pyarrow", "pymoo", "sqlalchemy", "torch._dynamo"}
+_KERNELS = {"numba", "scipy", "torch"}
+_COMMAND = "from emberscale._start import main as command; sys.argv = {arguments!r}"
 _INTERRUPTED_AT = """
 import os, signal, sys
 
@@ -33,3 +38,35 @@ def test_the_package_alone_imports_next_to_nothing() -> None:
     code = "import sys; import emberscale; print(*sorted({'pydantic', 'numpy', 'typer', 'grpc'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "absent"),
+    [
+        (_COMMAND.format(arguments=["emberscale", "--help"]), _ON_USE | _KERNELS | {"emberscale_brain"}),
+        (_COMMAND.format(arguments=["emberscale", "run", "job.yaml"]), _ON_USE | _KERNELS | {"emberscale_brain"}),
+        ("from emberscale_jobmaster.__main__ import main as command", _ON_USE | _KERNELS),
+        ("from emberscale_trainer.fork_server import main as command", _ON_USE),
+    ],
+    ids=["help", "run", "master", "fork server"],
+)
+def test_a_process_imports_what_is_slow_only_when_it_is_used(begin: str, absent: set[str], tmp_path: Path) -> None:
+    """The command ends at its input: there is no manifest, no environment of a job, and nobody asks for a fork."""
+    program = f"""
+import atexit, sys
+{begin}
+atexit.register(lambda: print("imported", *sorted({absent!r} & set(sys.modules))))
+command()
+"""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            stdin=theirs.fileno(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.stdout.splitlines()[-1] == "imported", done.stderr

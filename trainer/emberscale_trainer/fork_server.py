@@ -17,16 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-import torch
 from setproctitle import setproctitle
 
 from emberscale_api import environment as names
 from emberscale_api.fork_server import Ended, Forked, ForkRequest, LineBuffer, decode, encode
-from emberscale_trainer.server.__main__ import main as serve_tables
-from emberscale_trainer.worker.__main__ import main as work
 
 _PR_SET_PDEATHSIG = 1
-_ROLES: Mapping[str, Callable[[], NoReturn]] = {"ps": serve_tables, "worker": work}
 
 
 @dataclass(frozen=True)
@@ -37,10 +33,14 @@ class _Child:
 
 
 class ForkServer:
-    """Forks what `connection` asks for, and tells it when each process has ended."""
+    """Forks what `connection` asks for, and tells it when each process has ended.
 
-    def __init__(self, connection: socket.socket) -> None:
+    `mains` are the entry points by role.
+    """
+
+    def __init__(self, connection: socket.socket, mains: Mapping[str, Callable[[], NoReturn]]) -> None:
         self._connection = connection
+        self._mains = mains
         self._lines = LineBuffer()
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
@@ -66,7 +66,7 @@ class ForkServer:
         if pid == 0:
             self._selector.close()
             self._connection.close()
-            _become(request, parent)
+            _become(request, parent, self._mains)
         child = _Child(request.ticket, pid, os.pidfd_open(pid))
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._connection.sendall(encode(Forked(child.ticket, child.pid)))
@@ -78,7 +78,7 @@ class ForkServer:
         self._connection.sendall(encode(Ended(child.ticket, os.waitstatus_to_exitcode(status))))
 
 
-def _become(request: ForkRequest, parent: int) -> NoReturn:
+def _become(request: ForkRequest, parent: int, mains: Mapping[str, Callable[[], NoReturn]]) -> NoReturn:
     """Turns the forked copy into the process that was asked for, as if it had been started with its environment."""
     try:
         output = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -96,27 +96,23 @@ def _become(request: ForkRequest, parent: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request.environment)
         sys.argv = [f"emberscale-{request.role}"]
-        _ROLES[request.role]()
+        mains[request.role]()
     except BaseException:  # noqa: BLE001 - the copy must not continue as the server
         traceback.print_exc()
         sys.stderr.flush()
     os._exit(1)
 
 
-def _step_an_optimizer() -> None:
-    """Torch imports much of itself at the first step of an optimizer; on one thread that starts no other."""
-    torch.set_num_threads(1)
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros(1)
-    torch.optim.Adagrad([parameter]).step()
-
-
 def main() -> None:
     """Serves the socket that standard input is."""
     connection = socket.socket(fileno=os.dup(0))
-    _step_an_optimizer()
+    gc.disable()  # imports leave next to no garbage, and looking for it takes a tenth of their time
+    from emberscale_trainer.server.__main__ import main as serve_tables
+    from emberscale_trainer.worker.__main__ import main as work
+
     gc.freeze()  # a collection in a copy would touch, and so copy, every page that is shared
-    ForkServer(connection).serve()
+    gc.enable()
+    ForkServer(connection, {"ps": serve_tables, "worker": work}).serve()
 
 
 if __name__ == "__main__":
