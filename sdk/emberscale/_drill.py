@@ -3,7 +3,7 @@
 Pure: it gets what the job says of itself at one moment after another, on this machine or on a cluster.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -116,15 +116,20 @@ def check(job: str, look: Look, index: int, force: bool) -> None:
     server = f"ps-{index}"
     if look.phase is not JobPhase.TRAINING:
         raise InvalidError(f"{job}: the job is {look.phase}; a drill needs one that is Training")
-    if index not in look.servers:
-        known = ", ".join(f"ps-{one}" for one in look.servers) or "none"
-        raise InvalidError(f"{server}: no such parameter server runs; those that do: {known}")
+    check_runs(index, look.servers)
     if look.protected or force:
         return
     if look.protected is None:
         raise InvalidError(f"{server}: the job keeps no parity, and {consequence(look)}; --force kills it all the same")
     why = f": {look.problem}" if look.problem else ""
     raise InvalidError(f"{server}: the job is unprotected now{why}; try again once it is protected, or with --force")
+
+
+def check_runs(index: int, servers: Collection[int]) -> None:
+    """Raises InvalidError if the parameter server of this index is not among those that run."""
+    if index not in servers:
+        known = ", ".join(f"ps-{one}" for one in sorted(servers)) or "none"
+        raise InvalidError(f"ps-{index}: no such parameter server runs; those that do: {known}")
 
 
 def consequence(look: Look) -> str:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import grpc
 
-from emberscale._run.scaling import folder_under_way, open_master
+from emberscale._drill import check_runs
+from emberscale._run.scaling import folder_under_way, live_servers, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
@@ -30,12 +31,9 @@ def drain_run(root: Path, index: int) -> None:
 def _replace(stub: MasterStub, index: int) -> None:
     """Raises InvalidError, and grpc.RpcError for any other answer of the master."""
     status = stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
-    servers = {one.member.index: one.member for one in status.members if one.member.role == pb.PS and one.alive}
-    if index not in servers:
-        known = ", ".join(f"ps-{one}" for one in sorted(servers)) or "none"
-        raise InvalidError(f"ps-{index}: no such parameter server runs; those that do: {known}")
-    server = servers[index]
-    asked = pb.DrainRequest(index=index, incarnation=server.incarnation, reason=_REASON)
+    servers = live_servers(status)
+    check_runs(index, servers)
+    asked = pb.DrainRequest(index=index, incarnation=servers[index], reason=_REASON)
     reply = stub.Replace(asked, timeout=_CALL_SECONDS)
     if reply.begun:
         return

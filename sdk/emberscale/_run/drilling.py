@@ -10,7 +10,7 @@ from typing import Self
 import grpc
 
 from emberscale._drill import Look
-from emberscale._run.scaling import folder_under_way, open_master
+from emberscale._run.scaling import folder_under_way, live_servers, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
@@ -61,8 +61,7 @@ class DrilledRun:
             raise UnavailableError(
                 f"{self._root}: the master of the run does not answer ({error.details()})"
             ) from error
-        servers = [one.member for one in status.members if one.member.role == pb.PS and one.alive]
-        self._incarnations = {server.index: server.incarnation for server in servers}
+        self._incarnations = live_servers(status)
         return look_at_run(status, time.monotonic())
 
     def kill(self, index: int) -> float:
@@ -96,7 +95,7 @@ def look_at_run(status: pb.JobStatus, at: float) -> Look:
         samples=status.samples,
         speed=status.samples_per_second,
         checkpoint=status.checkpoint,
-        servers=tuple(sorted(one.member.index for one in status.members if one.member.role == pb.PS and one.alive)),
+        servers=tuple(sorted(live_servers(status))),
         protected=protection.protected if status.HasField("protection") else None,
         problem=protection.problem,
         recoveries=status.recoveries,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local import RunFolder, edit_manifest
 
@@ -66,6 +67,13 @@ def open_master(root: Path, folder: RunFolder) -> grpc.Channel:
     except FileNotFoundError as error:
         raise InvalidError(f"{root}: {_BETWEEN_LAUNCHES}") from error
     return open_channel(address, token)
+
+
+def live_servers(status: pb.JobStatus) -> dict[int, str]:
+    """Returns the incarnations of the parameter servers that the master takes for alive, by index."""
+    return {
+        one.member.index: one.member.incarnation for one in status.members if one.member.role == pb.PS and one.alive
+    }
 
 
 def scaled_numbers(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> dict[str, int]:
