@@ -24,6 +24,7 @@ from emberscale_trainer.checkpoint import load_partition
 from master_stand_in import checkpoint_manifest
 
 SERVERS = 2
+CASES = int(os.environ.get("EMBERSCALE_DAMAGE_CASES", "60"))
 MODES = (IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
 
 
@@ -153,7 +154,7 @@ def test_a_death_at_any_write_loses_nothing_of_the_newest_complete_checkpoint(
     assert steps > 20
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(st.sampled_from(MODES), st.lists(keys, min_size=3, max_size=6), st.data())
 def test_a_changed_byte_anywhere_refuses_what_needs_it_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, mode: IncrementalMode, story: list[list[int]], data: st.DataObject
