@@ -15,7 +15,7 @@ def free_room(state: BrainState, conditions: Conditions, owner: str, now: float)
     """Returns the room for one more job of the owner: in total, and for each process."""
     room = Room(conditions.capacity, conditions.quotas)
     for job, known in state.jobs.items():
-        room.take(known.submitted.owner, state.view(job, now, conditions.settle_seconds).current)
+        room.take(known.submitted.owner, state.view(job, now, conditions.adoption_seconds).current)
     return room.left(owner)
 
 
@@ -47,7 +47,7 @@ def unacceptable(
     """
     had, wanted = _Sums(conditions.quotas), _Sums(conditions.quotas)
     for job in shown & state.jobs.keys():
-        submitted, view = state.jobs[job].submitted, state.view(job, now, conditions.settle_seconds)
+        submitted, view = state.jobs[job].submitted, state.view(job, now, conditions.adoption_seconds)
         shape = None if submitted.fixed or job not in planned else planned[job].shape
         shape = shape or view.current
         if shape is not None and shape != view.current:
@@ -78,7 +78,7 @@ def beside_newcomers(
     if state.jobs.keys() <= shown:
         return planned
     room = Room(conditions.capacity, conditions.quotas)
-    views = {job: state.view(job, now, conditions.settle_seconds) for job in state.jobs}
+    views = {job: state.view(job, now, conditions.adoption_seconds) for job in state.jobs}
     for view in views.values():
         room.take(view.owner, view.current)
     still = dict(planned)

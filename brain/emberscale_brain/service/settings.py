@@ -112,7 +112,7 @@ class PlanningSettings(ManifestPart):
 
     interval: Seconds = Field(default=60.0, gt=0)
     timeout: Seconds = Field(default=120.0, gt=0)
-    settle: Seconds = Field(default=300.0, ge=0, description="Time for a job to adopt a shape before the next plan")
+    adoption: Seconds = Field(default=300.0, ge=0, description="Time for a job to adopt a shape before the next plan")
     silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for this long has ended")
     take_over: bool = Field(
         default=True,
@@ -163,7 +163,7 @@ class BrainSettings(ManifestPart):
             prices=self.planner.prices(),
             quotas={owner: quota.quota() for owner, quota in self.quotas.items()},
             network_bytes_per_second=self.cluster.bandwidth(),
-            settle_seconds=self.planning.settle,
+            adoption_seconds=self.planning.adoption,
         )
 
 

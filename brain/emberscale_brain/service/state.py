@@ -67,13 +67,13 @@ class KnownJob:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The conditions of planning other than the jobs. A job may take `settle_seconds` to adopt a new shape."""
+    """The conditions of planning other than the jobs. A job may take `adoption_seconds` to adopt a new shape."""
 
     capacity: ClusterCapacity
     prices: Prices
     quotas: Mapping[str, Quota]
     network_bytes_per_second: float
-    settle_seconds: float
+    adoption_seconds: float
 
 
 @dataclass(slots=True)
@@ -129,17 +129,17 @@ class BrainState:
         known.sequence = max([known.sequence, *(report.sequence for report in older)])
         return bool(room and older)
 
-    def view(self, job: JobId, now: float, settle_seconds: float) -> JobView:
+    def view(self, job: JobId, now: float, adoption_seconds: float) -> JobView:
         """A job as planners see it.
 
-        A job that was told to take another shape less than `settle_seconds` ago, and has not reported it yet, counts
+        A job that was told to take another shape less than `adoption_seconds` ago, and has not reported it yet, counts
         with the new shape and is fixed: the change is in progress.
         """
         known = self.jobs[job]
         submitted, current, fixed = known.submitted, known.shape, known.submitted.fixed
         planned = None if known.plan is None else known.plan.planned.shape
         if known.plan is not None and planned is not None and planned != current:
-            on_its_way = 0 <= now - known.plan.made_at < settle_seconds  # a clock set back must not freeze it
+            on_its_way = 0 <= now - known.plan.made_at < adoption_seconds  # a clock set back must not freeze it
             if on_its_way or current is None:
                 current, fixed = planned, fixed or on_its_way
         return JobView(
@@ -160,7 +160,7 @@ class BrainState:
         """Returns all jobs by their submission, with everything that planners may see."""
         by_submission = sorted(self.jobs, key=lambda job: (self.jobs[job].submitted.submitted_at, job))
         return ClusterView(
-            jobs=tuple(self.view(job, now, conditions.settle_seconds) for job in by_submission),
+            jobs=tuple(self.view(job, now, conditions.adoption_seconds) for job in by_submission),
             capacity=conditions.capacity,
             prices=conditions.prices,
             quotas=conditions.quotas,

@@ -231,5 +231,5 @@ def machine_settings(cores: int, memory: int) -> dict[str, object]:
             "maxPsMemory": largest,
             "cpuStep": _CPU_STEP,
         },
-        "planning": {"interval": f"{_PLANNING_SECONDS}s", "settle": "60s", "takeOver": False},
+        "planning": {"interval": f"{_PLANNING_SECONDS}s", "adoption": "60s", "takeOver": False},
     }

@@ -12,7 +12,7 @@ from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.settings import load_settings
 
-DEFAULTS = ("cluster.cpu=100", "planner.name=growing", "planning.interval=0.2", "planning.settle=0")
+DEFAULTS = ("cluster.cpu=100", "planner.name=growing", "planning.interval=0.2", "planning.adoption=0")
 # Bounds between which only the number of workers is free, so that a cold start has 12 cores or more.
 SMALLEST = pb.Shape(workers=2, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30)
 LARGEST = pb.Shape(workers=20, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30)

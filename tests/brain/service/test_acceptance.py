@@ -24,7 +24,7 @@ CONDITIONS = Conditions(
     Prices(),
     {"bob": Quota(cpu=20, memory=12 * GIB)},
     1e9,
-    settle_seconds=0.0,
+    adoption_seconds=0.0,
 )
 
 

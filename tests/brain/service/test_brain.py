@@ -424,7 +424,7 @@ def test_a_database_that_was_emptied_learns_of_running_jobs_again(start_brain: S
 @pytest.mark.parametrize("jump", [7 * 86_400.0, -7 * 86_400.0])
 def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: StartBrain, jump: float) -> None:
     set_by = [0.0]
-    brain = start_brain("planning.settle=1h", clock=SteadyClock(wall=lambda: time.time() + set_by[0]))
+    brain = start_brain("planning.adoption=1h", clock=SteadyClock(wall=lambda: time.time() + set_by[0]))
     brain.submit(submitted(current=TWO))
 
     def report(sequence: int, workers: int) -> None:

@@ -12,7 +12,7 @@ from emberscale_brain.service.runtime import BrainRuntime
 from emberscale_brain.service.state import BrainState, Conditions
 
 SHAPE = JobShape(2, 1, 4, 4, 1 << 30, 1 << 30)
-CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, settle_seconds=60.0)
+CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, adoption_seconds=60.0)
 
 
 def submitted(job: str) -> JobSubmitted:

@@ -27,7 +27,7 @@ from emberscale_brain.service.frames import change_frame, read_change, read_fram
 from emberscale_brain.service.state import BrainState, Conditions
 
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
-CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, settle_seconds=60.0)
+CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, adoption_seconds=60.0)
 JOBS = [JobId(name) for name in "abc"]
 
 
@@ -93,12 +93,12 @@ def test_a_job_on_its_way_to_a_new_shape_is_left_alone_for_a_while() -> None:
     state, larger = BrainState(8, 10), replace(SHAPE, workers=9)
     for change in (submitted(JOBS[0]), reported(JOBS[0], 1), planned(JOBS[0], 1, larger, at=100.0)):
         state.apply(change)
-    going = state.view(JOBS[0], now=120.0, settle_seconds=60.0)
+    going = state.view(JOBS[0], now=120.0, adoption_seconds=60.0)
     assert (going.current, going.fixed) == (larger, True)
-    stuck = state.view(JOBS[0], now=170.0, settle_seconds=60.0)
+    stuck = state.view(JOBS[0], now=170.0, adoption_seconds=60.0)
     assert (stuck.current, stuck.fixed) == (SHAPE, False)
     state.apply(reported(JOBS[0], 2, larger, time=130.0))
-    there = state.view(JOBS[0], now=131.0, settle_seconds=60.0)
+    there = state.view(JOBS[0], now=131.0, adoption_seconds=60.0)
     assert (there.current, there.fixed, there.last_scaled_at) == (larger, False, 130.0)
 
 
