@@ -99,7 +99,7 @@ class PrepareCall:
 
     `since` is the version that the server must serve; 0: none, since it owns nothing. `checkpoint` is what a server
     that replaces a lost one loads its rows from, and `priority` the saves of priority rows over it; empty: none was
-    lost. `lost` is the index of a server whose rows the others are to rebuild for its successor; None: rows move.
+    lost. `lost` are the indexes of servers whose rows the others are to rebuild for their successors; empty: rows move.
     """
 
     move: int
@@ -107,7 +107,7 @@ class PrepareCall:
     table: RoutingTable
     wait_seconds: float
     checkpoint: str = ""
-    lost: int | None = None
+    lost: tuple[int, ...] = ()
     priority: tuple[str, ...] = ()
 
 

@@ -25,8 +25,8 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
     """Handles the loss of a parameter server and its rows."""
     if state.over or (lost.index, lost.incarnation) not in holders(state):
         return state
-    known = state.rebuilding
-    if known is not None and (known.server, known.incarnation) == (lost.index, lost.incarnation):
+    before = {} if state.rebuilding is None else state.rebuilding.lost
+    if before.get(lost.index) == lost.incarnation:
         return state
     if state.stage in PREPARATION or not (state.routing.ready or state.reload is not None):
         return unroute(state, spec)  # no row has changed since it was assigned
@@ -34,7 +34,9 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
         return state
     if switching_move(state) is not None or switching_reload(state) is not None:
         return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost while servers change their table"))
-    return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost", is_loss=True))
+    reason = " and ".join([*(f"ps-{server}" for server in sorted(before)), lost.slot])
+    servers = (*sorted(before), lost.index)
+    return recover(state, spec, Failure(servers, f"{reason} {'are' if before else 'is'} lost", is_loss=True))
 
 
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
@@ -52,12 +54,13 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
         state.flash.checkpoint if is_flash_newest else state.checkpoint,
         len(survivors),
         allowed_pls(state, spec),
-        in_parity(state),
+        _in_parity(state),
+        spec.fault_tolerance.parity,
     )
     estimates = Estimates(since, pls)
     match choose(failure, protection, estimates):
-        case Decode(server):
-            return _degraded(state, server, failure.reason)
+        case Decode(servers):
+            return _degraded(state, servers, failure.reason)
         case Partial():
             return _await_successors(state, failure)
         case RollBack(why=why) if why:
@@ -110,25 +113,32 @@ def _await_successors(state: JobState, failure: Failure) -> JobState:
     )
 
 
-def _degraded(state: JobState, server: int, reason: str) -> JobState:
-    """The rows of a server are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
-    incarnation = state.routing.table.servers[server].incarnation
-    lost = Rebuilding(server, incarnation, reason, state.clock.active_seconds)
+def _degraded(state: JobState, servers: tuple[int, ...], reason: str) -> JobState:
+    """The rows of servers are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
+    before = state.rebuilding or Rebuilding({}, reason, state.clock.active_seconds)
+    incarnations = {server: state.routing.table.servers[server].incarnation for server in servers}
+    lost = replace(before, lost=incarnations, reason=reason, told=False)
     written = tuple(taking for taking in state.checkpointings if taking.phase is CheckpointPhase.WRITE)
     return replace(state, rebuilding=lost, move=None, checkpointings=written)
 
 
 def in_parity(state: JobState) -> frozenset[int]:
-    """The servers of which the others can rebuild any one now."""
+    """The servers of which the others can rebuild as many as the parity covers now."""
+    return _in_parity(state) if state.rebuilding is None else frozenset()
+
+
+def _in_parity(state: JobState) -> frozenset[int]:
+    """As `in_parity`, those included that wait to be rebuilt while nobody has begun with that."""
     table, parity = state.routing.table, state.parity
     owners = frozenset(server.index for server in table.owners)
     whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) and state.routing.ready
-    return owners if whole and trains and switching_move(state) is None and state.rebuilding is None else frozenset()
+    withdraws = state.rebuilding is not None and state.rebuilding.withdraws
+    return owners if whole and trains and switching_move(state) is None and not withdraws else frozenset()
 
 
 def is_protected(state: JobState) -> bool:
-    """Whether nothing is lost with any one server now."""
+    """Whether nothing is lost now with as many servers as the parity covers."""
     return bool(in_parity(state)) and not state.parity.troubles
 
 

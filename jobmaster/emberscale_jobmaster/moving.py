@@ -4,7 +4,7 @@
        before SWITCH: whatever fails is undone, and the move is tried again later or not at all
        a barrier that fails -> COPY, which goes on where it was
        from SWITCH on: the next master finishes it; a server that refuses the switch -> the job recovers
-       rows of a lost server, rebuilt for its successor (`rebuilding`): from COPY to SWITCH, without a barrier
+       rows of lost servers, rebuilt for their successors (`rebuilding`): from COPY to SWITCH, without a barrier
 
 SWITCH is durable before any server adopts the new table, so the ledger knows of every table that a server may have. A
 server holds the barrier of a move long enough for the next master; where even that lapsed, what the receivers have is
@@ -63,7 +63,7 @@ KEPT_SECONDS = 2.0
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Begins a move to the wanted servers and shares, and its barrier; drops one that is not wanted any more."""
     move = state.move
-    if move is not None and move.lost is not None:
+    if move is not None and move.lost:
         gone = _present(state, move.parties) != move.parties
         return rebuilding.failed(state, spec, move, "a server is gone", now) if gone and not move.holds else state
     if state.rebuilding is not None:
@@ -141,6 +141,8 @@ def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared,
     operation = replace(operation, done=operation.done | {server})
     if len(operation.done) < len(operation.parties):
         return state.having(asking_later(operation, server, now + KEPT_SECONDS))
+    if operation.lost:
+        state = rebuilding.withdrawing(state)
     copying = replace(operation, phase=MovePhase.COPY, done=frozenset(), deadline=now + COPY_SECONDS)
     return state.asking(copying, *operation.everyone)
 
@@ -158,7 +160,7 @@ def on_copied(
         done=operation.done | {server} if answer.ready else operation.done,
         deadline=now + COPY_SECONDS if gets_on else operation.deadline,
     )
-    if operation.lost is not None and len(operation.done) == len(operation.parties):
+    if operation.lost and len(operation.done) == len(operation.parties):
         return rebuilding.copied(state, spec, answered(operation, server))
     if answer.ready:
         return state.having(asking_later(operation, server, now + KEPT_SECONDS))
@@ -201,7 +203,7 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
     operation = replace(operation, done=operation.done | {server})
     if len(operation.done) < len(operation.parties):
         return state.having(operation), ()
-    if operation.lost is not None:
+    if operation.lost:
         return _sized(rebuilding.completed(state, operation, now), operation), ()
     pause = now - operation.held_at
     asked_at = state.scaling.target_since if state.scaling.target is not None else operation.began_at
@@ -282,8 +284,9 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
         present = state.routing.table
         since = present.version if operation.servers[whom] in present.owners else 0
         return PrepareCall(number, since, operation.table, WAIT_SECONDS, lost=operation.lost)
-    if operation.lost is not None and operation.phase is MovePhase.SWITCH:
-        return SwitchCall(operation.table.generation, number, number, rebuilding.rebuilt(operation) or {})
+    if operation.lost and operation.phase is MovePhase.SWITCH:
+        settled = (rebuilding.rebuilt(operation) or {}).get(whom, {})
+        return SwitchCall(operation.table.generation, number, number, settled)
     if operation.phase is MovePhase.COPY or barrier is None:
         return CopyCall(number, WAIT_SECONDS, 0.0 if scaling.is_urgent(state) else SPARE_SECONDS)
     if operation.phase is MovePhase.SWITCH:
@@ -422,7 +425,7 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, pro
 
 def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:
     """The move came to nothing. Another is begun later, unless moves have failed for long."""
-    if operation.lost is not None:
+    if operation.lost:
         return rebuilding.failed(state, spec, operation, problem, now)
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveFailed", problem)
     state = state.without(operation)

@@ -269,15 +269,15 @@ class MovePhase(StrEnum):
 class CopyReport:
     """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round.
 
-    Where the rows of a lost server are rebuilt, `rounds` are pieces of its own rows that the server took out of the
-    parity, and `rebuilt` the batches in the lost rows.
+    Where the rows of lost servers are rebuilt, `rounds` are pieces of its own rows that the server took out of the
+    parity, and `rebuilt` the batches in the rows of each, by its index.
     """
 
     ready: bool
     copied_bytes: int
     rounds: int
     changed_rows: int
-    rebuilt: Applied = field(default_factory=dict)
+    rebuilt: Mapping[int, Applied] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Move:
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
     * `shares`: by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
-    * `lost`: the index of a server whose rows the others rebuild for its successor, without a barrier; None: rows move.
+    * `lost`: servers whose rows the others rebuild for their successors, without a barrier; empty: rows move.
     """
 
     id: int
@@ -326,7 +326,7 @@ class Move:
     shares: tuple[float, ...] = ()
     members: tuple[int, ...] = ()
     pulls: tuple[HandedPull, ...] = ()
-    lost: int | None = None
+    lost: tuple[int, ...] = ()
     pending: Mapping[int, int] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
 

@@ -200,7 +200,7 @@ def _prepared(reply: pb.PrepareReply) -> Prepared:
 
 
 def _copied(reply: pb.CopyReply) -> CopyReport:
-    rebuilt = messages.applied(reply.rebuilt)
+    rebuilt = {rows.server: messages.applied(rows.applied) for rows in reply.rebuilt}
     return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows, rebuilt)
 
 

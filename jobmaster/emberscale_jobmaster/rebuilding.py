@@ -1,13 +1,18 @@
-"""Rebuilds the rows of a lost parameter server from the parity that the others hold, for the process in its place.
+"""Rebuilds the rows of lost parameter servers from the parity that the others hold, for the processes in their places.
 
-    lost -> (a successor joins) -> a move with `lost`: PREPARE -> COPY -> SWITCH -> over
-       another server is lost, or it fails again and again -> the job rolls back
-       the server speaks again before anybody was told -> over
-       its successor is lost -> the next one, from what is rebuilt already
+    lost -> (all successors have joined) -> a move with `lost`: PREPARE -> COPY -> SWITCH -> over
+       another server is lost before COPY, and the parity covers all -> lost, with one more
+       another server is lost otherwise, or it fails again and again -> the job rolls back
+       a server speaks again before anybody was told -> over, or the others alone are lost
+       a successor is lost -> the next one, from what is rebuilt already
+
+In COPY, the others take their own rows out of the parity, so that it covers none of them from then on.
 
 The others keep their rows, the generation stays, and nobody holds a barrier: what they own does not change, and the
-rows of the lost server do not either. A batch that only some have applied comes again from its worker.
+rows of the lost servers do not either. A batch that only some have applied comes again from its worker.
 """
+
+from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
@@ -19,7 +24,7 @@ from emberscale_jobmaster.membership import MemberId, slot_name
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import Failure, Parity, Rebuilt
+from emberscale_jobmaster.recovery import Failure, Parity, Rebuilding, Rebuilt
 from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, switching_move
 
 MOST_ATTEMPTS = 5
@@ -89,16 +94,22 @@ def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, t
     return trains and switching_move(state) is None and min(trouble.seconds, troubled_seconds) >= patience
 
 
-def unprotected_reason(state: JobState) -> str:
-    """Why a lost server could not be rebuilt now, for people; empty where it could."""
+def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
+    """Why lost servers could not be rebuilt now, for people; empty where they could."""
     if is_protected(state):
         return ""
     if state.rebuilding is not None:
-        return f"ps-{state.rebuilding.server} is lost, and its rows are being rebuilt"
+        lost = state.rebuilding
+        return f"{lost.names} {'is' if len(lost.lost) == 1 else 'are'} lost, and {_their(lost)} rows are being rebuilt"
     if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
         return "the job does not train"
-    if len(state.routing.table.owners) < 2:
-        return "only one parameter server has rows"
+    owners, parity = len(state.routing.table.owners), spec.fault_tolerance.parity
+    if owners <= parity:
+        return (
+            "only one parameter server has rows"
+            if owners == 1
+            else f"only {owners} parameter servers have rows, and parity {parity} takes {parity + 1}"
+        )
     if state.parity.version == state.routing.table.version and state.parity.troubles:
         index, told = min(state.parity.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"
@@ -109,26 +120,33 @@ def unprotected_reason(state: JobState) -> str:
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Begins the move to the successor of a lost server once there is one."""
+    """Begins the move to the successors of lost servers once there are all."""
     lost = state.rebuilding
     if lost is None or state.over:
         return state
     if not lost.told:  # the job's clock, by which it was lost, is counted once a second
         lost = replace(lost, told=True, began_at=now)
-        message = f"{lost.reason}: its rows are rebuilt from parity once it has a successor"
+        one = len(lost.lost) == 1
+        succeeded = "it has a successor" if one else "they have successors"
+        message = f"{lost.reason}: {_their(lost)} rows are rebuilt from parity once {succeeded}"
         return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
-    process = state.members.process(Role.PS, lost.server)
-    if process is None or now < lost.next_at:
+    returned = tuple(server for server in lost.servers if _incarnation(state, server) == lost.lost[server])
+    if returned and lost.withdraws:
+        return _roll_back(state, spec, f"ps-{returned[0]} speaks again while its rows are rebuilt")
+    if returned:
+        rest = {server: incarnation for server, incarnation in lost.lost.items() if server not in returned}
+        message = f"{' and '.join(f'ps-{server}' for server in returned)} speaks again"
+        still = replace(lost, lost=rest) if rest else None
+        return reshaping.note_step(replace(state, rebuilding=still), "Returned", message, 0.0)
+    if now < lost.next_at:
         return state
-    if process.incarnation == lost.incarnation:
-        if not lost.attempts:
-            return reshaping.note_step(
-                replace(state, rebuilding=None), "Returned", f"ps-{lost.server} speaks again", 0.0
-            )
-        return _roll_back(state, spec, f"ps-{lost.server} speaks again while its rows are rebuilt")
-    table = state.routing.table
-    successor = PsAddress(lost.server, process.incarnation, process.data_address, process.control_address)
-    servers = tuple(successor if one.index == lost.server else one for one in table.servers)
+    table, successors = state.routing.table, {}
+    for server in lost.servers:
+        process = state.members.process(Role.PS, server)
+        if process is None:
+            return state
+        successors[server] = PsAddress(server, process.incarnation, process.data_address, process.control_address)
+    servers = tuple(successors.get(one.index, one) for one in table.servers)
     move = Move(
         id=state.next_operation,
         number=state.next_barrier,
@@ -140,7 +158,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         servers=servers,
         shares=state.routing.shares,
         members=tuple(one.index for one in table.owners),
-        lost=lost.server,
+        lost=lost.servers,
     )
     state = replace(
         state,
@@ -160,35 +178,52 @@ def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now
     return replace(state, rebuilding=replace(lost, next_at=now + AGAIN_SECONDS))
 
 
+def withdrawing(state: JobState) -> JobState:
+    """The others are about to begin: they take their own rows out of the parity."""
+    lost = state.rebuilding
+    return state if lost is None else replace(state, rebuilding=replace(lost, withdraws=True))
+
+
 def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
     """All holders have sent what they have rebuilt. They must agree on the batches in it."""
     if rebuilt(move) is None:
-        return _roll_back(state, spec, f"the servers do not agree on what ps-{move.lost} had applied")
+        names = " and ".join(f"ps-{server}" for server in move.lost)
+        return _roll_back(state, spec, f"the servers do not agree on what {names} had applied")
     return state.asking(replace(move, phase=MovePhase.SWITCH, done=frozenset()), *move.everyone)
 
 
-def rebuilt(move: Move) -> Applied | None:
-    """The batches in the rebuilt rows, None where servers differ about them."""
-    said = [report.rebuilt for index, report in move.copied.items() if index != move.lost]
-    return said[0] if said and all(one == said[0] for one in said) else None
+def rebuilt(move: Move) -> Mapping[int, Applied] | None:
+    """The batches in the rebuilt rows of each lost server, None where servers differ about them."""
+    said = [report.rebuilt for index, report in move.copied.items() if index not in move.lost]
+    return said[0] if said and said[0].keys() == {*move.lost} and all(one == said[0] for one in said) else None
 
 
 def completed(state: JobState, move: Move, now: float) -> JobState:
     """All servers have adopted the table with the successor."""
     lost, sent = state.rebuilding, sum(report.copied_bytes for report in move.copied.values())
     seconds = now - (move.began_at if lost is None else lost.began_at)
-    name = slot_name(Role.PS, move.lost or 0)
+    name = " and ".join(slot_name(Role.PS, server) for server in move.lost)
     state = replace(
         state.without(move),
         routing=Routing(move.table, True, state.routing.left, move.shares),
         rebuilding=None,
         parity=Parity(),
-        rebuilt=Rebuilt(state.rebuilt.count + 1, name, seconds, sent),
+        rebuilt=Rebuilt(state.rebuilt.count + len(move.lost), name, seconds, sent),
     )
-    message = f"{name} has its {sent / _MIB:,.1f} MiB of rows again, rebuilt from parity, by routing table"
+    has = "has its" if len(move.lost) == 1 else "have their"
+    message = f"{name} {has} {sent / _MIB:,.1f} MiB of rows again, rebuilt from parity, by routing table"
     return reshaping.note_step(state, "Recovered", f"{message} {move.table.version}; nothing was rolled back", seconds)
 
 
 def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:
     lost = state.rebuilding
-    return recover(state, spec, Failure(() if lost is None else (lost.server,), reason))
+    return recover(state, spec, Failure(() if lost is None else lost.servers, reason))
+
+
+def _incarnation(state: JobState, server: int) -> str:
+    process = state.members.process(Role.PS, server)
+    return "" if process is None else process.incarnation
+
+
+def _their(lost: Rebuilding) -> str:
+    return "its" if len(lost.lost) == 1 else "their"

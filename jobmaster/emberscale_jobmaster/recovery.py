@@ -27,13 +27,14 @@ class Protection:
     * `checkpoint`: the id of the newest complete checkpoint, empty if there is none.
     * `survivors`: how many parameter servers keep their rows.
     * `allowed_pls`: the portion of lost samples that the job may reach; 0: it may lose nothing.
-    * `parity`: servers of which the others can rebuild any one.
+    * `parity`: servers of which the others can rebuild any `covered`.
     """
 
     checkpoint: str
     survivors: int = 0
     allowed_pls: float = 0.0
     parity: frozenset[int] = frozenset()
+    covered: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class Partial:
 
 @dataclass(frozen=True)
 class Decode:
-    """The others rebuild the rows of this server from parity, for its successor: nothing rolls back."""
+    """The others rebuild the rows of these servers from parity, for their successors: nothing rolls back."""
 
-    server: int
+    servers: tuple[int, ...]
 
 
 Recovery = RollBack | Partial | Decode
@@ -92,26 +93,37 @@ class Parity:
 
 @dataclass(frozen=True)
 class Rebuilding:
-    """A lost server whose rows are being rebuilt.
+    """Lost servers whose rows are being rebuilt.
 
-    * `incarnation`: the process that is lost.
-    * `reason`: why it counts as lost, for people. `told`: whether the Event `Degraded` has said so.
-    * `began_at`: when it was lost. `next_at`: the earliest time of the next attempt. Both on the job's clock.
-    * `attempts`: moves that were begun for it.
+    * `lost`: by the index of each server, the incarnation of the process that is lost.
+    * `reason`: why they count as lost, for people. `told`: whether the Event `Degraded` has said so.
+    * `began_at`: when the last one was lost. `next_at`: the earliest time of the next attempt. Both on the job's clock.
+    * `attempts`: moves that were begun for them.
+    * `withdraws`: the others may have begun to take their own rows out of the parity. None of them can be rebuilt.
     """
 
-    server: int
-    incarnation: str
+    lost: Mapping[int, str]
     reason: str
     began_at: float
     told: bool = False
     attempts: int = 0
     next_at: float = 0.0
+    withdraws: bool = False
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The indexes of the lost servers, ascending."""
+        return tuple(sorted(self.lost))
+
+    @property
+    def names(self) -> str:
+        """The names of the lost servers, for people."""
+        return " and ".join(f"ps-{server}" for server in self.servers)
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """How many servers were rebuilt, the last of them, its seconds from the loss on, and the bytes of its rows."""
+    """How many servers were rebuilt, the last of them, the seconds from the loss on, and the bytes of their rows."""
 
     count: int = 0
     server: str = ""
@@ -123,8 +135,9 @@ def choose(failure: Failure, protection: Protection, estimates: Estimates) -> Re
     """Returns the recovery from a failure: from parity where that covers what is lost, else a partial one where the
     job allows it and can have it, else a roll-back.
     """
-    if failure.is_loss and len(failure.servers) == 1 and protection.parity.issuperset(failure.servers):
-        return Decode(failure.servers[0])
+    is_covered = 0 < len(failure.servers) <= protection.covered and protection.parity.issuperset(failure.servers)
+    if failure.is_loss and is_covered:
+        return Decode(failure.servers)
     if not failure.servers:
         return RollBack(protection.checkpoint, NOBODY_LOST)
     if not protection.allowed_pls:

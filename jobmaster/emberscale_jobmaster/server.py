@@ -199,11 +199,13 @@ def _protection(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:
     if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
         return
     protected, rebuilt = is_protected(state), state.rebuilt
-    yield GaugeMetricFamily(metrics.JOB_PROTECTED, "Whether any parameter server can be rebuilt from parity", protected)
+    yield GaugeMetricFamily(
+        metrics.JOB_PROTECTED, "Whether lost parameter servers can be rebuilt from parity", protected
+    )
     yield CounterMetricFamily(metrics.JOB_REBUILDS_TOTAL, "Parameter servers rebuilt from parity", rebuilt.count)
     yield GaugeMetricFamily(metrics.JOB_REBUILD_SECONDS, "Time that the last rebuild took", rebuilt.seconds)
     move = state.move
-    if move is not None and move.lost is not None:
+    if move is not None and move.lost:
         sent = sum(report.copied_bytes for report in move.copied.values())
         yield GaugeMetricFamily(metrics.JOB_REBUILD_SENT_BYTES, "Bytes that the rebuild under way has sent", sent)
 

@@ -116,15 +116,20 @@ def _moving(state: JobState) -> str:
     """Describes the progress of a move, as the end of a sentence; empty without one."""
     move, lost = state.move, state.rebuilding
     if move is None:
-        return "" if lost is None else f"; the rows of ps-{lost.server} wait for its successor"
-    if move.lost is not None:
+        return "" if lost is None else f"; the rows of {lost.names} wait for {_successors(len(lost.lost))}"
+    if move.lost:
         sent = sum(one.copied_bytes for one in move.copied.values()) / _MIB
-        return f"; the rows of ps-{move.lost} are rebuilt from parity, {sent:,.1f} MiB so far"
+        names = " and ".join(slot_name(Role.PS, server) for server in move.lost)
+        return f"; the rows of {names} are rebuilt from parity, {sent:,.1f} MiB so far"
     servers = f"{len(move.table.servers)} parameter servers"
     if move.phase is MovePhase.PREPARE:
         return f"; {servers} prepare to take rows"
     copied = sum(one.copied_bytes for one in move.copied.values()) / _MIB
     return f"; rows move to {servers}, {copied:,.1f} MiB so far"
+
+
+def _successors(count: int) -> str:
+    return "its successor" if count == 1 else "their successors"
 
 
 def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
@@ -193,8 +198,8 @@ def _protection(state: JobState, spec: TrainingJobSpec) -> pb.ProtectionStatus |
         return None
     return pb.ProtectionStatus(
         protected=is_protected(state),
-        problem=unprotected_reason(state),
-        lost="" if state.rebuilding is None else slot_name(Role.PS, state.rebuilding.server),
+        problem=unprotected_reason(state, spec),
+        lost="" if state.rebuilding is None else state.rebuilding.names,
         rebuilds=state.rebuilt.count,
         seconds=state.rebuilt.seconds,
         bytes=state.rebuilt.bytes,

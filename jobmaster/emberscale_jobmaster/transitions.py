@@ -137,8 +137,8 @@ def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
 
 
 def _name(operation: Operation) -> str:
-    """What people call it: a move of a lost server's rows is a rebuild."""
-    if isinstance(operation, Move) and operation.lost is not None:
+    """What people call it: a move of lost servers' rows is a rebuild."""
+    if isinstance(operation, Move) and operation.lost:
         return "Rebuild"
     return type(operation).__name__
 

@@ -18,6 +18,22 @@ def test_parity_takes_two_servers(ps: dict[str, Any]) -> None:
     assert spec(ps).fault_tolerance.least_servers == 2
 
 
+def test_two_parities_take_three_servers() -> None:
+    assert spec({"replicas": 3}, parity=2).fault_tolerance.least_servers == 3
+    with pytest.raises(ValidationError, match=r"parity \(2\) takes 3 parameter servers or more: give ps.replicas as 3"):
+        spec({"replicas": 2}, parity=2)
+
+
+def test_two_parities_take_no_more_servers_than_their_code_tells_apart() -> None:
+    assert spec({"replicas": 257}, parity=2).ps.replicas == 257
+    assert spec({"replicas": 1000}, parity=1).ps.replicas == 1000
+    for field in ("replicas", "minReplicas", "maxReplicas"):
+        with pytest.raises(
+            ValidationError, match=rf"takes 257 parameter servers at most: give ps.{field} as 257 or less"
+        ):
+            spec({"minReplicas": 3, field: 258} if field != "replicas" else {field: 258}, parity=2)
+
+
 @pytest.mark.parametrize(
     ("ps", "field"), [({"replicas": 1}, "replicas"), ({}, "minReplicas"), ({"maxReplicas": 4}, "minReplicas")]
 )
@@ -26,9 +42,9 @@ def test_with_fewer_a_manifest_is_refused_by_the_field_that_must_change(ps: dict
         spec(ps)
 
 
-def test_more_parity_than_one_is_refused() -> None:
-    with pytest.raises(ValidationError, match="less than or equal to 1"):
-        spec({"replicas": 5}, parity=2)
+def test_more_parity_than_two_is_refused() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 2"):
+        spec({"replicas": 5}, parity=3)
 
 
 def test_a_job_with_parity_is_not_scaled_below_it() -> None:

@@ -18,10 +18,10 @@ NO_CHECKPOINTS = {"interval": "1h", "flash": {"mode": "Disabled"}}
 """What a roll-back would go back to is the start."""
 
 
-def coded(servers: int = 3, epochs: int = 4) -> dict[str, Any]:
+def coded(servers: int = 3, epochs: int = 4, parity: int = 1) -> dict[str, Any]:
     return {
         "ps": {"replicas": servers},
-        "faultTolerance": {"strategy": "ErasureCoding"},
+        "faultTolerance": {"strategy": "ErasureCoding", "parity": parity},
         "checkpoint": NO_CHECKPOINTS,
         "training": {"epochs": epochs},
     }
@@ -51,6 +51,24 @@ def test_a_killed_server_is_rebuilt_and_nothing_goes_back(make_job: Callable[...
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 1)
+    assert finished.summary["samples"] == finished.summary["expected_samples"]
+    job.exact_audit()
+
+
+def test_two_servers_killed_at_once_are_rebuilt_and_nothing_goes_back(make_job: Callable[..., Job]) -> None:
+    job = make_job(coded(servers=4, parity=2))
+    job.start()
+    assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+    before = job.status()
+    for process in [job.member("ps", 0), job.member("ps", 2)]:
+        process.send_signal(signal.SIGKILL)
+    assert job.wait_for(partial(has_rebuilt, job, 2))
+    after = job.status()
+    assert (after.generation, after.protection.rebuilt) == (before.generation, "ps-0 and ps-2")
+    assert after.samples >= before.samples
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 2)
     assert finished.summary["samples"] == finished.summary["expected_samples"]
     job.exact_audit()
 

@@ -112,7 +112,7 @@ class ServerDouble:
     moves_over: int = 0
     owns: bool = False
     switched: int = 0
-    rebuilds: int | None = None
+    rebuilds: tuple[int, ...] = ()
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Driven:
     incremental: str = "Full"
     quantization: str = "None"
     changed_bytes: int = 2
-    parity: bool = False
+    parity: int = 0
     now: float = 0.0
     initial: dict[str, CheckpointManifest] | None = None
     continuation: str = "Fresh"
@@ -192,7 +192,7 @@ class Driven:
         self.checkpoints: dict[str, tuple[Holding, bool]] = {}
         self.damaged: dict[str, str] = {}
         self.built_on: dict[str, str] = {}
-        self.lost: Holding = {}
+        self.lost: dict[int, Holding] = {}
         self.stored: dict[str, str] = {}
         self.unanswered: list[Effect] = []
         self.called: Counter[tuple[str, int]] = Counter()
@@ -207,7 +207,7 @@ class Driven:
     @property
     def _tolerance(self) -> dict[str, Any]:
         if self.parity:
-            return {"strategy": "ErasureCoding"}
+            return {"strategy": "ErasureCoding", "parity": self.parity}
         partial = {"strategy": "PartialRecovery", "targetPLS": self.target_pls, "priority": self.priority}
         return partial if self.target_pls else {}
 
@@ -346,7 +346,7 @@ class Driven:
     def kill(self, role: Role, index: int) -> None:
         member = self.ps[index].member if role is Role.PS else self.workers[index]
         if role is Role.PS:
-            self.lost = self.ps[index].applied
+            self.lost[index] = self.ps[index].applied
         self.quiet.add(member.slot)
         self.tell(Exited(now=self.now, member=member, exit_code=137, reason="Killed"))
 
@@ -579,8 +579,9 @@ class Driven:
         match request:
             case PrepareCall():
                 return Prepared(done=True)
-            case CopyCall() if server.rebuilds is not None and server.owns:
-                return CopyReport(True, 1000, 0, 0, as_ranges(self.lost))
+            case CopyCall() if server.rebuilds and server.owns:
+                rebuilt = {index: as_ranges(self.lost.get(index, {})) for index in server.rebuilds}
+                return CopyReport(True, 1000, 0, 0, rebuilt)
             case CopyCall():
                 return CopyReport(ready=True, copied_bytes=1000, rounds=2, changed_rows=3)
             case HandOverCall(barrier=number):
@@ -591,7 +592,7 @@ class Driven:
                 )
             case SwitchCall(barrier=number, applied=applied):
                 table = server.move[1]
-                keeps = server.rebuilds is not None and server.owns
+                keeps = bool(server.rebuilds) and server.owns
                 if server.generation == table.generation and server.held != number and not keeps:
                     return f"barrier {number} is not held"
                 self._let_go(server)

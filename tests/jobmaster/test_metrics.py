@@ -45,7 +45,7 @@ class Still:
 
 
 def test_protection_and_rebuilds_can_be_scraped() -> None:
-    driven = Driven(servers=3, interval=1000.0, parity=True)
+    driven = Driven(servers=3, interval=1000.0, parity=1)
 
     def scraped() -> dict[str, float]:
         families = JobMetrics(cast(JobRuntime, Still(driven))).collect()

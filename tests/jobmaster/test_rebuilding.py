@@ -11,16 +11,16 @@ from emberscale_jobmaster import moving, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived
 from emberscale_jobmaster.operations import CopyReport, MovePhase
-from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Protection, RollBack, choose
+from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Parity, Protection, RollBack, choose
 from emberscale_jobmaster.state import Stage, committed_samples
 from eventually import unwrap
 
 ALL = frozenset({0, 1, 2})
 
 
-def protected(servers: int = 3, interval: float = 1000.0) -> Driven:
+def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1) -> Driven:
     """A job that has trained a little, and whose servers hold parity of each other."""
-    driven = Driven(servers=servers, interval=interval, parity=True)
+    driven = Driven(servers=servers, interval=interval, parity=parity)
     driven.start()
     driven.train(4)
     driven.pass_time(1)
@@ -33,19 +33,23 @@ def is_over(driven: Driven) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("failure", "parity", "expected"),
+    ("failure", "parity", "covered", "expected"),
     [
-        (Failure((1,), "lost", is_loss=True), ALL, Decode(1)),
-        (Failure((0, 1), "lost", is_loss=True), ALL, RollBack("c")),
-        (Failure((1,), "lost", is_loss=True), frozenset(), RollBack("c")),
-        (Failure((3,), "lost", is_loss=True), ALL, RollBack("c")),
-        (Failure((1,), "unknown rows"), ALL, RollBack("c")),
+        (Failure((1,), "lost", is_loss=True), ALL, 1, Decode((1,))),
+        (Failure((0, 1), "lost", is_loss=True), ALL, 1, RollBack("c")),
+        (Failure((1,), "lost", is_loss=True), ALL, 2, Decode((1,))),
+        (Failure((0, 1), "lost", is_loss=True), ALL, 2, Decode((0, 1))),
+        (Failure((0, 1, 2), "lost", is_loss=True), ALL, 2, RollBack("c")),
+        (Failure((1,), "lost", is_loss=True), frozenset(), 2, RollBack("c")),
+        (Failure((1, 3), "lost", is_loss=True), ALL, 2, RollBack("c")),
+        (Failure((1,), "unknown rows"), ALL, 2, RollBack("c")),
     ],
 )
 def test_parity_is_taken_where_it_covers_what_is_lost(
-    failure: Failure, parity: frozenset[int], expected: Decode | RollBack
+    failure: Failure, parity: frozenset[int], covered: int, expected: Decode | RollBack
 ) -> None:
-    assert choose(failure, Protection("c", parity=parity), Estimates(lost_seconds=100.0)) == expected
+    protection = Protection("c", parity=parity, covered=covered)
+    assert choose(failure, protection, Estimates(lost_seconds=100.0)) == expected
 
 
 def test_a_lost_server_is_rebuilt_under_the_same_generation() -> None:
@@ -54,7 +58,7 @@ def test_a_lost_server_is_rebuilt_under_the_same_generation() -> None:
     applied = [driven.ps[index].applied for index in range(3)]
     driven.kill(Role.PS, 1)
     assert driven.job.routing.ready
-    assert unwrap(driven.job.rebuilding).server == 1
+    assert unwrap(driven.job.rebuilding).servers == (1,)
     driven.join(Role.PS, 1)
     after = driven.job.routing.table
     assert (after.generation, after.version) == (before.generation, before.version + 1)
@@ -79,14 +83,14 @@ def test_people_are_told_of_the_loss_and_of_its_end() -> None:
     driven = protected()
     driven.kill(Role.PS, 1)
     assert driven.job.scaling.steps[-1].reason == "Degraded"
-    assert rebuilding.unprotected_reason(driven.job) == "ps-1 is lost, and its rows are being rebuilt"
+    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1 is lost, and its rows are being rebuilt"
     driven.pass_time(3)
     driven.join(Role.PS, 1)
     step = driven.job.scaling.steps[-1]
     assert (step.reason, step.seconds) == ("Recovered", 3.0)
-    assert "rows of ps-0, ps-1, ps-2 are still sent" in rebuilding.unprotected_reason(driven.job)
+    assert "rows of ps-0, ps-1, ps-2 are still sent" in rebuilding.unprotected_reason(driven.job, driven.spec)
     driven.pass_time(1)
-    assert not rebuilding.unprotected_reason(driven.job)
+    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
 
 
 def test_before_all_rows_are_in_parity_a_lost_server_takes_the_job_back() -> None:
@@ -117,6 +121,88 @@ def test_a_second_loss_takes_the_job_back() -> None:
     driven.train_all()
 
 
+def test_two_servers_lost_at_once_are_rebuilt_together_once_both_have_successors() -> None:
+    driven = protected(servers=4, parity=2)
+    before = driven.job.routing.table
+    applied = [driven.ps[index].applied for index in range(4)]
+    driven.kill(Role.PS, 1)
+    driven.kill(Role.PS, 3)
+    assert rebuilding.unprotected_reason(driven.job, driven.spec) == (
+        "ps-1 and ps-3 are lost, and their rows are being rebuilt"
+    )
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert driven.job.move is None
+    driven.join(Role.PS, 3)
+    after = driven.job.routing.table
+    assert (after.generation, after.version) == (before.generation, before.version + 1)
+    assert [driven.ps[index].applied for index in range(4)] == applied
+    assert (driven.job.recoveries, driven.job.rebuilt.count, driven.job.rebuilding) == (0, 2, None)
+    assert [step.reason for step in driven.job.scaling.steps[-3:]] == ["Degraded", "Degraded", "Recovered"]
+    driven.train_all()
+    driven.pass_time(5)
+    assert "Completed" in driven.describe()
+
+
+def test_a_second_server_may_be_lost_while_the_successor_of_the_first_prepares() -> None:
+    driven = protected(servers=4, parity=2)
+    driven.kill(Role.PS, 1)
+    driven.faults["Prepare", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    assert unwrap(driven.job.move).phase is MovePhase.PREPARE
+    driven.kill(Role.PS, 2)
+    assert driven.job.move is None
+    driven.join(Role.PS, 2)
+    driven.pass_time(2)
+    assert (driven.job.recoveries, driven.job.rebuilt.count, driven.job.rebuilding) == (0, 2, None)
+
+
+def test_a_second_server_that_is_lost_while_rows_leave_the_parity_takes_the_job_back() -> None:
+    driven = protected(servers=4, parity=2)
+    driven.kill(Role.PS, 1)
+    driven.faults["Copy", 0] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    assert unwrap(driven.job.move).phase is MovePhase.COPY
+    driven.kill(Role.PS, 2)
+    assert driven.job.recoveries == 1
+
+
+def test_a_third_loss_takes_the_job_back() -> None:
+    driven = protected(servers=4, parity=2)
+    for index in (0, 1):
+        driven.kill(Role.PS, index)
+        assert driven.job.recoveries == 0
+    driven.kill(Role.PS, 2)
+    assert driven.job.recoveries == 1
+
+
+def test_one_of_two_servers_that_speaks_again_is_not_rebuilt() -> None:
+    driven = protected(servers=4, parity=2)
+    silent = driven.ps[1]
+    driven.quiet.add(silent.member.slot)
+    driven.pass_time(20)
+    driven.kill(Role.PS, 2)
+    assert unwrap(driven.job.rebuilding).servers == (1, 2)
+    driven.quiet.discard(silent.member.slot)
+    driven.tell(
+        HeartbeatReceived(now=driven.now, member=silent.member, generation=silent.generation, version=silent.version)
+    )
+    driven.pass_time(1)
+    assert unwrap(driven.job.rebuilding).servers == (2,)
+    driven.join(Role.PS, 2)
+    assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
+
+
+def test_rows_on_too_few_servers_are_said_to_be_unprotected() -> None:
+    driven = protected(servers=3, parity=2)
+    table = driven.job.routing.table
+    drained = replace(table, bucket_owners=(0,) * 1024, piece_owners=(1,) * 64)
+    job = replace(driven.job, routing=replace(driven.job.routing, table=drained), parity=Parity())
+    assert rebuilding.unprotected_reason(job, driven.spec) == (
+        "only 2 parameter servers have rows, and parity 2 takes 3"
+    )
+
+
 def test_a_loss_that_is_told_again_is_one_loss() -> None:
     driven = protected()
     lost = driven.ps[1].member
@@ -144,12 +230,12 @@ def test_a_server_that_speaks_again_before_anybody_was_told_goes_on() -> None:
 def test_a_successor_that_dies_is_followed_by_another() -> None:
     driven = protected()
     driven.kill(Role.PS, 1)
-    batches = driven.lost
+    batches = driven.lost[1]
     driven.faults["Copy", 2] = Fault(hangs=True)
     driven.join(Role.PS, 1)
     assert unwrap(driven.job.move).phase is MovePhase.COPY
     driven.kill(Role.PS, 1)
-    driven.lost = batches
+    driven.lost[1] = batches
     driven.join(Role.PS, 1)
     driven.pass_time(3)
     assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
@@ -184,7 +270,7 @@ def test_servers_that_differ_about_the_lost_rows_take_the_job_back() -> None:
     driven.kill(Role.PS, 1)
     driven.faults["Copy", 2] = Fault(hangs=True)
     driven.join(Role.PS, 1)
-    driven.lost = {0: {0}}
+    driven.lost[1] = {0: {0}}
     driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
     assert driven.job.recoveries == 1
 
@@ -201,7 +287,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     driven.troubles[1] = parted(driven, seconds - 1, broken=broken)
     driven.pass_time(2)
     assert driven.job.recoveries == 0
-    assert rebuilding.unprotected_reason(driven.job) == "ps-1: ps-2 takes no more of its changes"
+    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1: ps-2 takes no more of its changes"
     driven.troubles[1] = parted(driven, seconds, broken=broken)
     driven.pass_time(seconds)
     assert driven.job.recoveries == 1
@@ -210,7 +296,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     assert step.message.startswith("ps-1 cannot protect its rows: ps-2 takes no more of its changes; the whole job")
     driven.pass_time(2)  # what is said of the table before means nothing
     assert driven.job.recoveries == 1
-    assert not rebuilding.unprotected_reason(driven.job)
+    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
     driven.troubles.clear()
     driven.train_all()
 
@@ -220,10 +306,10 @@ def test_servers_that_never_reached_each_other_take_nobody_back() -> None:
     driven.troubles[1] = parted(driven, 0.0, broken=False)  # no push waits
     driven.pass_time(300)
     assert driven.job.recoveries == 0
-    assert rebuilding.unprotected_reason(driven.job) == "ps-1: ps-2 takes no more of its changes"
+    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1: ps-2 takes no more of its changes"
     driven.troubles.clear()
     driven.pass_time(2)
-    assert not rebuilding.unprotected_reason(driven.job)
+    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
 
 
 def test_what_lasted_before_anybody_could_see_it_is_no_trouble_yet() -> None:

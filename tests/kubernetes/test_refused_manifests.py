@@ -61,7 +61,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ("spec.checkpoint.interval", "-5s", "spec.checkpoint.interval"),
     ("spec.checkpoint.keep", 0, "should be greater than or equal to 1"),
     ("spec.faultTolerance.strategy", "Pray", "supported values"),
-    ("spec.faultTolerance", {"strategy": "ErasureCoding", "parity": 2}, "should be less than or equal to 1"),
+    ("spec.faultTolerance", {"strategy": "ErasureCoding", "parity": 3}, "should be less than or equal to 2"),
     (
         "spec.faultTolerance",
         {"strategy": "FullRecovery", "targetPLS": 0.1},

@@ -1,13 +1,15 @@
 """One server's part in a group that keeps parity: the real cores, also of streams, over rows that are sets of batches.
 
-XOR of bytes is the symmetric difference of such sets. What is a row's, and whose, stays visible in parity: of rows that
-were not withdrawn, or changed without a delta, something is left in those that are rebuilt.
+A parity block has a number for each batch of each row: the sum of the factors of those that were added, which is what
+the code makes of a byte 1. What is a row's, and whose, stays visible in parity: of rows that were not withdrawn, or
+changed without a delta, something is left in those that are rebuilt.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 from tests.simulation.network import BrokenError, End, Hello
 from tests.simulation.units import Batch, Unit
 from tests.simulation.world import Signal, Task
@@ -15,6 +17,7 @@ from tests.simulation.world import Signal, Task
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.wire import Status
 from emberscale_trainer.parity import Holding, ParityLayout
+from emberscale_trainer.parity.code import coefficient, decode_one, decode_two
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.group import GroupCore, parity_stream
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from tests.simulation.parameter_server import ParameterServer
 
 Element = tuple[Unit, Batch]
+Block = dict[Element, int]
+"""The numbers of a block that are not 0."""
+
 Deltas = tuple[tuple[int, frozenset[Element]], ...]
 """What changed in the row of each slot; a segment has one slot."""
 
@@ -49,14 +55,19 @@ class Refused:
 
 
 class Sent(NamedTuple):
-    """An item. `base`: all batches so far; `mark`: the rows are withdrawn, and what that says of the lost one."""
+    """An item. `base`: all batches so far; `marks`: the rows are withdrawn, and what that says of the lost ones.
 
-    kind: Literal["base", "deltas", "withdrawn"]
+    `half`: what the sender has of a `stripe`, for who decodes it; None: that was all.
+    """
+
+    kind: Literal["base", "deltas", "withdrawal", "withdrawn", "half"]
     stored: int = 0
     batch: Batch | None = None
     deltas: Deltas = ()
     base: AppliedBatches | None = None
-    mark: tuple[int, int] = (0, 0)
+    marks: Mapping[int, int] = {}
+    stripe: int = 0
+    half: "Block | None" = None
 
 
 class ParitySets:
@@ -65,15 +76,53 @@ class ParitySets:
     def __init__(self, layout: ParityLayout, member: int) -> None:
         self._layout = layout
         self._member = member
-        self.stripes: dict[int, frozenset[Element]] = {}
+        self._blocks: dict[int, Block] = {}
+        self.halves: dict[int, Block] = {}
 
     def apply(self, source: int, deltas: Deltas) -> None:
         """Applies deltas. Raises ValueError for those of a row whose parity is elsewhere."""
         for slot, changed in deltas:
             stripe = self._layout.stripe(source, _TABLE, slot)
-            if self._layout.holder(_TABLE, stripe) != self._member:
+            role = self._layout.role(self._member, _TABLE, stripe)
+            if role is None:
                 raise ValueError(f"member {source} sends deltas of slot {slot} to member {self._member}")
-            self.stripes[stripe] = self.stripes.get(stripe, frozenset()) ^ changed
+            block = self._blocks.setdefault(stripe, {})
+            factor = coefficient(role, self._layout.position(source, _TABLE, stripe))
+            for element in changed:
+                block[element] = block.get(element, 0) ^ factor
+
+    def halves_for_others(self, lost: frozenset[int]) -> Iterator[tuple[int, Block]]:
+        """What another holder lacks to decode two lost rows, by stripe."""
+        for stripe, block, role in self._held():
+            if len(self._layout.lost_rows(lost, _TABLE, stripe)) > 1 and role != self._decoder(lost, stripe):
+                yield stripe, dict(block)
+
+    def decoded(self, lost: frozenset[int], member: int) -> Iterator[Element]:
+        """What is in the rows of a lost member that this one decodes; a part of a batch is another batch."""
+        for stripe, block, role in self._held():
+            rows_of = self._layout.lost_rows(lost, _TABLE, stripe)
+            if member not in rows_of or role != self._decoder(lost, stripe):
+                continue
+            half = self.halves.get(stripe, {})
+            elements = sorted(block.keys() | half.keys())
+            p, q = (np.array([one.get(element, 0) for element in elements], np.uint8) for one in (half, block))
+            positions = [self._layout.position(one, _TABLE, stripe) for one in rows_of]
+            if len(rows_of) == 2:
+                found = decode_two(p, q, *positions)[rows_of.index(member)]
+            else:
+                found = q if role == 0 else decode_one(q, positions[0])
+            for (unit, (epoch, number)), value in zip(elements, found.tolist(), strict=True):
+                if value:
+                    yield unit, (epoch if value == 1 else -value, number)
+
+    def _held(self) -> Iterator[tuple[int, Block, int]]:
+        for stripe, block in sorted(self._blocks.items()):
+            role = self._layout.role(self._member, _TABLE, stripe)
+            assert role is not None
+            yield stripe, block, role
+
+    def _decoder(self, lost: frozenset[int], stripe: int) -> int:
+        return self._layout.decoder(lost, _TABLE, stripe)
 
 
 @dataclass
@@ -103,13 +152,14 @@ class SimulatedGroup:
         self.members = tuple(one.index for one in table.owners)
         self.me = self.members.index(server.index)
         self._server = server
-        self._layout = ParityLayout(len(self.members))
+        parity = server.cluster.scenario.parity
+        self._layout = ParityLayout(len(self.members), parity)
         self._parity = ParitySets(self._layout, self.me)
-        self.core = GroupCore(self.me, len(self.members), Holding(self._parity, self.me, len(self.members)))
+        self.core = GroupCore(self.me, len(self.members), Holding(self._parity, self.me, len(self.members)), parity)
         self._logged = 0
         self._withdrawing = False
         self._parted_at: float | None = None
-        self._rest: AppliedBatches | None = None
+        self._rest: dict[int, AppliedBatches] | None = None
         self._changed: Signal[None] = Signal()
         self._links = {member: _Link() for member in range(len(self.members)) if member != self.me}
         self._send(Sent("base", base=AppliedBatches()))
@@ -162,12 +212,15 @@ class SimulatedGroup:
         self.core.put()
         for member in self.core.holders:
             link = self._links[member]
-            mine = tuple(one for one in item.deltas if self._layout.lane(self.me, _TABLE, one[0]) == member)
+            mine = tuple(one for one in item.deltas if self._goes_to(member, one[0]))
             if not link.over:
                 if link.window.acknowledged_count == link.window.put_count:
                     link.waits_since = self._server.world.now
                 link.window.put(item._replace(deltas=mine), 1)
         self._notify()
+
+    def _goes_to(self, member: int, slot: int) -> bool:
+        return self._layout.lane(self.me, _TABLE, slot) in self._layout.lanes_to(member)
 
     def _acknowledged(self) -> dict[int, int]:
         return {member: link.window.acknowledged_count for member, link in self._links.items()}
@@ -265,61 +318,77 @@ class SimulatedGroup:
     # What others send
 
     def receive(self, source: int, item: Sent) -> None:
-        """Takes an item of another member. Raises SourceOverError."""
+        """Takes an item of another member. Raises SourceOverError and NotHeldError."""
         match item.kind:
             case "base":
                 assert item.base is not None
                 self.core.begin(source, item.base.copy())
             case "deltas":
                 self.core.take(source, item.stored, item.batch, item.deltas)
+            case "withdrawal":
+                self.core.take_withdrawal(source, item.stored, item.deltas)
             case "withdrawn":
-                self.core.withdrawn(source, *item.mark)
+                self.core.withdrawn(source, item.marks)
+            case "half" if item.half is not None:
+                self.core.require()
+                self._parity.halves[item.stripe] = item.half
+            case "half":
+                self.core.told(source)
         self._notify()
 
-    # The loss of a member
+    # The loss of members
 
-    def rebuild(self, lost: int) -> Task[AppliedBatches]:
-        """Leaves nothing in the parity but the rows of a lost member; the batches in them. Raises NotHeldError."""
+    def rebuild(self, lost: frozenset[int]) -> Task[dict[int, AppliedBatches]]:
+        """Leaves nothing in the parity but the rows of lost members; the batches in them. Raises NotHeldError."""
+        marks = self.core.lose(lost)
         while self._withdrawing:
             yield self._changed
-        mark = self.core.lose(lost)
         if self._parted_at is None:
             self._parted_at = self._server.world.now
-        self._close(self._links[lost])
+        for member in lost:
+            self._close(self._links[member])
         self._notify()
         if self._rest is None:
             self._withdrawing = True
             try:
-                yield from self._withdraw(mark)
+                yield from self._withdraw(marks)
                 while (agreed := self.core.agreed()) is None:
                     yield self._changed
+                if len(lost) > 1:
+                    yield from self._exchange_halves()
                 self._rest = agreed
             finally:
                 self._withdrawing = False
                 self._notify()
         return self._rest
 
-    def rest(self) -> dict[Unit, frozenset[Batch]]:
-        """The rows of the member that was rebuilt, as far as their parity is here."""
+    def rest(self, member: int) -> dict[Unit, frozenset[Batch]]:
+        """The rows of a member that was rebuilt, as far as this one decodes them."""
         found: dict[Unit, set[Batch]] = {}
-        for unit, batch in self._left():
+        for unit, batch in self._parity.decoded(self.core.lost, member):
             found.setdefault(unit, set()).add(batch)
         return {unit: frozenset(batches) for unit, batches in found.items()}
 
-    def _left(self) -> Iterator[Element]:
-        for left in self._parity.stripes.values():
-            yield from left
+    def _exchange_halves(self) -> Task[None]:
+        for stripe, half in self._parity.halves_for_others(self.core.lost):
+            self.core.require()
+            self._send(Sent("half", stripe=stripe, half=half))
+            yield from self.await_holders()
+        self.core.require()
+        self._send(Sent("half"))
+        while not self.core.has_all():
+            yield self._changed
 
-    def _withdraw(self, mark: tuple[int, int]) -> Task[None]:
+    def _withdraw(self, marks: dict[int, int]) -> Task[None]:
         while self._logged:
             self.core.require()
             end = min(self._logged, self._server.protection.last_slot + 1)
             first = max(0, end - self._server.world.random.randint(1, 4))
-            self._send(Sent("deltas", self._stored(), deltas=self._rows(first, end)))
+            self._send(Sent("withdrawal", self._stored(), deltas=self._rows(first, end)))
             self._logged = first
             yield from self.await_holders()
         self.core.require()
-        self._send(Sent("withdrawn", mark=mark))
+        self._send(Sent("withdrawn", marks=marks))
         self.core.withdrew()
         yield from self.await_holders()
 

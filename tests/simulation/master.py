@@ -472,7 +472,9 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             return Prepared((yield from server.prepare(move, since, table, checkpoint, lost)))
         case CopyCall(move, wait, _):
             ready, rounds, rebuilt = yield from server.copy(move, wait)
-            return CopyReport(ready, rounds, rounds, 0, {} if rebuilt is None else ranges_of(rebuilt))
+            return CopyReport(
+                ready, rounds, rounds, 0, {server: ranges_of(batches) for server, batches in rebuilt.items()}
+            )
         case HandOverCall(generation, barrier, seconds, move, wait):
             handed = yield from server.hand_over(generation, barrier, seconds, move, wait)
             pulls = tuple(HandedPull(*pull.ticket, pull.token, pull.unseen) for pull in handed.pulls)

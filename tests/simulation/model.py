@@ -244,7 +244,7 @@ class Model:
         """A master's state has changed."""
         self._trace_step(master, before, after)
         if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
-            self._cluster.reaches(after.move.phase if after.move.lost is None else f"{REBUILD}{after.move.phase}")
+            self._cluster.reaches(after.move.phase if not after.move.lost else f"{REBUILD}{after.move.phase}")
         if in_parity(after) and not in_parity(before):
             self._cluster.reaches(PROTECTED)
         if after.rebuilding is not None and before.rebuilding is None:

@@ -1,5 +1,6 @@
 """Moves on one parameter server: the real core decides, and units travel where rows would, in rounds and in order."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ class SimulatedMover:
 
     # What the master asks for
 
-    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: int | None) -> bool:
+    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: tuple[int, ...]) -> bool:
         """Takes part in a move; whether it has the rows that it needs for that. Raises as the core does."""
         server, before = self._server, self._server.core.transfer
         transfer = server.core.prepare(
@@ -104,16 +105,16 @@ class SimulatedMover:
             self._staged = rows
             loading.done = True
 
-    def copy(self, move: int, wait: float) -> Task[tuple[bool, int, AppliedBatches | None]]:
+    def copy(self, move: int, wait: float) -> Task[tuple[bool, int, Mapping[int, AppliedBatches]]]:
         """Sends what is given away; whether little is left, and the rounds so far. Raises NotHeldError.
 
-        Of a lost server's rows that are rebuilt here, it returns the batches in them once they are sent.
+        Of lost servers' rows that are rebuilt here, it returns the batches in them once they are sent.
         """
         world = self._server.world
         transfer = self._server.core.wanted(move, world.now)
-        if transfer.lost is not None:
-            applied = None if transfer.joins else (yield from self._rebuilding(transfer).progress(wait))
-            return transfer.joins or applied is not None, 0, applied
+        if transfer.lost:
+            applied = {} if transfer.joins else (yield from self._rebuilding(transfer).progress(wait))
+            return transfer.joins or bool(applied), 0, applied
         outgoing = self._sending(transfer)
         deadline = world.now + wait
         if outgoing is not None:
@@ -121,7 +122,7 @@ class SimulatedMover:
         while outgoing is not None and outgoing.rounds < 2 and not outgoing.problem and world.now < deadline:
             yield outgoing.changed
         self._check(outgoing)
-        return outgoing is None or outgoing.rounds >= 2, 0 if outgoing is None else outgoing.rounds, None
+        return outgoing is None or outgoing.rounds >= 2, 0 if outgoing is None else outgoing.rounds, {}
 
     def _rebuilding(self, transfer: Transfer) -> SimulatedRebuild:
         rebuild, group = self._rebuild, self._server.protection.group
@@ -172,7 +173,7 @@ class SimulatedMover:
             rows = {**kept, **self._staged}
             if switched.replaces and switched.joins:
                 server.cluster.model.reloaded(server, switched.table, settled, rows)
-            if switched.lost is not None and switched.joins:
+            if switched.lost and switched.joins:
                 server.cluster.model.rebuilt(server, switched.table, settled, rows)
             server.rows = {unit: rows[unit] for unit in rows if owner(switched.table, unit) == server.index}
             server.table = switched.table
@@ -254,12 +255,11 @@ class SimulatedMover:
             outgoing.problem = str(error)
             outgoing.notify()
 
-    def deliver_rebuilt(self, transfer: Transfer, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
+    def deliver_rebuilt(self, transfer: Transfer, lost: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
         """Sends rows of a lost server to its successor, one by one. Raises NotHeldError."""
-        assert transfer.lost is not None
         try:
             for sequence, unit in enumerate(sorted(rows), start=1):
-                yield from self._deliver(transfer, transfer.lost, sequence, {unit: rows[unit]})
+                yield from self._deliver(transfer, lost, sequence, {unit: rows[unit]})
         except MoveError as error:
             raise NotHeldError(str(error)) from error
 

@@ -1,6 +1,6 @@
 """Rules of the cores, each broken on purpose: the simulation must find every one of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -231,8 +231,8 @@ def _pulls_that_nobody_knows_count(stack: ExitStack) -> None:
 def _servers_may_differ_about_rebuilt_rows(stack: ExitStack) -> None:
     """What the master would notice itself, and roll back."""
 
-    def first_said(move: Move) -> Applied | None:
-        return next((report.rebuilt for index, report in move.copied.items() if index != move.lost), None)
+    def first_said(move: Move) -> Mapping[int, Applied] | None:
+        return next((report.rebuilt for index, report in move.copied.items() if index not in move.lost), None)
 
     stack.enter_context(patch.object(rebuilding, "rebuilt", first_said))
 
@@ -263,13 +263,17 @@ def _items_are_applied_as_they_come(stack: ExitStack) -> None:
 
 
 def _rows_are_sent_before_others_have_withdrawn(stack: ExitStack) -> None:
-    def agreed(self: GroupCore[Any]) -> AppliedBatches:
-        assert self._lost is not None
-        self.holding.agree(self._lost, self._received)
-        return self.holding.applied(self._lost)
+    def agreed(self: GroupCore[Any]) -> dict[int, AppliedBatches]:
+        for lost, received in self._received.items():
+            self.holding.agree(lost, received)
+        return {lost: self.holding.applied(lost) for lost in self._received}
 
     stack.enter_context(patch.object(GroupCore, "agreed", agreed))
     _servers_may_differ_about_rebuilt_rows(stack)
+
+
+def _halves_are_not_waited_for(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(GroupCore, "has_all", lambda self: True))
 
 
 def _pushes_are_answered_before_their_deltas_are_stored(stack: ExitStack) -> None:
@@ -300,6 +304,7 @@ MUTATIONS: dict[str, Patches] = {
     "holders do not agree on the least": _holders_do_not_agree_on_the_least,
     "items are applied as they come": _items_are_applied_as_they_come,
     "rows are sent before others have withdrawn": _rows_are_sent_before_others_have_withdrawn,
+    "halves are not waited for": _halves_are_not_waited_for,
     "pushes are answered before deltas are stored": _pushes_are_answered_before_their_deltas_are_stored,
 }
 

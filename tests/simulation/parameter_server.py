@@ -1,6 +1,6 @@
 """A parameter server: the real core, over rows that are sets of batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
@@ -360,7 +360,7 @@ class ParameterServer(Process):
                 self.notify()
                 return
 
-    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: int | None) -> Task[bool]:
+    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: tuple[int, ...]) -> Task[bool]:
         """Begins a move."""
         yield self.sleep(self.world.random.uniform(0.0, 0.3))
         try:
@@ -368,7 +368,7 @@ class ParameterServer(Process):
         except DamagedError as error:
             raise CallError("DATA_LOSS", str(error)) from error
 
-    def copy(self, move: int, wait: float) -> Task[tuple[bool, int, AppliedBatches | None]]:
+    def copy(self, move: int, wait: float) -> Task[tuple[bool, int, Mapping[int, AppliedBatches]]]:
         """How far a move is copied."""
         try:
             return (yield from self.mover.copy(move, wait))

@@ -1,5 +1,6 @@
-"""The parity of one parameter server, and its part in the rebuild of a lost one, around the group of its table."""
+"""The parity of one parameter server, and its part in the rebuild of lost ones, around the group of its table."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ class SimulatedProtection:
         self._slots = {unit: slot for unit, slot in self._slots.items() if unit in server.rows}
         owners = [one.index for one in table.owners]
         self.group = None
-        if server.index in owners and len(owners) > 1:
+        if server.index in owners and len(owners) > server.cluster.scenario.parity:
             self.group = SimulatedGroup(server, table)
         self._protector = self.group
         self._notify()
@@ -108,7 +109,7 @@ class SimulatedProtection:
                     group.receive(member, item)
                     order.delivered()
                 end.send(order.delivered_count)
-        except (StreamLostError, SourceOverError) as error:
+        except (StreamLostError, SourceOverError, NotHeldError) as error:
             end.send(Refused(str(error)))
 
     def _member_of(self, opened: Open) -> tuple[SimulatedGroup, int] | None:
@@ -121,45 +122,47 @@ class SimulatedProtection:
 
 @dataclass
 class SimulatedRebuild:
-    """One server's part in the rebuild of a lost one."""
+    """One server's part in the rebuild of lost ones."""
 
     server: "ParameterServer"
     group: SimulatedGroup
     transfer: Transfer
-    applied: AppliedBatches | None = None
+    applied: Mapping[int, AppliedBatches] = field(default_factory=dict)
     problem: str = ""
     changed: Signal[None] = field(default_factory=Signal)
 
     def __post_init__(self) -> None:
         lost = self.transfer.lost
-        if lost is None or lost not in self.group.members:
-            raise NotHeldError("the lost server is not of this group")
+        if not set(lost) <= set(self.group.members):
+            raise NotHeldError("the lost servers are not of this group")
         self.server.spawn(self._run(lost))
 
     def close(self) -> None:
         """It is over; calls that wait fail."""
         self._end("it is over")
 
-    def progress(self, wait: float) -> Task[AppliedBatches | None]:
-        """The batches in the rebuilt rows once all are sent, or None after the wait. Raises NotHeldError."""
+    def progress(self, wait: float) -> Task[Mapping[int, AppliedBatches]]:
+        """The batches in the rebuilt rows once all are sent, or none after the wait. Raises NotHeldError."""
         deadline = self.server.world.now + wait
         self.server.after(wait, self._notify)
-        while self.applied is None and not self.problem and self.server.world.now < deadline:
+        while not self.applied and not self.problem and self.server.world.now < deadline:
             yield self.changed
         if self.problem:
             raise NotHeldError(f"the rebuild of move {self.transfer.number} has failed here: {self.problem}")
         return self.applied
 
-    def _run(self, lost: int) -> Task[None]:
+    def _run(self, lost: tuple[int, ...]) -> Task[None]:
+        members = {self.group.members.index(server): server for server in lost}
         try:
-            applied = yield from self.group.rebuild(self.group.members.index(lost))
-            rows = self.group.rest()
-            mine = {unit: rows[unit] for unit in sorted(rows) if owner(self.transfer.table, unit) == lost}
-            yield from self.server.mover.deliver_rebuilt(self.transfer, mine)
+            applied = yield from self.group.rebuild(frozenset(members))
+            for member, server in members.items():
+                rows = self.group.rest(member)
+                mine = {unit: rows[unit] for unit in sorted(rows) if owner(self.transfer.table, unit) == server}
+                yield from self.server.mover.deliver_rebuilt(self.transfer, server, mine)
         except (NotHeldError, ValueError, StreamLostError, SourceOverError) as error:
             self._end(str(error))
             return
-        self.applied = applied
+        self.applied = {members[member]: applied[member] for member in applied}
         self._notify()
 
     def _end(self, problem: str) -> None:

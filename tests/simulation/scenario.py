@@ -118,7 +118,7 @@ class Scenario:
     * `drains`: when a parameter server is asked to go, as its node is to be emptied, and which.
     * `room`: how many servers the cluster has room for; those beyond it are never placed.
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
-    * `parity`: servers hold parity of each other's rows.
+    * `parity`: servers hold parity of each other's rows, of which so many may be lost at a time; 0: none.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
 
@@ -141,7 +141,7 @@ class Scenario:
     drains: tuple[tuple[float, int], ...] = ()
     room: int = MOST_SERVERS
     target_pls: float = 0.0
-    parity: bool = False
+    parity: int = 0
 
     @property
     def quiet_after(self) -> float:
@@ -172,7 +172,7 @@ class Scenario:
                         "pullAhead": self.pull_ahead,
                         "prefetchBatches": 1,
                     },
-                    "ps": {"minReplicas": 2 if self.parity else 1, "maxReplicas": MOST_SERVERS},
+                    "ps": {"minReplicas": 1 + self.parity, "maxReplicas": MOST_SERVERS},
                     "worker": {"replicas": self.workers},
                     "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
                     "scaling": {"timeout": "6s"},
@@ -184,7 +184,7 @@ class Scenario:
 
     def _fault_tolerance(self) -> dict[str, object]:
         if self.parity:
-            return {"strategy": "ErasureCoding", "parity": 1}
+            return {"strategy": "ErasureCoding", "parity": self.parity}
         return {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
 
 
@@ -234,7 +234,8 @@ def scenario_of(seed: int) -> Scenario:
     restored = _restored_in_vain(Random(f"restores of {seed}"), drained)
     reloaded = _recovered_partially(Random(f"reloads of {seed}"), restored)
     protected = _protected(Random(f"parity of {seed}"), reloaded)
-    return _parted(Random(f"partitions of {seed}"), protected)
+    parted = _parted(Random(f"partitions of {seed}"), protected)
+    return _protected_twice(Random(f"two parities of {seed}"), parted)
 
 
 def _recovered_partially(random: Random, base: Scenario) -> Scenario:
@@ -296,7 +297,7 @@ def _protected(random: Random, base: Scenario) -> Scenario:
         epochs=1,
         compute_seconds=random.choice((0.2, 0.3, 0.6)),
         target_pls=0.0,
-        parity=True,
+        parity=1,
         faults=tuple(sorted((*base.faults, *faults))),
     )
 
@@ -309,6 +310,33 @@ def _parted(random: Random, base: Scenario) -> Scenario:
     seconds = random.choice((3.0, 10.0, 45.0, 100.0, FOR_EVER))
     fault = Fault(round(random.uniform(0.0, 2.0), 3), Kind.PART, "ps", random.randrange(base.servers), seconds, during)
     return replace(base, faults=tuple(sorted((*base.faults, fault))))
+
+
+def _protected_twice(random: Random, base: Scenario) -> Scenario:
+    """In a third of the scenarios with parity, two servers may be lost, and are: at once or soon after each other."""
+    if not base.parity or random.random() > 0.35:
+        return base
+    servers = random.choice((3, 4, 4))
+    faults = []
+    for during in random.choice(((PROTECTED,), (PROTECTED,), (PROTECTED, REBUILT))):
+        at = round(random.choice((0.0, random.uniform(0.0, 2.0))), 3)
+        apart = random.choice((0.0, 0.0, 0.0, 0.01, 0.3, 2.0))
+        one, other = random.sample(range(servers), 2)
+        faults.append(Fault(at, Kind.KILL, "ps", one, during=during))
+        faults.append(Fault(at + apart, Kind.KILL, "ps", other, during=during))
+    if random.random() < 0.3:
+        moment = random.choice((DEGRADED, *(f"{REBUILD}{phase}" for phase in _REBUILD_PHASES)))
+        faults.append(Fault(random.choice((0.0, 0.01, 0.1)), Kind.KILL, "ps", random.randrange(servers), during=moment))
+    kept = base.faults if random.random() < 0.3 else ()
+    return replace(
+        base,
+        servers=servers,
+        rescales=tuple((at, max(3, count)) for at, count in base.rescales),
+        edits=tuple((at, max(3, count), workers) for at, count, workers in base.edits),
+        room=max(servers, base.room),
+        parity=2,
+        faults=tuple(sorted((*kept, *faults))),
+    )
 
 
 def _rebuild_fault(random: Random, servers: int, workers: int) -> Fault:

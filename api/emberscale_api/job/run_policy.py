@@ -127,8 +127,8 @@ class FaultToleranceStrategy(StrEnum):
     """`FullRecovery`: when a parameter server dies, all servers and the ledger go back to the last checkpoint.
 
     `PartialRecovery`: only the rows of the server that died go back; training does not repeat anything.
-    `ErasureCoding`: the servers hold parity of each other's rows. When one dies, the others rebuild its rows for its
-    successor and nothing goes back; with more than one at a time, it is as with `FullRecovery`.
+    `ErasureCoding`: the servers hold parity of each other's rows. When as many as `parity` die, the others rebuild
+    their rows for their successors and nothing goes back; with more at a time, it is as with `FullRecovery`.
     """
 
     AUTO = "Auto"
@@ -154,6 +154,9 @@ class RecoveryPriority(StrEnum):
 DEFAULT_TARGET_PLS = 0.1
 """The portion of lost samples that CPR section 4.2 calls a rough, conservative choice."""
 
+
+MOST_CODED_SERVERS = 257
+"""With `parity: 2`: 255 rows of a stripe, which the code tells apart, and its two parity blocks."""
 
 _LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceStrategy.ERASURE_CODING})
 
@@ -181,13 +184,19 @@ class FaultToleranceSpec(ManifestPart):
         default=RecoveryPriority.NONE, description="With partial recovery: rows that are saved between checkpoints"
     )
     parity: int = Field(
-        default=1, ge=1, le=1, description="With ErasureCoding: parameter servers that may be lost at a time"
+        default=1, ge=1, le=2, description="With ErasureCoding: parameter servers that may be lost at a time"
     )
 
     @property
     def least_servers(self) -> int:
         """The number of parameter servers that the strategy takes."""
         return 1 + self.parity if self.strategy is FaultToleranceStrategy.ERASURE_CODING else 1
+
+    @property
+    def most_servers(self) -> int | None:
+        """The largest number of parameter servers that the strategy takes; None: any."""
+        is_coded_twice = self.strategy is FaultToleranceStrategy.ERASURE_CODING and self.parity > 1
+        return MOST_CODED_SERVERS if is_coded_twice else None
 
     @property
     def allowed_pls(self) -> float:

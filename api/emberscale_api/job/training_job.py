@@ -71,6 +71,18 @@ class TrainingJobSpec(ManifestPart):
         return self
 
     @model_validator(mode="after")
+    def _servers_that_parity_tells_apart(self) -> Self:
+        most, role = self.fault_tolerance.most_servers, self.ps
+        asked = {"replicas": role.replicas, "minReplicas": role.min_replicas, "maxReplicas": role.max_replicas}
+        for field, count in asked.items():
+            if most is not None and count is not None and count > most:
+                raise ValueError(
+                    f"faultTolerance.parity ({self.fault_tolerance.parity}) takes {most} parameter servers at most: "
+                    f"give ps.{field} as {most} or less"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _continues_something(self) -> Self:
         if self.checkpoint.initial_from is None and self.data.continuation is not DataContinuation.FRESH:
             raise ValueError(

@@ -2416,11 +2416,13 @@ class PrepareRequest(_message.Message):
     """the version that the server must serve; 0: none, since it owns nothing"""
     checkpoint_uri: _builtins.str
     """what servers that replace lost ones load their rows from; empty: none was lost"""
-    lost: _builtins.int
-    """a server whose rows the others rebuild for its successor; absent: rows move"""
     @_builtins.property
     def routing(self) -> Global___Routing:
         """what the move leads to"""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """servers whose rows the others rebuild for their successors; none: rows move"""
 
     @_builtins.property
     def priority_uris(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2436,16 +2438,14 @@ class PrepareRequest(_message.Message):
         incarnation: _builtins.str = ...,
         since: _builtins.int = ...,
         checkpoint_uri: _builtins.str = ...,
-        lost: _builtins.int | None = ...,
+        lost: _abc.Iterable[_builtins.int] | None = ...,
         priority_uris: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "lost", b"lost", "routing", b"routing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__lost: _TypeAlias = _typing.Literal["lost"]  # noqa: Y015
-    _WhichOneofArgType__lost: _TypeAlias = _typing.Literal["_lost", b"_lost"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost) -> _WhichOneofReturnType__lost | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
 
@@ -2524,8 +2524,8 @@ class CopyReply(_message.Message):
     changed_rows: _builtins.int
     """in the last round"""
     @_builtins.property
-    def rebuilt(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
-        """of a rebuild that is ready: the batches in the rows of the lost server"""
+    def rebuilt(self) -> _containers.RepeatedCompositeFieldContainer[Global___RebuiltRows]:
+        """of a rebuild that is ready"""
 
     def __init__(
         self,
@@ -2534,7 +2534,7 @@ class CopyReply(_message.Message):
         copied_bytes: _builtins.int = ...,
         rounds: _builtins.int = ...,
         changed_rows: _builtins.int = ...,
-        rebuilt: _abc.Iterable[Global___AppliedBatches] | None = ...,
+        rebuilt: _abc.Iterable[Global___RebuiltRows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2543,6 +2543,34 @@ class CopyReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CopyReply: _TypeAlias = CopyReply  # noqa: Y015
+
+@_typing.final
+class RebuiltRows(_message.Message):
+    """The rows of a lost server that others have rebuilt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    server: _builtins.int
+    """by index"""
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
+        """the batches in them"""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.int = ...,
+        applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RebuiltRows: _TypeAlias = RebuiltRows  # noqa: Y015
 
 @_typing.final
 class HandOverRequest(_message.Message):

@@ -16,7 +16,6 @@ from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.slab import Segment
-from eventually import unwrap
 from snapshots import records_of
 
 # rows of some 40 kB, so that a few keys fill segments
@@ -31,8 +30,8 @@ Sent = tuple[int, tuple[int, int] | None, NDArray[np.uint8]]
 class Member:
     """A server: its rows, what it has sent to each other one, and how far that has come."""
 
-    def __init__(self, me: int, members: int) -> None:
-        layout = ParityLayout(members)
+    def __init__(self, me: int, members: int, parity: int = 1) -> None:
+        self.layout = layout = ParityLayout(members, parity)
         self.me = me
         self.store = TableStore(TABLES)
         self.log = self.store.log_deltas(members, lambda table, segment: layout.lane(me, table, segment))
@@ -51,9 +50,10 @@ class Member:
         self.sent += 1
         if self.log.is_whole and not self.whole_at:
             self.whole_at = self.sent
-        for peer, deltas in enumerate(self.log.take()):
-            if peer != self.me:
-                self.links[peer].append((stored, None if batch is None else (0, batch), deltas.copy()))
+        taken = self.log.take()
+        for peer, link in self.links.items():
+            deltas = np.concatenate([taken[lane] for lane in self.layout.lanes_to(peer)])
+            link.append((stored, None if batch is None else (0, batch), deltas))
         self.at[self.sent] = (rows_of(self.store), set(self.batches))
 
 
@@ -62,13 +62,15 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 
 
 class Group(RuleBasedStateMachine):
-    """Members that push, whose items arrive at any time, until one of them is lost."""
+    """Members that push, whose items arrive at any time, until as many as the parity covers are lost at once."""
 
-    @initialize(members=st.integers(2, 4))
-    def begin(self, members: int) -> None:
-        self.members = [Member(me, members) for me in range(members)]
+    @initialize(parity=st.integers(1, 2), data_members=st.integers(1, 3))
+    def begin(self, parity: int, data_members: int) -> None:
+        members = parity + data_members
+        self.members = [Member(me, members, parity) for me in range(members)]
+        self.parity = parity
         self.batch = 0
-        self.lost: int | None = None
+        self.lost: list[Member] = []
         for one in self.members:
             one.sent += 1
             one.at[1] = (rows_of(one.store), set())
@@ -76,7 +78,7 @@ class Group(RuleBasedStateMachine):
                 self.members[peer].holding.begin(one.me, AppliedBatches())
                 one.arrived[peer] = 1
 
-    @precondition(lambda self: self.lost is None)
+    @precondition(lambda self: not self.lost)
     @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6))
     def push(self, data: st.DataObject, keys: list[int]) -> None:
         one = data.draw(st.sampled_from(self.members))
@@ -87,21 +89,21 @@ class Group(RuleBasedStateMachine):
         one.send(self.batch)
         self.batch += 1
 
-    @precondition(lambda self: self.lost is None)
+    @precondition(lambda self: not self.lost)
     @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6))
     def retire(self, data: st.DataObject, keys: list[int]) -> None:
         one = data.draw(st.sampled_from(self.members))
         one.store.retire(0, np.array(keys, np.int64))
         one.send(None)
 
-    @precondition(lambda self: self.lost is None)
+    @precondition(lambda self: not self.lost)
     @rule(data=st.data())
     def fill(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.members))
         one.log.fill(100_000)
         one.send(None)
 
-    @precondition(lambda self: self.lost is None)
+    @precondition(lambda self: not self.lost)
     @rule(data=st.data(), items=st.integers(1, 8))
     def arrive(self, data: st.DataObject, items: int) -> None:
         one = data.draw(st.sampled_from(self.members))
@@ -113,50 +115,60 @@ class Group(RuleBasedStateMachine):
             self.members[peer].holding.take(one.me, *one.links[peer].popleft())
             one.arrived[peer] += 1
 
-    @precondition(lambda self: self.lost is None and any(one.log.is_whole for one in self.members))
+    @precondition(lambda self: not self.lost and any(one.log.is_whole for one in self.members))
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         whole = [one for one in self.members if one.log.is_whole]
-        lost = data.draw(st.sampled_from(whole))
-        self.lost = lost.me
-        rest = [one for one in self.members if one is not lost]
-        agreed = min(one.holding.lose(lost.me) for one in rest)
+        self.lost = data.draw(st.lists(st.sampled_from(whole), min_size=1, max_size=self.parity, unique=True))
+        lost = frozenset(one.me for one in self.lost)
+        rest = [one for one in self.members if one.me not in lost]
+        agreed = {index: min([one.holding.lose(index) for one in rest]) for index in lost}
         for one in rest:
             while not one.log.is_empty:
                 one.log.withdraw(150_000)
                 one.send(None)
-            for peer in one.links.keys() - {lost.me}:
+            for peer in one.links.keys() - lost:
                 self._deliver(one, peer, len(one.links[peer]))
                 self.members[peer].holding.withdraw(one.me)
+        for one in rest:
+            for index in lost:
+                one.holding.agree(index, agreed[index])
+        for one in rest:
+            for table in range(len(TABLES)):
+                decoder = self.members[(one.me + 1) % len(self.members)]
+                for stripe, first, half in one.blocks.halves(lost, table):
+                    decoder.blocks.take_half(table, stripe, first, half)
+        for source in self.lost:
+            expected, batches = source.at[agreed[source.me]]
+            assert {frozenset(_numbers(one.holding.applied(source.me))) for one in rest} == {frozenset(batches)}
+            if all(one.whole_at and agreed[one.me] >= one.whole_at for one in self.lost):  # else not yet protected
+                assert self._decoded(rest, lost, source.me) == expected
+
+    def _decoded(self, rest: list[Member], lost: frozenset[int], source: int) -> list[dict[int, bytes]]:
         rows: list[dict[int, bytes]] = [{} for _ in TABLES]
         for one in rest:
-            one.holding.agree(lost.me, agreed)
             for table, shape in enumerate(SHAPES):
-                for block in one.blocks.blocks(table):
-                    live = block[shape.layout.fields(block)["pushes"] != 0]
+                for slots in one.blocks.decoded(lost, source, table):
+                    live = slots[shape.layout.fields(slots)["pushes"] != 0]
                     keys = keys_of(live).tolist()
                     assert not rows[table].keys() & set(keys)
                     rows[table].update(zip(keys, (row.tobytes() for row in live), strict=True))
-        expected, batches = lost.at[agreed]
-        if lost.whole_at and agreed >= lost.whole_at:  # else it was not protected yet
-            assert rows == expected
-        for one in rest:
-            assert set(_numbers(one.holding.applied(lost.me))) == batches
+        return rows
 
-    @precondition(lambda self: self.lost is not None)
+    @precondition(lambda self: bool(self.lost))
     @rule()
     def hear_of_the_lost(self) -> None:
-        lost = unwrap(self.lost)
-        for one in self.members:
-            if one.me != lost:
-                with pytest.raises(SourceOverError):
-                    one.holding.take(lost, 0, None, np.zeros(0, np.uint8))
+        for lost in self.lost:
+            for one in self.members:
+                if one not in self.lost:
+                    with pytest.raises(SourceOverError):
+                        one.holding.take(lost.me, 0, None, np.zeros(0, np.uint8))
 
     @invariant()
     def nothing_is_applied_that_some_holder_lacks(self) -> None:
         for one in getattr(self, "members", []):
             for peer in one.links:
-                if self.lost is None:
+                if not self.lost:
                     assert self.members[peer].holding.received(one.me) == one.arrived[peer]
 
 
@@ -222,6 +234,9 @@ def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytes
     assert holding.received(0) == 3
     for table, shape in enumerate(SHAPES):
         found = [
-            row for block in holder.blocks.blocks(table) for row in block if shape.layout.fields(row[None])["pushes"][0]
+            row
+            for slots in holder.blocks.decoded(frozenset({0}), 0, table)
+            for row in slots
+            if shape.layout.fields(row[None])["pushes"][0]
         ]
         assert keys_of(np.array(found)).tolist() == [table]

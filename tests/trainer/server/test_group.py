@@ -7,6 +7,7 @@ from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, is_parity_stream, parity_stream, source_of
 from emberscale_trainer.stream import StreamLostError
+from eventually import unwrap
 
 
 class Sums:
@@ -19,9 +20,9 @@ class Sums:
         self.value ^= deltas
 
 
-def member(me: int, members: int, *, whole: bool = True) -> tuple[GroupCore[int], Sums]:
+def member(me: int, members: int, *, whole: bool = True, parity: int = 1) -> tuple[GroupCore[int], Sums]:
     sums = Sums()
-    core = GroupCore(me, members, Holding(sums, me, members))
+    core = GroupCore(me, members, Holding(sums, me, members), parity)
     if whole:
         core.meet()
         core.filled()
@@ -33,7 +34,7 @@ def test_a_push_waits_for_all_holders_but_a_lost_one() -> None:
     assert core.put() == 1
     assert core.waits_for(1, {1: 1, 2: 0}) == (2,)
     assert core.stored({1: 1, 2: 0}) == 0
-    core.lose(2)
+    core.lose(frozenset({2}))
     assert core.holders == (1,)
     assert core.waits_for(1, {1: 1, 2: 0}) == ()
     core.end()
@@ -59,11 +60,9 @@ def test_the_batches_of_a_source_are_those_as_all_have_answered() -> None:
     before.record(0, 0)
     core.begin(1, before)
     core.take(1, 0, (0, 1), 0b1)
-    core.lose(1)
-    core.withdrawn(2, 1, 3)
-    agreed = core.agreed()
-    assert agreed is not None
-    assert agreed.ranges(0) == [(0, 2)]
+    core.lose(frozenset({1}))
+    core.withdrawn(2, {1: 3})
+    assert unwrap(core.agreed())[1].ranges(0) == [(0, 2)]
 
 
 def test_what_some_holder_lacks_of_a_lost_member_is_dropped() -> None:
@@ -72,12 +71,10 @@ def test_what_some_holder_lacks_of_a_lost_member_is_dropped() -> None:
     core.begin(2, AppliedBatches())
     for number, deltas in enumerate((0b001, 0b010, 0b100)):
         core.take(1, 0, (0, number), deltas)
-    assert core.lose(1) == (1, 4)
+    assert core.lose(frozenset({1})) == {1: 4}
     assert core.agreed() is None
-    core.withdrawn(2, 1, 3)  # the other one has the first item, and two of the pushes
-    agreed = core.agreed()
-    assert agreed is not None
-    assert agreed.ranges(0) == [(0, 2)]
+    core.withdrawn(2, {1: 3})  # the other one has the first item, and two of the pushes
+    assert unwrap(core.agreed())[1].ranges(0) == [(0, 2)]
     assert sums.value == 0b011
     with pytest.raises(SourceOverError):
         core.take(1, 0, (0, 3), 0b1000)
@@ -87,19 +84,69 @@ def test_servers_that_take_different_ones_for_lost_rebuild_neither() -> None:
     core, _ = member(0, 4)
     for source in (1, 2, 3):
         core.begin(source, AppliedBatches())
-    core.lose(1)
-    core.withdrawn(2, 1, 1)
-    core.withdrawn(3, 2, 1)
-    with pytest.raises(NotHeldError, match="do not agree on which one is lost"):
+    core.lose(frozenset({1}))
+    core.withdrawn(2, {1: 1})
+    core.withdrawn(3, {2: 1})
+    with pytest.raises(NotHeldError, match="do not agree on which ones are lost"):
         core.agreed()
+
+
+def lost_at_once() -> tuple[GroupCore[int], Sums]:
+    """A member of four, of which the last two are lost and 2 and 3 items of them are here."""
+    core, sums = member(0, 4, parity=2)
+    for source in (1, 2, 3):
+        core.begin(source, AppliedBatches())
+    core.take(2, 0, (0, 0), 0b0001)
+    core.take(3, 0, (0, 0), 0b0010)
+    core.take(3, 0, (0, 1), 0b0100)
+    assert core.lose(frozenset({2, 3})) == {2: 2, 3: 3}
+    assert core.holders == (1,)
+    return core, sums
+
+
+def test_of_each_of_two_lost_members_what_some_holder_lacks_is_dropped() -> None:
+    core, sums = lost_at_once()
+    core.withdrawn(1, {2: 1, 3: 3})
+    agreed = unwrap(core.agreed())
+    assert (agreed[2].ranges(0), agreed[3].ranges(0)) == ([], [(0, 2)])
+    assert sums.value == 0b0110
+
+
+def test_two_lost_rows_are_decoded_once_the_others_have_sent_what_they_have() -> None:
+    core, _ = lost_at_once()
+    core.withdrawn(1, {2: 2, 3: 3})
+    assert not core.has_all()
+    core.told(1)
+    assert core.has_all()
+
+
+def test_holders_that_know_of_one_lost_member_and_of_two_rebuild_none() -> None:
+    core, _ = lost_at_once()
+    core.withdrawn(1, {2: 2})
+    with pytest.raises(NotHeldError, match="do not agree on which ones are lost"):
+        core.agreed()
+
+
+def test_more_members_than_parity_covers_are_not_rebuilt() -> None:
+    core, _ = member(0, 4)
+    with pytest.raises(NotHeldError, match="2 servers are lost, and parity covers 1"):
+        core.lose(frozenset({1, 2}))
+
+
+def test_a_member_that_has_begun_to_withdraw_is_not_rebuilt() -> None:
+    core, _ = member(0, 4, parity=2)
+    core.begin(1, AppliedBatches())
+    core.take_withdrawal(1, 1, 0b1)
+    with pytest.raises(NotHeldError, match="1 of the lost servers had begun to take their rows out"):
+        core.lose(frozenset({1, 2}))
 
 
 def test_no_rows_are_rebuilt_where_those_of_a_survivor_are_not_protected() -> None:
     core, _ = member(0, 2, whole=False)
     with pytest.raises(NotHeldError, match="not protected"):
-        core.lose(1)
+        core.lose(frozenset({1}))
     core.filled()
-    core.lose(1)
+    core.lose(frozenset({1}))
     assert not core.is_whole
     core.end()
     with pytest.raises(SourceOverError, match="over"):
@@ -108,12 +155,12 @@ def test_no_rows_are_rebuilt_where_those_of_a_survivor_are_not_protected() -> No
         core.agreed()
 
 
-def test_one_group_rebuilds_one_member() -> None:
+def test_one_group_rebuilds_once() -> None:
     core, _ = member(0, 3)
-    core.lose(1)
-    core.lose(1)
+    core.lose(frozenset({1}))
+    core.lose(frozenset({1}))
     with pytest.raises(NotHeldError):
-        core.lose(2)
+        core.lose(frozenset({2}))
 
 
 def test_a_stream_is_taken_by_the_group_of_its_table_alone() -> None:

@@ -1,9 +1,10 @@
 """Parity between servers over real sockets: one is lost at any moment, and its rows come back to the bit."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,9 @@ class Batch:
 class Servers:
     """Servers that protect each other, a twin of each that is never lost, and what a master would do."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, parity: int = 1) -> None:
         self._folder = folder
+        self._parity = parity
         self.made = [MovingServer(index, folder) for index in range(count)]
         self.serving = list(self.made)
         self.table = table_of(1, [server.address for server in self.serving])
@@ -78,7 +80,7 @@ class Servers:
     def protect(self) -> None:
         """Every server forms its group; returns when all rows are protected."""
         for server in self.serving:
-            server.mover.protection.form(self.table, server.index)
+            server.mover.protection.form(self.table, server.index, self._parity)
         protections = [server.mover.protection for server in self.serving]
         eventually(lambda: all(one.version == self.table.version for one in protections))
 
@@ -105,44 +107,51 @@ class Servers:
                 self.applied[index].record(0, batch.number)
         return said
 
-    def successor(self, lost: int) -> tuple[MovingServer, RoutingTable]:
-        """A process in the place of one that is lost, and the table with it."""
-        joined = MovingServer(lost, self._folder, f"ps-{lost}-{len(self.made)}")
-        self.made.append(joined)
-        address = PsAddress(lost, joined.incarnation, joined.address, "")
+    def successors(self, *lost: int) -> tuple[list[MovingServer], RoutingTable]:
+        """Processes in the places of those that are lost, and the table with them."""
+        joined = [MovingServer(index, self._folder, f"ps-{index}-{len(self.made)}") for index in lost]
+        self.made += joined
         addresses = [*self.table.servers]
-        addresses[lost] = address
+        for one in joined:
+            addresses[one.index] = PsAddress(one.index, one.incarnation, one.address, "")
         return joined, replace(self.table, version=self.table.version + 1, servers=tuple(addresses))
 
-    def rebuild(self, lost: int, joined: MovingServer, table: RoutingTable, number: int) -> list[AppliedBatches]:
+    def rebuild(
+        self, joined: Sequence[MovingServer], table: RoutingTable, number: int
+    ) -> list[Mapping[int, AppliedBatches]]:
         """What each survivor says is in the rows that it sent."""
-        others = [server for server in self.serving if server.index != lost]
+        lost = tuple(one.index for one in joined)
+        others = [server for server in self.serving if server.index not in lost]
         for server in others:
             server.state.prepare(number, self.table.version, table, server.index, lost=lost)
-        assert joined.state.prepare(number, 0, table, lost, lost=lost).joins
-        store = tables()
-        joined.state.stage(number, store)
-        assert joined.mover.copy(number, SECONDS).ready
+        for one in joined:
+            assert one.state.prepare(number, 0, table, one.index, lost=lost).joins
+            self.stores[one.index] = store = tables()
+            one.state.stage(number, store)
+            assert one.mover.copy(number, SECONDS).ready
         with ThreadPoolExecutor(len(others)) as threads:
             said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), others)]
         assert all(one.ready for one in said)
-        self.stores[lost] = store
-        return [one.rebuilt for one in said if one.rebuilt is not None]
+        return [one.rebuilt for one in said]
 
-    def switch(self, lost: int, joined: MovingServer, table: RoutingTable, number: int, rest: AppliedBatches) -> None:
-        """The successor serves, and all others know it."""
-        self.serving[lost] = joined
+    def switch(
+        self, joined: Sequence[MovingServer], table: RoutingTable, number: int, rest: Mapping[int, AppliedBatches]
+    ) -> None:
+        """The successors serve, and all others know it."""
+        for one in joined:
+            self.serving[one.index] = one
         for server in self.serving:
-            server.state.switch(table.generation, number, number, rest)
+            server.state.switch(table.generation, number, number, rest.get(server.index, AppliedBatches()))
         self.table = table
         self.protect()
 
-    def replace(self, lost: int) -> AppliedBatches:
-        """Loses a server and rebuilds it; returns the batches in its rows."""
-        joined, table = self.successor(lost)
-        rebuilt = self.rebuild(lost, joined, table, table.version)
-        assert len({_ranges(one) for one in rebuilt}) == 1
-        self.switch(lost, joined, table, table.version, rebuilt[0])
+    def replace(self, *lost: int) -> Mapping[int, AppliedBatches]:
+        """Loses servers and rebuilds them; returns the batches in the rows of each."""
+        joined, table = self.successors(*lost)
+        rebuilt = self.rebuild(joined, table, table.version)
+        for index in lost:
+            assert len({_ranges(one[index]) for one in rebuilt}) == 1
+        self.switch(joined, table, table.version, rebuilt[0])
         return rebuilt[0]
 
     def check(self) -> None:
@@ -162,11 +171,11 @@ def _ranges(applied: AppliedBatches) -> tuple[tuple[int, int], ...]:
 
 
 @pytest.fixture
-def make_servers(tmp_path: Path) -> Iterator[Callable[[int], Servers]]:
+def make_servers(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
     made: list[Servers] = []
 
-    def make(count: int) -> Servers:
-        made.append(Servers(tmp_path, count))
+    def make(count: int, parity: int = 1) -> Servers:
+        made.append(Servers(tmp_path, count, parity))
         return made[-1]
 
     yield make
@@ -184,9 +193,56 @@ def test_a_lost_servers_rows_are_rebuilt_to_the_bit(make_servers: Callable[[int]
         for _ in range(10):
             assert set(servers.push(servers.batch())) == {Status.OK}
         rest = servers.replace(lost)
-        assert _ranges(rest) == _ranges(servers.applied[lost])
+        assert _ranges(rest[lost]) == _ranges(servers.applied[lost])
         servers.check()
     servers.push(servers.batch())
+    servers.check()
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_any_two_servers_lost_at_once_are_rebuilt_to_the_bit(make_servers: Callable[..., Servers], count: int) -> None:
+    servers = make_servers(count, parity=2)
+    for _ in range(10):
+        servers.push(servers.batch())  # before there is parity
+    servers.protect()
+    for pair in combinations(range(count), 2):
+        for _ in range(3):
+            assert set(servers.push(servers.batch())) == {Status.OK}
+        rest = servers.replace(*pair)
+        assert {one: _ranges(rest[one]) for one in pair} == {one: _ranges(servers.applied[one]) for one in pair}
+        servers.check()
+    for lost in range(count):
+        servers.push(servers.batch())
+        servers.replace(lost)
+        servers.check()
+
+
+def test_two_lost_servers_may_have_applied_different_batches(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(4, parity=2)
+    servers.protect()
+    servers.push(servers.batch())
+    half, other = servers.batch(), servers.batch()
+    assert servers.push(half, 0, 1) == [Status.OK, Status.OK]
+    assert servers.push(other, 0, 2) == [Status.OK, Status.OK]
+    rest = servers.replace(1, 2)
+    assert (_ranges(rest[1]), _ranges(rest[2])) == (((0, 2),), ((0, 1), (2, 3)))
+    assert servers.push(half) == [Status.REPEATED, Status.REPEATED, Status.OK, Status.OK]
+    assert servers.push(other) == [Status.REPEATED, Status.OK, Status.REPEATED, Status.OK]
+    servers.check()
+
+
+def test_successors_of_two_servers_that_are_lost_too_are_followed_by_others(
+    make_servers: Callable[..., Servers],
+) -> None:
+    servers = make_servers(4, parity=2)
+    servers.protect()
+    for _ in range(5):
+        servers.push(servers.batch())
+    first, table = servers.successors(1, 3)
+    servers.rebuild(first, table, 2)
+    second, table = servers.successors(1, 3)
+    rebuilt = servers.rebuild(second, table, 3)
+    servers.switch(second, table, 3, rebuilt[0])
     servers.check()
 
 
@@ -245,7 +301,7 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
     torn = servers.batch()
     group = servers.serving[2].mover.protection.group
     assert group is not None
-    joined, table = servers.successor(1)
+    joined, table = servers.successors(1)
     with ThreadPoolExecutor(1) as threads:
         with group.changed:  # it is lost while one of two has the deltas
             part = torn.part(Ownership.of(servers.table, 1))
@@ -257,13 +313,13 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
             before = holder.holding
             eventually(lambda: before.received(1) == group.holding.received(1) + 1)
             group.holding.lose(1)
-        rebuilt = servers.rebuild(1, joined, table, 2)
+        rebuilt = servers.rebuild(joined, table, 2)
         lost = servers.serving[1]
         assert not pushing.done(), "a push whose deltas are not everywhere was answered"
         lost.state.protect_by(None)  # the process ends
         pushing.result(SECONDS)
-    assert [_ranges(one) for one in rebuilt] == [((0, 1),), ((0, 1),)]
-    servers.switch(1, joined, table, 2, rebuilt[0])
+    assert [_ranges(one[1]) for one in rebuilt] == [((0, 1),), ((0, 1),)]
+    servers.switch(joined, table, 2, rebuilt[0])
     servers.check()
     assert servers.push(torn) == [Status.OK] * 3
     servers.check()
@@ -274,22 +330,22 @@ def test_a_successor_that_is_lost_too_is_followed_by_another(make_servers: Calla
     servers.protect()
     for _ in range(5):
         servers.push(servers.batch())
-    first, table = servers.successor(1)
-    servers.rebuild(1, first, table, 2)
-    second, table = servers.successor(1)
-    rebuilt = servers.rebuild(1, second, table, 3)
-    servers.switch(1, second, table, 3, rebuilt[0])
+    first, table = servers.successors(1)
+    servers.rebuild(first, table, 2)
+    second, table = servers.successors(1)
+    rebuilt = servers.rebuild(second, table, 3)
+    servers.switch(second, table, 3, rebuilt[0])
     servers.check()
 
 
 def test_a_server_whose_rows_are_not_protected_yet_cannot_be_rebuilt(make_servers: Callable[[int], Servers]) -> None:
     servers = make_servers(2)
-    joined, table = servers.successor(1)
+    joined, table = servers.successors(1)
     survivor = servers.serving[0]
-    survivor.state.prepare(2, 1, table, 0, lost=1)
+    survivor.state.prepare(2, 1, table, 0, lost=(1,))
     with pytest.raises(NotHeldError, match="no parity is held here"):
         survivor.mover.copy(2, SECONDS)
-    joined.close()
+    joined[0].close()
 
 
 def test_retired_rows_leave_nothing_in_the_parity(make_servers: Callable[[int], Servers]) -> None:
@@ -372,7 +428,7 @@ def test_a_push_is_answered_as_soon_as_it_waits_for_nobody_any_more(
         pushing = threads.submit(servers.push, servers.batch(), 0)
         eventually(lambda: servers.serving[0].state.totals.pushes == 2)
         if is_rebuilt:
-            servers.rebuild(1, *servers.successor(1), 2)
+            servers.rebuild(*servers.successors(1), 2)
         else:
             servers.serving[0].state.assign(Assignment(2, 2, ""))
         assert pushing.result(SECONDS) == [Status.OK]
@@ -381,12 +437,12 @@ def test_a_push_is_answered_as_soon_as_it_waits_for_nobody_any_more(
 def test_a_server_that_took_another_for_lost_says_so(make_servers: Callable[[int], Servers]) -> None:
     servers = make_servers(3)
     servers.protect()
-    joined, table = servers.successor(1)
-    servers.rebuild(1, joined, table, 2)
+    joined, table = servers.successors(1)
+    servers.rebuild(joined, table, 2)
     trouble = unwrap(servers.serving[0].mover.protection.trouble)
     assert trouble.broken
     assert trouble.message.startswith("ps-1 was taken for lost")
-    servers.switch(1, joined, table, 2, AppliedBatches())
+    servers.switch(joined, table, 2, {})
     assert servers.serving[0].mover.protection.trouble is None
 
 
@@ -530,12 +586,12 @@ def test_what_is_pushed_while_a_lost_server_is_rebuilt_waits_for_nobody(
     servers = make_servers(3)
     servers.protect()
     servers.push(servers.batch())
-    joined, table = servers.successor(1)
-    rebuilt = servers.rebuild(1, joined, table, 2)
+    joined, table = servers.successors(1)
+    rebuilt = servers.rebuild(joined, table, 2)
     batch = servers.batch()
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(servers.push, batch, 0, 2).result(SECONDS) == [Status.OK] * 2
-    servers.switch(1, joined, table, 2, rebuilt[0])
+    servers.switch(joined, table, 2, rebuilt[0])
     assert servers.push(batch) == [Status.REPEATED, Status.OK, Status.REPEATED]
     servers.check()
 
@@ -544,8 +600,8 @@ def test_a_server_counts_what_it_takes_out_of_the_parity(make_servers: Callable[
     servers = make_servers(2)
     servers.protect()
     servers.push(servers.batch())
-    joined, table = servers.successor(1)
-    servers.rebuild(1, joined, table, 2)
+    joined, table = servers.successors(1)
+    servers.rebuild(joined, table, 2)
     assert servers.serving[0].mover.copy(2, SECONDS).rounds == group_of(servers.serving[0]).withdrawn_pieces > 1
 
 

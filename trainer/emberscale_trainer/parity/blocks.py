@@ -1,11 +1,4 @@
-"""Where parity is, and the bytes of it that one server holds: a block for each stripe, as large as a segment.
-
-The members of a group are its servers, numbered from 0. Stripe `s` of a table has a segment of every member but one,
-which holds the parity of the stripe. That is another one for each stripe, so that all hold as much: the left-symmetric
-rotation of RAID 5, shifted by the table so that tables of a single segment are spread, too.
-
-A member without rows in a stripe adds nothing to its parity: empty slots are zero.
-"""
+"""The bytes of parity that one server holds: a block for each stripe, as large as a segment."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_trainer.parity.code import PRODUCTS, coefficient, decode_one, decode_two
+from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.table.deltas import APPLIED, MALFORMED, TableDeltas, apply_deltas
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import address_of
@@ -21,30 +16,8 @@ from emberscale_trainer.table.slab import Segment, rows_per_segment
 _MOST_SEGMENTS = 1 << 20
 """More than a table can have; a delta that names a later one is no delta."""
 
-
-@dataclass(frozen=True)
-class ParityLayout:
-    """The stripes of a group of `members`, two or more."""
-
-    members: int
-
-    def __post_init__(self) -> None:
-        if self.members < 2:
-            raise ValueError(f"parity takes two servers or more, not {self.members}")
-
-    def holder(self, table: int, stripe: int) -> int:
-        """Returns the member that holds the parity of a stripe."""
-        return (stripe + table) % self.members
-
-    def stripe(self, member: int, table: int, segment: int) -> int:
-        """Returns the stripe that a member's segment is in. Its segments skip the stripes whose parity it holds."""
-        whole, rest = divmod(segment, self.members - 1)
-        held = (member - table) % self.members
-        return whole * self.members + rest + (rest >= held)
-
-    def lane(self, member: int, table: int, segment: int) -> int:
-        """Returns who holds the parity of a member's segment."""
-        return self.holder(table, self.stripe(member, table, segment))
+_PIECE_BYTES = 256 << 10
+"""Rows that are decoded or sent at a time."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +45,7 @@ class ParityBlocks:
         self._member = member
         self._shapes = tuple(tables)
         self._blocks: dict[tuple[int, int], Segment] = {}
+        self._halves: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self.nbytes = 0
         """Bytes of all blocks; what was never written takes no memory."""
         self._directories = {source: _Directory(self._shapes) for source in range(layout.members) if source != member}
@@ -98,16 +72,59 @@ class ParityBlocks:
                 apply_deltas(address_of(deltas), 0, at, *directory.arguments)
                 raise
 
-    def blocks(self, table: int) -> Iterator[NDArray[np.uint8]]:
-        """The blocks of a table: uint8[rows, stride] each."""
-        for (number, _), block in sorted(self._blocks.items()):
-            if number == table:
-                yield block.rows
+    def halves(self, lost: frozenset[int], table: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        """What another holder lacks to decode rows of two lost members, once no other's are left in the parity.
+
+        Yields stripes, the first row in each, and uint8[rows, stride]. The rest of these stripes is zero.
+        """
+        for stripe, block, role in self._held(table):
+            is_half = len(self._layout.lost_rows(lost, table, stripe)) > 1
+            if is_half and role != self._layout.decoder(lost, table, stripe):
+                for first, rows in _pieces(block):
+                    if rows.any():
+                        yield stripe, first, rows
+
+    def take_half(self, table: int, stripe: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Takes what another holder has of a stripe, to decode it. Raises ValueError for what is not of its shape."""
+        shape = self._shapes[table] if 0 <= table < len(self._shapes) else None
+        if shape is None or not 0 <= first <= shape.segment_rows - len(rows) or rows.shape[1] != shape.layout.stride:
+            raise ValueError(f"rows {first} on of stripe {stripe} of table {table} are not of these tables")
+        half = self._halves.get((table, stripe))
+        if half is None and len(rows):
+            half = self._halves[table, stripe] = np.zeros((shape.segment_rows, shape.layout.stride), np.uint8)
+        if half is not None:
+            half[first : first + len(rows)] = rows
+
+    def decoded(self, lost: frozenset[int], member: int, table: int) -> Iterator[NDArray[np.uint8]]:
+        """The slots of a lost member that this one decodes, once nothing but the rows of the lost is in the parity.
+
+        Yields uint8[rows, stride] of a table.
+        """
+        for stripe, block, role in self._held(table):
+            rows_of = self._layout.lost_rows(lost, table, stripe)
+            if member not in rows_of or role != self._layout.decoder(lost, table, stripe):
+                continue
+            positions = [self._layout.position(one, table, stripe) for one in rows_of]
+            half = self._halves.get((table, stripe))
+            for first, rows in _pieces(block):
+                if len(rows_of) == 1:
+                    yield rows if role == 0 else decode_one(rows, positions[0])
+                else:
+                    other = np.zeros_like(rows) if half is None else half[first : first + len(rows)]
+                    yield decode_two(other, rows, *positions)[rows_of.index(member)]
+
+    def _held(self, table: int) -> Iterator[tuple[int, NDArray[np.uint8], int]]:
+        """Stripes of a table, their blocks here, and the roles of this member in them."""
+        for (number, stripe), block in sorted(self._blocks.items()):
+            role = self._layout.role(self._member, number, stripe)
+            if number == table and role is not None:
+                yield stripe, block.rows, role
 
     def _add(self, source: int, table: int, segment: int) -> None:
         """Has the deltas of a segment find the block of its stripe."""
         stripe = self._layout.stripe(source, table, segment)
-        if segment >= _MOST_SEGMENTS or self._layout.holder(table, stripe) != self._member:
+        role = self._layout.role(self._member, table, stripe)
+        if segment >= _MOST_SEGMENTS or role is None:
             raise ValueError(f"server {source} sends deltas of segment {segment} of table {table}, not held here")
         block = self._blocks.get((table, stripe))
         if block is None:
@@ -115,7 +132,8 @@ class ParityBlocks:
             block = Segment(shape.segment_rows, shape.layout.stride, huge=segment > 0)
             self._blocks[table, stripe] = block
             self.nbytes += block.rows.nbytes
-        self._directories[source].put(table, segment, block.address)
+        factor = coefficient(role, self._layout.position(source, table, stripe))
+        self._directories[source].put(table, segment, block.address, factor)
 
 
 class _Directory:
@@ -123,20 +141,29 @@ class _Directory:
 
     def __init__(self, shapes: Sequence[TableShape]) -> None:
         self._tables = np.zeros(len(shapes), TableDeltas)
-        self._addresses = [np.zeros(8, np.int64) for _ in shapes]
+        self._places = [np.zeros((2, 8), np.int64) for _ in shapes]
         for number, shape in enumerate(shapes):
-            self._tables[number] = (shape.layout.stride, shape.slot_bits, shape.segment_rows, 0, 0)
+            self._tables[number] = (shape.layout.stride, shape.slot_bits, shape.segment_rows, 0, 0, 0)
             self._point(number)
         self.arguments = (address_of(self._tables), len(shapes))
 
-    def put(self, table: int, segment: int, address: int) -> None:
-        known = self._addresses[table]
-        if segment >= len(known):
-            self._addresses[table] = np.zeros(max(2 * len(known), segment + 1), np.int64)
-            self._addresses[table][: len(known)] = known
+    def put(self, table: int, segment: int, address: int, factor: int) -> None:
+        known = self._places[table]
+        if segment >= known.shape[1]:
+            self._places[table] = np.zeros((2, max(2 * known.shape[1], segment + 1)), np.int64)
+            self._places[table][:, : known.shape[1]] = known
             self._point(table)
-        self._addresses[table][segment] = address
+        self._places[table][:, segment] = address, 0 if factor == 1 else address_of(PRODUCTS[factor])
 
     def _point(self, table: int) -> None:
-        self._tables[table]["blocks"] = address_of(self._addresses[table])
-        self._tables[table]["segments"] = len(self._addresses[table])
+        blocks, products = self._places[table]
+        self._tables[table]["blocks"] = address_of(blocks)
+        self._tables[table]["products"] = address_of(products)
+        self._tables[table]["segments"] = len(blocks)
+
+
+def _pieces(rows: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yields the first row of each piece, and the piece."""
+    count = max(1, _PIECE_BYTES // rows.shape[1])
+    for first in range(0, len(rows), count):
+        yield first, rows[first : first + count]

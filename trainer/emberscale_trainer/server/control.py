@@ -154,7 +154,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._savings: dict[_Kind, _Saving] = {}
         self._staging: _Staging | None = None
         self._ordering: tuple[int, TrainingJob] | None = None
-        self._parity = False
+        self._parity = 0
         self._next: RoutingTable | None = None  # of the move under way
 
     # The names of the methods are the proto's.
@@ -201,10 +201,10 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
-            self._parity = _wants_parity(job)
+            self._parity = _parity_of(job)
             self._prioritise(job)
             if self._parity:
-                self._mover.protection.form(routing, self._index)
+                self._mover.protection.form(routing, self._index, self._parity)
         except BaseException as error:
             self._state.give_up(wanted)
             if not isinstance(error, AbandonedError):
@@ -364,12 +364,16 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         routing, checkpoint = routing_from_proto(request.routing), request.checkpoint_uri
         with _told(context):
             self._require(request.incarnation)
-            lost = request.lost if request.HasField("lost") else None
             transfer = self._state.prepare(
-                request.move, request.since, routing, self._index, replaces=bool(checkpoint), lost=lost
+                request.move,
+                request.since,
+                routing,
+                self._index,
+                replaces=bool(checkpoint),
+                lost=tuple(request.lost),
             )
             if transfer.joins:
-                self._parity = _wants_parity(TrainingJob.from_json(request.manifest_json))
+                self._parity = _parity_of(TrainingJob.from_json(request.manifest_json))
             self._next = routing
             begins = transfer.orders and (transfer.joins or not self._state.orders)
             self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
@@ -413,7 +417,10 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             copied_bytes=progress.copied_bytes,
             rounds=progress.rounds,
             changed_rows=progress.changed_rows,
-            rebuilt=[] if progress.rebuilt is None else _applied_to_proto(progress.rebuilt),
+            rebuilt=[
+                master_pb2.RebuiltRows(server=server, applied=_applied_to_proto(applied))
+                for server, applied in progress.rebuilt.items()
+            ],
         )
 
     def HandOver(self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext) -> master_pb2.HandOverReply:
@@ -450,7 +457,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             and self._next is not None
             and (self._next.generation, self._next.version) == (generation, version)
         ):
-            self._mover.protection.form(self._next, self._index)
+            self._mover.protection.form(self._next, self._index, self._parity)
         log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
 
@@ -486,8 +493,10 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
         context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
 
 
-def _wants_parity(job: TrainingJob) -> bool:
-    return job.spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
+def _parity_of(job: TrainingJob) -> int:
+    """How many servers the job may lose at a time without a roll-back."""
+    tolerance = job.spec.fault_tolerance
+    return tolerance.parity if tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING else 0
 
 
 def _empty_tables(job: TrainingJob) -> TableStore:

@@ -375,7 +375,7 @@ class ServerCore:
         now: float,
         *,
         replaces: bool = False,
-        lost: int | None = None,
+        lost: tuple[int, ...] = (),
     ) -> Transfer:
         """Joins a move to a table of a later version, which replaces any move before; or attaches to it.
 
@@ -455,7 +455,7 @@ class ServerCore:
             call = f"switch {move}"
             outcome = (
                 self._barrier.finish(number, call, serving.applied, now)
-                if transfer.lost is None
+                if not transfer.lost
                 else self._barrier.finish_unheld(number, call, serving.applied)
             )
             serving.version, serving.owned = table.version, transfer.after
@@ -465,7 +465,7 @@ class ServerCore:
             if serving.bound is not None:
                 for session in self._ended:
                     serving.bound.forget_session(session)
-        if transfer.replaces or transfer.lost is not None:
+        if transfer.replaces or transfer.lost:
             serving.whole_since = table.version
         self._known = (generation, table.version)
         self._moves.end()

@@ -1,6 +1,6 @@
 """One server's part in a group that keeps parity of its members' rows, as pure state, without rows and streams.
 
-    meeting -> filling -> whole -> (a member is lost) -> withdrawing -> agreed
+    meeting -> filling -> whole -> (members are lost) -> withdrawing -> agreed
        another table, or another assignment -> over
 
 A member greets each other one with a first item. Once all have answered, it sends one numbered item to each of them for
@@ -23,25 +23,31 @@ _SERVERS = 1 << 10
 
 
 class GroupCore(Generic[_Deltas]):
-    """The part of member `me` in a group of `members`; `holding` is what it holds for the others."""
+    """The part of member `me` in a group of `members`, of which any `parity` may be lost.
 
-    def __init__(self, me: int, members: int, holding: Holding[_Deltas]) -> None:
+    `holding` is what it holds for the others.
+    """
+
+    def __init__(self, me: int, members: int, holding: Holding[_Deltas], parity: int = 1) -> None:
         self.holding = holding
         self._me = me
+        self._parity = parity
         self._others = tuple(member for member in range(members) if member != me)
         self._over = False
         self._met = False
         self._whole = False
-        self._lost: int | None = None
+        self._lost: frozenset[int] = frozenset()
         self._withdrew = False
         self._put = 0
-        self._received = 0
-        self._marks: dict[int, tuple[int, int]] = {}
+        self._received: dict[int, int] = {}
+        self._withdrawing: set[int] = set()
+        self._marks: dict[int, dict[int, int]] = {}
+        self._told: set[int] = set()
 
     @property
     def is_whole(self) -> bool:
         """Whether all rows of this server are protected."""
-        return self._whole and self._lost is None and not self._over
+        return self._whole and not self._lost and not self._over
 
     @property
     def is_over(self) -> bool:
@@ -56,12 +62,17 @@ class GroupCore(Generic[_Deltas]):
     @property
     def is_filling(self) -> bool:
         """Whether rows that were there before may still be sent."""
-        return self._lost is None and not self._over
+        return not self._lost and not self._over
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The members that items are sent to: all others but a lost one."""
-        return tuple(member for member in self._others if member != self._lost)
+        """The members that items are sent to: all others but lost ones."""
+        return tuple(member for member in self._others if member not in self._lost)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The members that are taken for lost."""
+        return self._lost
 
     @property
     def put_count(self) -> int:
@@ -127,43 +138,62 @@ class GroupCore(Generic[_Deltas]):
         self._taking()
         self.holding.take(source, stored, batch, deltas)
 
-    def withdrawn(self, source: int, lost: int, received: int) -> None:
-        """A member has withdrawn its rows, as it takes `lost` for lost, from which it received so many items."""
+    def take_withdrawal(self, source: int, stored: int, deltas: _Deltas) -> None:
+        """As `take`, of rows that the member takes out of the parity: from now on it cannot be rebuilt itself."""
+        self.take(source, stored, None, deltas)
+        self._withdrawing.add(source)
+
+    def withdrawn(self, source: int, received: Mapping[int, int]) -> None:
+        """A member has withdrawn its rows; it takes these members for lost, and has so many items of each."""
         self._taking()
         self.holding.withdraw(source)
-        self._marks[source] = (lost, received)
+        self._marks[source] = dict(received)
+
+    def told(self, source: int) -> None:
+        """A member has sent all that others lack to decode the rows of lost members."""
+        self._taking()
+        self._told.add(source)
 
     def _taking(self) -> None:
         if self._over:
             raise SourceOverError("the group is over")
 
-    # The loss of a member
+    # The loss of members
 
-    def lose(self, lost: int) -> tuple[int, int]:
-        """Takes a member for lost, once and for all; returns what `withdrawn` is to say of it to the others.
+    def lose(self, lost: frozenset[int]) -> dict[int, int]:
+        """Takes members for lost, once and for all; returns what `withdrawn` is to say of them to the others.
 
-        Raises NotHeldError where its rows cannot be rebuilt from this member's parity.
+        Raises NotHeldError where their rows cannot be rebuilt from this member's parity.
         """
-        if self._over or not self._whole or self._lost not in (None, lost):
+        if self._over or not self._whole or self._lost not in (frozenset(), lost):
             raise NotHeldError("this server's rows are not protected")
+        if len(lost) > self._parity:
+            raise NotHeldError(f"{len(lost)} servers are lost, and parity covers {self._parity}")
+        if gone := lost & self._withdrawing:
+            raise NotHeldError(f"{len(gone)} of the lost servers had begun to take their rows out of the parity")
         self._lost = lost
-        self._received = self.holding.lose(lost)
-        return lost, self._received
+        self._received = {member: self.holding.lose(member) for member in sorted(lost)}
+        return self._received
 
-    def agreed(self) -> AppliedBatches | None:
-        """The batches in the rows of the lost member, once they alone are left in the parity; None before that.
+    def agreed(self) -> dict[int, AppliedBatches] | None:
+        """The batches in the rows of each lost member, once these rows alone are left in the parity; None before that.
 
-        All others have said how many items came from it, and those that some lack are dropped. Raises NotHeldError.
+        All others have said how many items came from each, and those that some lack are dropped. Raises NotHeldError.
         """
         self.require()
-        lost = self._lost
-        if lost is None or not set(self.holders) <= self._marks.keys():
+        if not self._lost or not set(self.holders) <= self._marks.keys():
             return None
         marks = [self._marks[member] for member in self.holders]
-        if any(named != lost for named, _ in marks):
-            raise NotHeldError("the servers do not agree on which one is lost")
-        self.holding.agree(lost, min([self._received, *(received for _, received in marks)]))
-        return self.holding.applied(lost)
+        if any(named.keys() != self._lost for named in marks):
+            raise NotHeldError("the servers do not agree on which ones are lost")
+        for lost in self._lost:
+            self.holding.agree(lost, min([self._received[lost], *(received[lost] for received in marks)]))
+        return {lost: self.holding.applied(lost) for lost in sorted(self._lost)}
+
+    def has_all(self) -> bool:
+        """Whether what others have is here that this member lacks to decode rows. Raises NotHeldError."""
+        self.require()
+        return len(self._lost) < 2 or set(self.holders) <= self._told
 
     def require(self) -> None:
         """Raises NotHeldError once the group is over."""

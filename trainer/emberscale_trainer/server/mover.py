@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -49,14 +49,14 @@ class CopyProgress:
     * `ready`: what remains fits into a barrier.
     * `rounds`: those that are done; where rows are rebuilt, pieces of its own that the server took out of the parity.
     * `changed_rows`: rows of the last round.
-    * `rebuilt`: where the rows of a lost server were rebuilt, the batches in them.
+    * `rebuilt`: where the rows of lost servers were rebuilt, the batches in those of each, by its index.
     """
 
     ready: bool
     copied_bytes: int = 0
     rounds: int = 0
     changed_rows: int = 0
-    rebuilt: AppliedBatches | None = None
+    rebuilt: Mapping[int, AppliedBatches] = field(default_factory=dict)
 
 
 class RowMover:
@@ -80,7 +80,7 @@ class RowMover:
         under way, and for one that has failed.
         """
         transfer = self._state.wanted(move)
-        if transfer.lost is not None:
+        if transfer.lost:
             return self._rebuilt(transfer, wait_seconds)
         sending = self._sending_of(transfer)
         if sending is None:
@@ -111,7 +111,7 @@ class RowMover:
         self._state.lapse()
 
     def _rebuilt(self, transfer: Transfer, wait_seconds: float) -> CopyProgress:
-        """Rebuilds the rows of a lost server for its successor, or attaches to that."""
+        """Rebuilds the rows of lost servers for their successors, or attaches to that."""
         if transfer.joins:
             return CopyProgress(ready=True)
         with self._lock:
@@ -125,7 +125,7 @@ class RowMover:
                 rebuild = self._rebuild = Rebuild(self._state, group, transfer, self._token, self._context)
         progress = rebuild.progress(wait_seconds)
         return CopyProgress(
-            progress.applied is not None, progress.sent_bytes, progress.withdrawn_pieces, rebuilt=progress.applied
+            bool(progress.applied), progress.sent_bytes, progress.withdrawn_pieces, rebuilt=progress.applied
         )
 
     def _sending_of(self, transfer: Transfer) -> "_Sending | None":

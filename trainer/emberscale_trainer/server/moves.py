@@ -24,7 +24,7 @@ class Transfer:
     """The part of the server with this index in a move: it owns `before` until `table` comes into force.
 
     * `replaces`: the table replaces servers that are lost. Nobody sends rows: who is new has them from a checkpoint.
-    * `lost`: the index of a server whose rows the others rebuild for the process in its place; None: rows move.
+    * `lost`: indexes of servers whose rows the others rebuild for the processes in their places; empty: rows move.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Transfer:
     index: int
     before: Ownership
     replaces: bool = False
-    lost: int | None = None
+    lost: tuple[int, ...] = ()
 
     @cached_property
     def after(self) -> Ownership:

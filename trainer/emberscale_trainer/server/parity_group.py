@@ -1,9 +1,11 @@
 """A server's part in a group of servers that hold parity of each other's rows: the threads and streams around `group`.
 
 The servers of a routing table are a group. A push is answered once all of them have its deltas, so what is answered is
-never lost with one server. What changes rows without a push (a move, eviction, compaction) is sent behind it. When a
-server is lost, the others *withdraw* their own rows from the parity: what remains in it are the rows of the lost
-server, which each holder then sends to the process that takes its place. Nobody else changes, and nothing rolls back.
+never lost with as many servers as the parity covers. What changes rows without a push (a move, eviction, compaction) is
+sent behind it. When servers are lost, the others *withdraw* their own rows from the parity: what remains in it are the
+rows of the lost servers. Where two rows of a stripe are lost, one of its holders sends what it has to the other one,
+which decodes both. The holders then send the rows to the processes that take the places of the lost servers. Nobody
+else changes, and nothing rolls back.
 
 A group that has come apart though its servers live, such as when one of them was taken for lost and speaks again, does
 not come together again: pushes wait until another group begins. `trouble` says so, and the master sees to it.
@@ -14,7 +16,7 @@ Lock order: that of the state, then that of a group.
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import structlog
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
 from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, parity_stream
 from emberscale_trainer.server.reports import ParityTotals
 from emberscale_trainer.server.state import ServerState
@@ -53,8 +56,9 @@ class Group:
         token: str,
         context: ssl.SSLContext | None,
         totals: ParityTotals,
+        parity: int = 1,
     ) -> None:
-        """The caller holds the lock of the state, which serves rows under this table."""
+        """Any `parity` of the servers may be lost. The caller holds the lock of the state, which serves this table."""
         members = tuple(server.index for server in table.owners)
         self.table = table
         self.members = members
@@ -63,19 +67,19 @@ class Group:
         self._state = state
         self._totals = totals
         self._withdrawing = threading.Lock()
-        self._rest: AppliedBatches | None = None
+        self._rest: dict[int, AppliedBatches] | None = None
         self._withdrawn_pieces = 0
         self._parted_at: float | None = None
         self._problem = ""
         self._sends_no_more = threading.Event()
         tables = state.tables
-        layout = ParityLayout(len(members))
+        self._layout = layout = ParityLayout(len(members), parity)
         self._log: DeltaLog = tables.log_deltas(
             len(members), lambda number, segment: layout.lane(self.me, number, segment)
         )
         shapes = [TableShape(one) for one in tables.layouts]
         self.blocks = ParityBlocks(layout, self.me, shapes)
-        self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)))
+        self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
         self._senders = {
             member: StreamSender(
@@ -183,7 +187,7 @@ class Group:
         if self._core.has_withdrawn or not self._core.has_met:
             return
         stored = np.array([self._core.stored(self._acknowledged())], np.int64)
-        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
+        deltas = (_joined([taken[lane] for lane in self._layout.lanes_to(member)]) for member in range(len(taken)))
         self._send(Item(kind, 0, records, stored, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:
@@ -269,7 +273,7 @@ class Group:
         with self.changed:
             try:
                 self._take(source, item)
-            except SourceOverError as error:
+            except (SourceOverError, NotHeldError) as error:
                 raise StreamLostError(str(error)) from error
             self.changed.notify_all()
 
@@ -282,68 +286,110 @@ class Group:
                 self._core.take(source, keys[0], (item.epoch, item.batch), item.records.reshape(-1).copy())
             case ItemKind.FILL:
                 self._core.take(source, keys[0], None, item.records.reshape(-1).copy())
+            case ItemKind.WITHDRAWAL:
+                self._core.take_withdrawal(source, keys[0], item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWN:
-                self._core.withdrawn(source, keys[0], keys[1])
+                self._core.withdrawn(source, dict(zip(keys[::2], keys[1::2], strict=True)))
+            case ItemKind.HALF if keys:
+                self._core.require()
+                self.blocks.take_half(item.table, keys[0], keys[1], item.records)
+            case ItemKind.HALF:
+                self._core.told(source)
             case _:
                 raise ValueError(f"an item of kind {item.kind} in a stream of parity")
 
-    # The loss of a member
+    # The loss of members
 
-    def rebuild(self, lost: int) -> AppliedBatches:
-        """Leaves nothing in the parity but the rows of a lost member; returns the batches in them.
+    def rebuild(self, lost: frozenset[int]) -> dict[int, AppliedBatches]:
+        """Leaves nothing in the parity but the rows of lost members; returns the batches in the rows of each.
 
         Takes as long as all other members need for it. Raises NotHeldError where this group cannot.
         """
+        marks = self._begin_rebuild(lost)
         with self._withdrawing:
-            mark = self._begin_rebuild(lost)
             if self._rest is None:
-                self._withdraw(mark)
-                self._rest = self._agreed()
+                self._withdraw(marks)
+                agreed = self._agreed()
+                if len(lost) > 1:
+                    self._send_halves()
+                    self._await_halves()
+                self._rest = agreed
             return self._rest
 
-    def rest(self) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
-        """The rows of the member that was rebuilt, as far as their parity is here.
+    def rest(self, member: int) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
+        """The rows of a member that was rebuilt, as far as this one decodes them.
 
         Yields tables, whether each is the dense one, and uint8[n, stride].
         """
         tables = self._state.tables
         for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
-            for block in self.blocks.blocks(table):
-                records = block[layout.fields(block)["pushes"] != 0]
+            for slots in self.blocks.decoded(self._core.lost, member, table):
+                records = slots[layout.fields(slots)["pushes"] != 0]
                 if len(records):
                     yield table, spec.column < 0, records
 
-    def _begin_rebuild(self, lost: int) -> tuple[int, int]:
+    def _begin_rebuild(self, lost: frozenset[int]) -> dict[int, int]:
         with self._state.lock, self.changed:
-            mark = self._core.lose(lost)
+            marks = self._core.lose(lost)
             if self._parted_at is None:
-                self._part(f"{self._name(lost)} was taken for lost, and nothing more of it is taken")
-        self._senders[lost].close()
-        return mark
+                names = " and ".join(self._name(member) for member in sorted(lost))
+                self._part(f"{names} {'was' if len(lost) == 1 else 'were'} taken for lost, and nothing more is taken")
+        for member in lost:
+            self._senders[member].close()
+        return marks
 
-    def _withdraw(self, mark: tuple[int, int]) -> None:
+    def _withdraw(self, marks: dict[int, int]) -> None:
         empty = False
         while not empty:
             with self._state.lock:
                 self._core.require()
                 self._log.withdraw(_FILL_BYTES)
-                self._send_deltas(ItemKind.FILL)
+                self._send_deltas(ItemKind.WITHDRAWAL)
                 empty = self._log.is_empty
             self.await_holders()
             self._withdrawn_pieces += 1
-        said = np.array(mark, np.int64)
+        said = np.array([*marks.items()], np.int64).reshape(-1)
         with self._state.lock:
             self._core.require()
             self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, said) for _ in self.members)
             self._core.withdrew()
         self.await_holders()
 
-    def _agreed(self) -> AppliedBatches:
-        """Waits for all others; the batches that the rows of the lost server have in all parity of them."""
+    def _agreed(self) -> dict[int, AppliedBatches]:
+        """Waits for all others; the batches that the rows of each lost server have in all parity of them."""
         with self.changed:
             while (agreed := self._core.agreed()) is None:
                 self.changed.wait()
             return agreed
+
+    def _send_halves(self) -> None:
+        """Sends what other holders lack to decode two lost rows of a stripe, and that this was all."""
+        following = (self.me + 1) % len(self.members)
+        for table in range(len(self._state.tables.specs)):
+            for stripe, first, rows in self.blocks.halves(self._core.lost, table):
+                half = Item(ItemKind.HALF, table, rows, np.array([stripe, first], np.int64))
+                none = Item(ItemKind.HALF, table, rows[:0], half.keys)
+                self._send_half([half if member == following else none for member in range(len(self.members))])
+        self._send_half([Item(ItemKind.HALF, 0, _NOTHING) for _ in self.members])
+
+    def _send_half(self, items: Sequence[Item]) -> None:
+        with self._state.lock:
+            self._core.require()
+            self._send(items)
+        self.await_holders()
+
+    def _await_halves(self) -> None:
+        with self.changed:
+            while not self._core.has_all():
+                self.changed.wait()
+
+
+def _joined(deltas: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The deltas of all lanes after each other, as records of an item."""
+    found = [one for one in deltas if len(one)]
+    if not found:
+        return _NOTHING
+    return (found[0] if len(found) == 1 else np.concatenate(found)).reshape(1, -1)
 
 
 def _flat(applied: AppliedBatches) -> NDArray[np.int64]:

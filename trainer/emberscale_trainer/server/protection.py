@@ -56,15 +56,18 @@ class RowProtection:
             return None
         return ParityFigures(group.lag, totals.items, totals.bytes, group.blocks.nbytes)
 
-    def form(self, table: RoutingTable, index: int) -> None:
-        """Begins the group of a table that is in force here, unless it or a later one has begun."""
+    def form(self, table: RoutingTable, index: int, parity: int = 1) -> None:
+        """Begins the group of a table that is in force here, unless it or a later one has begun.
+
+        Any `parity` of the servers may be lost, if there are more than that.
+        """
         with self._state.lock, self._changed:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):
                 return
             owners = [server.index for server in table.owners]
             self._group = None
-            if index in owners and len(owners) > 1:
-                self._group = Group(self._state, table, index, self._token, self._context, self._totals)
+            if index in owners and len(owners) > parity:
+                self._group = Group(self._state, table, index, self._token, self._context, self._totals, parity)
             self._state.protect_by(self._group)
             self._changed.notify_all()
 

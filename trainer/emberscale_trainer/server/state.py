@@ -422,7 +422,7 @@ class ServerState:
         index: int,
         *,
         replaces: bool = False,
-        lost: int | None = None,
+        lost: tuple[int, ...] = (),
     ) -> Transfer:
         """As `ServerCore.prepare`. What an earlier move has left here is gone before rows of this one can come."""
         with self._changed:

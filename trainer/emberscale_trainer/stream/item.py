@@ -31,8 +31,12 @@ class ItemKind(IntEnum):
     BASE = 5
     """The first item for parity: `keys` are the batches in the rows, as `epoch, first, stop, times` each."""
     WITHDRAWN = 6
-    """The last item for parity: nothing of the sender is left. `keys` are the lost member, and how many items came
-    of it."""
+    """Nothing of the sender is left in the parity. `keys` are each lost member, and how many items came of it."""
+    WITHDRAWAL = 7
+    """As FILL, of rows that the sender takes out of the parity."""
+    HALF = 8
+    """What the sender has of a stripe of `table`, for the holder that decodes it: `keys` are the stripe and the first
+    slot of `records`. Without keys, it is the last one of the sender."""
 
 
 def _no_keys() -> NDArray[np.int64]:

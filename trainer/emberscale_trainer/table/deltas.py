@@ -1,8 +1,8 @@
 """The log of what changes in a table's rows, as `old ^ new`: what parity of the rows is made of.
 
-A log has a fixed number of *lanes*, one for each server that holds parity of these rows; the segment of a row says
-which lane its deltas go to. A delta is `slot: uint32 | rows: uint16 | table: uint16 | old ^ new: uint8[rows, stride]`,
-little-endian, with the rows of consecutive slots. Deltas commute, and those of a row may come in any number.
+A log has a fixed number of *lanes*, one for each choice of the servers that hold parity of a row; the segment of a row
+says which lane its deltas go to. A delta is `slot: uint32 | rows: uint16 | table: uint16 | old ^ new: uint8[rows,
+stride]`, little-endian, with the rows of consecutive slots. Deltas commute, and those of a row may come in any number.
 
 Rows that were there before the log are *filled in*: their bytes are a delta from nothing. They are filled in slot by
 slot, up to the slot below which changes are logged (`logged`), so that training goes on meanwhile: a change of a row
@@ -21,9 +21,11 @@ from emberscale_trainer.table.memory import (
     address_of,
     copy,
     load_int64,
+    load_uint8,
     load_uint32,
     prefetch,
     store_int64,
+    store_uint8,
     store_uint32,
     zero,
 )
@@ -52,7 +54,11 @@ TableDeltas = np.dtype(
         ("slot_bits", "<i8"),
         ("segment_rows", "<i8"),
         ("blocks", "<i8"),  # address of int64[]: where the block of each segment is; 0: there is none yet
-        ("segments", "<i8"),  # length of it
+        (
+            "products",
+            "<i8",
+        ),  # address of int64[]: where uint8[256], the multiple of each byte, is; 0: bytes as they are
+        ("segments", "<i8"),  # length of both
     ]
 )
 """What `apply_deltas` knows of a table of the server whose deltas it applies."""
@@ -96,6 +102,12 @@ def _xor(target: int, source: int, size: int) -> None:
 
 
 @part
+def _xor_multiples(target: int, source: int, size: int, products: int) -> None:
+    for at in range(size):
+        store_uint8(target + at, load_uint8(target + at) ^ load_uint8(products + load_uint8(source + at)))
+
+
+@part
 def _prefetch_row(delta: int, tables: int, table_count: int) -> None:
     """Asks for the memory that a delta changes; bytes that are none ask for some that nobody needs."""
     slot, number = load_uint32(delta), load_uint32(delta + 4) >> 16
@@ -104,7 +116,7 @@ def _prefetch_row(delta: int, tables: int, table_count: int) -> None:
     table = tables + _ENTRY_BYTES * number
     stride, bits = load_int64(table), load_int64(table + 8)
     segment = slot >> bits
-    if segment < load_int64(table + 32):
+    if segment < load_int64(table + 40):
         row = load_int64(load_int64(table + 24) + 8 * segment) + stride * (slot & ((1 << bits) - 1))
         for at in range(0, stride, CACHE_LINE):
             prefetch(row + at)
@@ -129,7 +141,7 @@ def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: i
         segment, row = slot >> bits, slot & ((1 << bits) - 1)
         if row + rows > load_int64(table + 16) or size - at - DELTA_BYTES < rows * stride:
             return MALFORMED
-        if segment >= load_int64(table + 32):
+        if segment >= load_int64(table + 40):
             return at
         block = load_int64(load_int64(table + 24) + 8 * segment)
         if block == 0:
@@ -137,7 +149,11 @@ def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: i
         ahead = at + _AHEAD * (DELTA_BYTES + stride)  # a delta, where those until there are of one row each
         if ahead + DELTA_BYTES <= size:
             _prefetch_row(deltas + ahead, tables, table_count)
-        _xor(block + stride * row, deltas + at + DELTA_BYTES, stride * rows)
+        products = load_int64(load_int64(table + 32) + 8 * segment)
+        if products == 0:
+            _xor(block + stride * row, deltas + at + DELTA_BYTES, stride * rows)
+        else:
+            _xor_multiples(block + stride * row, deltas + at + DELTA_BYTES, stride * rows, products)
         at += DELTA_BYTES + stride * rows
     return APPLIED
 
