@@ -10,6 +10,10 @@ The dense parameters travel like rows: they are one more table, the last, whose 
 is the weights of the rows, `float32`, in the order of the keys. A push's payload is a pull's, followed by the gradients
 in the layout of a pull's answer.
 
+With ROUND, a request is for several consecutive batches, which the worker trains one after another on rows of its own.
+The answer to its pull has each row's optimizer state behind its weights, and its push has, in that layout, by how much
+both have changed. The batches of a push are applied together.
+
 Every request carries the `generation` and `version` of the routing table that planned it. A pull is answered by a
 server of the same generation that owns everything asked for. A push is applied only under the server's own version: a
 server applies a batch once, so the push must contain everything that the batch changes there.
@@ -36,12 +40,15 @@ from typing import NamedTuple
 from emberscale_api.errors import InvalidError
 
 MAGIC = 0x4D424D45
-VERSION = 5
+VERSION = 6
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
 """Bytes of HELLO's payload at most: nothing is reserved for a peer that has not shown the token."""
 
 MAX_TABLES = 1 << 16
+
+MAX_ROUND = 1 << 10
+"""Batches of a round at most."""
 
 _HELLO = struct.Struct("<QB")
 
@@ -73,6 +80,10 @@ class Status(IntEnum):
     """The request makes no sense here; the payload is a UTF-8 reason."""
     MOVED = 5
     """The owners have changed (`version`): fetch the routing table, plan the request again, and send it."""
+    LATER = 6
+    """The bound on staleness does not admit the pull of a round yet: push the round before first."""
+    PARTIAL = 7
+    """Some batches of the round are applied, and others are not; nothing was done: train and push them one by one."""
 
 
 class Flag(IntFlag):
@@ -81,9 +92,11 @@ class Flag(IntFlag):
     NONE = 0
     READ_ONLY = 1
     """PULL: the batch is not trained on, so the staleness bound does not hold it back."""
+    ROUND = 2
+    """The request is for a round: `batches` that the worker trains on rows of its own. Rows are weights and state."""
 
 
-_HEADER = struct.Struct("<IBBHQIIIQQQII")
+_HEADER = struct.Struct("<IBBHQIIIQQQIII")
 HEADER_BYTES = _HEADER.size
 
 
@@ -130,8 +143,9 @@ class Header(NamedTuple):
     """The fixed part of a frame.
 
     `kind` is a Kind in requests and a Status in answers. `generation` and `version` are those of the routing table that
-    the sender used. `epoch`, `batch`, `shard` and `token` name the batch and the lease as the ledger does. The order of
-    the fields is that of the frame.
+    the sender used. `epoch`, `batch`, `shard` and `token` name the batch and the lease as the ledger does; a round has
+    `batches`, the first of which is `batch`. In the answer to a pull, `batches` is how many the next round may have.
+    The order of the fields is that of the frame.
     """
 
     kind: int
@@ -145,6 +159,12 @@ class Header(NamedTuple):
     token: int = 0
     payload_bytes: int = 0
     worker: int = 0
+    batches: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the batches that the request is for."""
+        return range(self.batch, self.batch + self.batches)
 
     def pack(self) -> bytes:
         """The header as `HEADER_BYTES` bytes."""
@@ -164,4 +184,6 @@ class Header(NamedTuple):
         header = cls._make(fields)
         if header.payload_bytes > MAX_PAYLOAD_BYTES or header.tables > MAX_TABLES:
             raise WireError(f"frame of {header.payload_bytes} bytes for {header.tables} tables is beyond the limits")
+        if not 1 <= header.batches <= MAX_ROUND:
+            raise WireError(f"a round has 1 to {MAX_ROUND} batches, not {header.batches}")
         return header

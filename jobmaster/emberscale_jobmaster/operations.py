@@ -284,7 +284,7 @@ class CopyReport:
 class HandedPull:
     """A pull for training whose push has not come: another server orders it from now on.
 
-    `unseen` counts the pushes that it may not have seen.
+    It is for so many `batches` from `batch` on, and `unseen` counts those of other pushes that it may not have seen.
     """
 
     session: int
@@ -292,6 +292,8 @@ class HandedPull:
     batch: int
     token: int
     unseen: int
+    batches: int = 1
+    is_round: bool = False
 
 
 @dataclass(frozen=True)

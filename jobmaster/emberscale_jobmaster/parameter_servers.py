@@ -209,7 +209,10 @@ def _said(reply: pb.HoldReply | pb.SettleReply | pb.SwitchReply) -> AppliedRepor
 
 
 def _handed_over(reply: pb.HandOverReply) -> AppliedReport:
-    pulls = tuple(HandedPull(pull.session, pull.epoch, pull.batch, pull.token, pull.unseen) for pull in reply.pulls)
+    pulls = tuple(
+        HandedPull(pull.session, pull.epoch, pull.batch, pull.token, pull.unseen, pull.batches, pull.is_round)
+        for pull in reply.pulls
+    )
     return AppliedReport(messages.applied(reply.applied), pulls=pulls)
 
 

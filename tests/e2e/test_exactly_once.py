@@ -1,13 +1,15 @@
 """Every sample once on every parameter server, whatever is killed.
 
 Each run starts real processes and kills some of them with SIGKILL, for ten seconds or so. EMBERSCALE_KILL_SEEDS says
-how many runs there are; the suite makes four, as tests/simulation kills the same cores under thousands of seeds.
+how many runs there are; every other one trains in rounds. The suite makes four, as tests/simulation kills the same
+cores under thousands of seeds.
 """
 
 import os
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,11 @@ def test_with_workers_and_master_killed_at_random_every_sample_is_applied_once(
     make_job: Callable[..., Job], seed: int
 ) -> None:
     choice = random.Random(seed)
-    job = make_job({"training": {"seed": seed, "epochs": ENDLESS}})
+    spec: dict[str, Any] = {"training": {"seed": seed, "epochs": ENDLESS}}
+    if seed % 2:
+        spec["hotEmbeddings"] = {"mode": "Enabled"}
+        spec["training"]["stalenessWarmup"] = 0  # two workers have rounds from the start
+    job = make_job(spec)
     job.start()
     moments = sorted((choice.randrange(40_000), role) for role in ("master", "worker"))
     for samples, role in moments:

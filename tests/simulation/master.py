@@ -477,13 +477,26 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             )
         case HandOverCall(generation, barrier, seconds, move, wait):
             handed = yield from server.hand_over(generation, barrier, seconds, move, wait)
-            pulls = tuple(HandedPull(*pull.ticket, pull.token, pull.unseen) for pull in handed.pulls)
+            pulls = tuple(
+                HandedPull(
+                    pull.ticket.session,
+                    pull.ticket.epoch,
+                    pull.ticket.batch,
+                    pull.token,
+                    pull.unseen,
+                    pull.ticket.batches,
+                    pull.ticket.is_round,
+                )
+                for pull in handed.pulls
+            )
             return AppliedReport(ranges_of(handed.applied), pulls=pulls)
         case SwitchCall(generation, barrier, move, applied, handed_pulls):
             runs = [(epoch, [(first, stop, 1) for first, stop in batches]) for epoch, batches in applied.items()]
             settled = AppliedBatches.from_runs(runs)
             taken = tuple(
-                OutstandingPull(Ticket(pull.session, pull.epoch, pull.batch), pull.token, pull.unseen)
+                OutstandingPull(
+                    Ticket(pull.session, pull.epoch, pull.batch, pull.batches, pull.is_round), pull.token, pull.unseen
+                )
                 for pull in handed_pulls
             )
             return AppliedReport(ranges_of((yield from server.switch(generation, barrier, move, settled, taken))))

@@ -35,6 +35,8 @@ from emberscale_api.job.run_policy import (
     ScalingSpec,
 )
 from emberscale_api.job.training import (
+    HotEmbeddingsMode,
+    HotEmbeddingsSpec,
     OptimizerSpec,
     OptimizerType,
     ShardingSpec,
@@ -58,6 +60,8 @@ __all__ = [
     "EvictionSpec",
     "FaultToleranceStrategy",
     "FlashMode",
+    "HotEmbeddingsMode",
+    "HotEmbeddingsSpec",
     "IncrementalMode",
     "InitializerSpec",
     "InitializerType",

@@ -69,6 +69,7 @@ FIXED_FIELDS = (
     FixedField("spec.optimizers", Keeper.RESOURCE),
     FixedField("spec.sharding", Keeper.RESOURCE),
     FixedField("spec.faultTolerance", Keeper.RESOURCE),
+    FixedField("spec.hotEmbeddings", Keeper.RESOURCE),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
-from emberscale_api.job.units import Seconds
+from emberscale_api.job.units import Quantity, Seconds, memory_bytes
 
 
 class OptimizerType(StrEnum):
@@ -18,6 +18,14 @@ class OptimizerType(StrEnum):
     ROW_WISE_ADAGRAD = "RowWiseAdagrad"
     ADAM = "Adam"
     FTRL = "FTRL"
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether the steps of several workers, taken apart, may be added up in weights and state.
+
+        The state is then a sum over steps, and weights are no function of it.
+        """
+        return self in (OptimizerType.SGD, OptimizerType.ADAGRAD, OptimizerType.ROW_WISE_ADAGRAD)
 
 
 LearningRate = Annotated[float, Field(gt=0, le=100)]
@@ -95,6 +103,30 @@ class TrainingSpec(ManifestPart):
     pull_ahead: int = Field(
         default=1, ge=0, le=64, description="Batches whose rows a worker pulls before its earlier ones are pushed"
     )
+
+
+class HotEmbeddingsMode(StrEnum):
+    """Whether workers keep the rows that consecutive batches share; `Auto`: where it saves traffic."""
+
+    AUTO = "Auto"
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
+class HotEmbeddingsSpec(ManifestPart):
+    """Workers train rounds of consecutive batches on rows that they pull and push once.
+
+    `budget` is the memory of a worker for these rows. A worker alone trains as if each batch saw all those before it;
+    with several, the bound on staleness also bounds how many batches a round has.
+    """
+
+    mode: HotEmbeddingsMode = HotEmbeddingsMode.DISABLED
+    budget: Quantity = Field(default="256Mi", description="Memory of a worker for the rows of its rounds")
+
+    @property
+    def budget_bytes(self) -> int:
+        """`budget` in bytes."""
+        return memory_bytes(self.budget)
 
 
 class ShardingSpec(ManifestPart):

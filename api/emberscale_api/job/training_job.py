@@ -8,9 +8,16 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from emberscale_api.job.data import DataContinuation, DataSpec
 from emberscale_api.job.model import ModelSpec
 from emberscale_api.job.roles import MasterSpec, RoleSpec
-from emberscale_api.job.run_policy import CheckpointSpec, FaultToleranceSpec, RunPolicy, ScalingMode, ScalingSpec
+from emberscale_api.job.run_policy import (
+    CheckpointSpec,
+    FaultToleranceSpec,
+    FaultToleranceStrategy,
+    RunPolicy,
+    ScalingMode,
+    ScalingSpec,
+)
 from emberscale_api.job.schema import ManifestPart
-from emberscale_api.job.training import OptimizersSpec, ShardingSpec, TrainingSpec
+from emberscale_api.job.training import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizersSpec, ShardingSpec, TrainingSpec
 
 API_VERSION = "emberscale.io/v1alpha1"
 KIND = "TrainingJob"
@@ -54,6 +61,7 @@ class TrainingJobSpec(ManifestPart):
     scaling: ScalingSpec = ScalingSpec()
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    hot_embeddings: HotEmbeddingsSpec = HotEmbeddingsSpec()
     run_policy: RunPolicy = RunPolicy()
     suspend: bool = Field(
         default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false resumes from it"
@@ -81,6 +89,36 @@ class TrainingJobSpec(ManifestPart):
                     f"give ps.{field} as {most} or less"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _may_hold_rows(self) -> Self:
+        obstacle = self.obstacle_to_rounds
+        if obstacle and self.hot_embeddings.mode is HotEmbeddingsMode.ENABLED:
+            raise ValueError(f"hotEmbeddings.mode (Enabled) does not work with {obstacle}: take Auto or Disabled")
+        return self
+
+    @property
+    def obstacle_to_rounds(self) -> str:
+        """The field, with its value, that keeps workers from training rounds on rows of their own; empty if none."""
+        optimizers, embeddings = self.optimizers, self.model.embeddings
+        types = {"optimizers.sparse": optimizers.sparse.type, "optimizers.dense": optimizers.dense.type}
+        counts = {"model.embeddings": embeddings.admission.min_count}
+        if optimizers.wide is not None and optimizers.wide.type is not None:
+            types["optimizers.wide"] = optimizers.wide.type
+        for name, table in embeddings.tables.items():
+            if table.optimizer is not None and table.optimizer.type is not None:
+                types[f"model.embeddings.tables.{name}.optimizer"] = table.optimizer.type
+            if table.admission is not None:
+                counts[f"model.embeddings.tables.{name}"] = table.admission.min_count
+        for path, optimizer in types.items():
+            if not optimizer.is_additive:
+                return f"{path}.type ({optimizer})"
+        for path, count in counts.items():
+            if count > 1:
+                return f"{path}.admission.minCount ({count})"
+        if self.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
+            return f"faultTolerance.strategy ({self.fault_tolerance.strategy})"
+        return ""
 
     @model_validator(mode="after")
     def _continues_something(self) -> Self:

@@ -2638,13 +2638,18 @@ class OutstandingPull(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     UNSEEN_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    IS_ROUND_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     batch: _builtins.int
     token: _builtins.int
     """of its lease"""
     unseen: _builtins.int
-    """pushes that it may not have seen"""
+    """batches of other pushes that it may not have seen"""
+    batches: _builtins.int
+    """of a round, the first of which is `batch`"""
+    is_round: _builtins.bool
     def __init__(
         self,
         *,
@@ -2653,10 +2658,12 @@ class OutstandingPull(_message.Message):
         batch: _builtins.int = ...,
         token: _builtins.int = ...,
         unseen: _builtins.int = ...,
+        batches: _builtins.int = ...,
+        is_round: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch", b"epoch", "session", b"session", "token", b"token", "unseen", b"unseen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "epoch", b"epoch", "is_round", b"is_round", "session", b"session", "token", b"token", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

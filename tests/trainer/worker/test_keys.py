@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from emberscale_api.job import InitializerSpec, OptimizerSpec, Pooling, TableSpec
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, Pooling, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, bucket_of, buckets_of, piece_length
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker import keys
@@ -158,3 +158,46 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_to_make_smaller(
     monkeypatch.setattr(keys, limit, value)
     with pytest.raises(keys.RequestTooLargeError, match=r"make spec\.training\.batchSize.*smaller"):
         KeyPlanner(routing(1), [table(0, 0, 4)], 8).plan(np.array([[1], [2]]))
+
+
+@given(batches(), st.integers(1, 3))
+def test_a_plan_with_state_asks_for_the_same_keys_and_leaves_room_for_the_state(
+    batch: tuple[NDArray[np.int64], IdLists], servers: int
+) -> None:
+    ids, lists = batch
+    rules = [OptimizerType.SGD, OptimizerType.ADAGRAD, OptimizerType.ROW_WISE_ADAGRAD] * 2
+    tables = [replace(spec, optimizer=OptimizerSpec(type=rule)) for spec, rule in zip(TABLES, rules, strict=True)]
+    wide = [
+        replace(spec, dimension=spec.dimension + state) for spec, state in zip(tables, [0, 4, 1, 0, 1, 1], strict=True)
+    ]
+    plan = KeyPlanner(routing(servers), tables, PARAMETERS, OptimizerType.ADAGRAD).plan(ids, [lists])
+    expected = KeyPlanner(routing(servers), wide, PARAMETERS).plan(ids, [lists])
+    assert [keys.tolist() for keys in plan.keys] == [keys.tolist() for keys in expected.keys]
+    assert [counts.tolist() for counts in plan.counts] == [counts.tolist() for counts in expected.counts]
+    assert plan.value_edges == expected.value_edges
+    assert plan.offsets.tolist() == expected.offsets.tolist()
+    assert [one.rows.tolist() for one in plan.lists] == [one.rows.tolist() for one in expected.lists]
+    pieces = [[(2 * start, 2 * stop) for start, stop in runs] for runs in expected.dense_runs]
+    assert [list(runs) for runs in plan.dense_runs] == pieces
+
+
+def test_a_plan_with_state_counts_it_in_the_size_of_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [table(0, 0, 4)]
+    monkeypatch.setattr(keys, "MAX_PAYLOAD_BYTES", 4000)
+    KeyPlanner(routing(1), tables, 8).plan(np.array([[1], [2]]))
+    with pytest.raises(keys.RequestTooLargeError):
+        KeyPlanner(routing(1), tables, 8, OptimizerType.ADAGRAD).plan(np.array([[1], [2]]))
+
+
+@given(batches(), st.data())
+def test_the_plan_of_some_records_gathers_their_embeddings(
+    batch: tuple[NDArray[np.int64], IdLists], data: st.DataObject
+) -> None:
+    ids, lists = batch
+    plan = KeyPlanner(routing(2), TABLES, PARAMETERS).plan(ids, [lists])
+    first = data.draw(st.integers(0, len(ids)))
+    stop = data.draw(st.integers(first, len(ids)))
+    rows = np.random.default_rng(0).normal(size=plan.values).astype(np.float32)
+    layout = EmbeddingLayout(TABLES)
+    some = layout.gather(rows, plan.of_records(first, stop))
+    np.testing.assert_array_equal(some, layout.gather(rows, plan)[first:stop])

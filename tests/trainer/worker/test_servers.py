@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.data.source import Batch
@@ -114,9 +114,10 @@ def table(*peers: Peer, version: int = 1) -> RoutingTable:
 
 
 def connected(routes: StandingRoutes) -> ParameterServers:
-    return ParameterServers(
-        cast(Routes, routes), IDENTITY, lambda routing: KeyPlanner(routing, TABLES, 8), EmbeddingLayout(TABLES), 8
-    )
+    def make_planner(routing: RoutingTable, in_rounds: bool) -> KeyPlanner:
+        return KeyPlanner(routing, TABLES, 8, OptimizerType.ADAGRAD if in_rounds else None)
+
+    return ParameterServers(cast(Routes, routes), IDENTITY, make_planner, EmbeddingLayout(TABLES))
 
 
 def push(routes: StandingRoutes) -> None:

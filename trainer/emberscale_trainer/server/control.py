@@ -445,7 +445,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         if ordering is not None and ordering[0] == request.move:
             bound = _staleness_bound(ordering[1], settled)
             bound.take_over(
-                OutstandingPull(Ticket(pull.session, pull.epoch, pull.batch), pull.token, pull.unseen)
+                OutstandingPull(
+                    Ticket(pull.session, pull.epoch, pull.batch, pull.batches, pull.is_round), pull.token, pull.unseen
+                )
                 for pull in request.pulls
             )
         with _told(context):

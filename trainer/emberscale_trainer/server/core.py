@@ -239,11 +239,19 @@ class ServerCore:
             if transfer is not None and transfer.number == serving.handed_over:
                 until = self._barrier.held_until((header.epoch, header.batch), now)
                 if until is not None and not serving.bound.is_outstanding(ticket):
-                    return Wait(until)
+                    return Status.LATER if serving.bound.is_ahead(ticket) else Wait(until)
             if not serving.bound.may_pull(ticket):
+                if serving.bound.is_ahead(ticket):
+                    return Status.LATER
+                serving.bound.waits(ticket, header.token)
                 return Wait(None)
             serving.bound.pulled(ticket, header.token)
         return Status.OK
+
+    def room(self, session: int) -> int:
+        """The most batches of this session's next round, as far as this server knows."""
+        bound = None if self._serving is None else self._serving.bound
+        return 1 if bound is None else bound.room(session)
 
     def complete(self, session: int, header: Header) -> None:
         """Notes that all servers have applied a batch."""
@@ -279,7 +287,7 @@ class ServerCore:
         return self.admit(session, header, now) if training and serving.bound is not None else Status.OK
 
     def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
-        """Whether a batch is to be applied now. OK is to be followed by `record` at once."""
+        """Whether a batch, or a round, is to be applied now. OK is to be followed by `record` at once."""
         serving = self._serving
         if serving is None or serving.generation != header.generation or serving.generation < self._masters_generation:
             return Status.REFRESH
@@ -287,16 +295,22 @@ class ServerCore:
             return Status.REFRESH
         if serving.version != header.version:
             return _moved(header, serving, arrived, now)
-        batch, ticket, bound = (header.epoch, header.batch), _ticket(session, header), serving.bound
+        ticket, bound = _ticket(session, header), serving.bound
         if self._fence.refuses(header):
             if bound is not None:
                 bound.forget(ticket)
             return Status.FENCED
-        repeated = batch in serving.applied
+        applied = sum((header.epoch, number) in serving.applied for number in header.numbers)
+        repeated = applied == header.batches
         if bound is not None and not (repeated or serving.knows_pulls or bound.is_outstanding(ticket)):
             return Status.REFRESH  # nobody knows how stale it is
-        if not repeated and (held_until := self._barrier.held_until(batch, now)) is not None:
-            return Wait(held_until)
+        if applied and not repeated:
+            return Status.PARTIAL
+        if not repeated:
+            held = [self._barrier.held_until((header.epoch, number), now) for number in header.numbers]
+            held_until = max((until for until in held if until is not None), default=None)
+            if held_until is not None:
+                return Wait(held_until) if None not in held else Status.PARTIAL
         if (delay := self.pressure.delay) and not repeated and now < arrived + delay and not self._barrier.is_held(now):
             return Wait(arrived + delay)  # a barrier that is held waits for the batches that it settles
         if bound is not None and not (repeated and bound.is_under_way(ticket)):
@@ -307,12 +321,14 @@ class ServerCore:
         return Status.REPEATED if repeated else Status.OK
 
     def record(self, session: int, header: Header, now: float) -> None:
-        """Notes a batch as applied. Raises RuntimeError if it is applied already or held, a defect of the caller."""
-        serving, batch = self._serving, (header.epoch, header.batch)
-        if serving is None or batch in serving.applied:
-            raise RuntimeError(f"batch {batch} is applied already, or nothing is served")
-        self._barrier.applied(batch, now)
-        serving.applied.record(*batch)
+        """Notes batches as applied. Raises RuntimeError if one is applied already or held, a defect of the caller."""
+        serving = self._require()
+        for number in header.numbers:
+            batch = (header.epoch, number)
+            if batch in serving.applied:
+                raise RuntimeError(f"batch {batch} is applied already")
+            self._barrier.applied(batch, now)
+            serving.applied.record(*batch)
         serving.trained = True
         if serving.bound is not None:
             serving.bound.pushed(_ticket(session, header), header.token)
@@ -504,7 +520,7 @@ def _order(assignment: Assignment) -> tuple[int, int]:
 
 
 def _ticket(session: int, header: Header) -> Ticket:
-    return Ticket(session, header.epoch, header.batch)
+    return Ticket(session, header.epoch, header.batch, header.batches, bool(header.flags & Flag.ROUND))
 
 
 def _moved(header: Header, serving: _Serving, arrived: float, now: float) -> Decision:

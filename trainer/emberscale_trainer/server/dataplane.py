@@ -178,9 +178,9 @@ class _Session:
             raise WireError("the payload ends within the keys")
         keys = payload[start:stop].view(np.int64)
         if header.kind == Kind.PULL:
-            status, weights = self._state.pull(self._session, header, counts, keys, self._room)
-            if weights is not None:
-                self._connection.send(Header(status, payload_bytes=weights.nbytes), [weights])
+            status, rows, room = self._state.pull(self._session, header, counts, keys, self._room)
+            if rows is not None:
+                self._connection.send(Header(status, payload_bytes=rows.nbytes, batches=room), [rows])
                 return
         else:
             status = self._state.push(self._session, header, counts, keys, payload[stop:].view(np.float32))

@@ -1,6 +1,9 @@
 """Bounded staleness: how far workers may drift apart.
 
-The staleness of a gradient is the number of pushes that were applied, on any server, between its pull and its own push.
+The staleness of a gradient is the number of batches that were applied, on any server, between its pull and its own
+push. A push of a round applies all batches of the round, and a worker that trains in rounds adds what it has yet to
+push to what it pulls: its own pushes never make its rounds stale.
+
 The first server of the routing table enforces the bound for all: if each server held pushes by its own order of pulls,
 two of them could wait for each other. A worker asks it before it pulls from any server, pushes to it before the others,
 and tells it when all have applied the push. In between, the push is under way: a pull may or may not see it. Where a
@@ -8,31 +11,36 @@ move makes another server the first, the pulls that are outstanding are handed o
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import NamedTuple
 
+from emberscale_api.wire import MAX_ROUND
+
 
 class Ticket(NamedTuple):
-    """Names one pull for training: the batch, and the session that pulls it."""
+    """Names one pull for training: the session that pulls, the first batch, and the number of `batches`.
+
+    `is_round`: the session trains the batches on rows of its own, which its earlier pushes are in.
+    """
 
     session: int
     epoch: int
     batch: int
+    batches: int = 1
+    is_round: bool = False
+
+    def ages_with(self, other: "Ticket") -> bool:
+        """Whether a push of the other ticket makes this pull stale."""
+        return not self.is_round or self.session != other.session
 
 
-@dataclass(frozen=True, slots=True)
-class _Outstanding:
-    """A pull whose push has not come. `seen` counts the pushes that it has certainly seen."""
-
-    ticket: Ticket
-    token: int
-    seen: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutstandingPull:
-    """A pull that another server orders from now on; `unseen` counts the pushes that it may not have seen."""
+    """An admitted pull, until its push is applied everywhere.
+
+    `unseen` counts the batches of other pushes, applied since or under way then, that it may not have seen.
+    """
 
     ticket: Ticket
     token: int
@@ -40,12 +48,13 @@ class OutstandingPull:
 
 
 class StalenessBound:
-    """Admits pulls and pushes such that no gradient is ever more than `bound` pushes stale.
+    """Admits pulls and pushes such that no gradient is ever more than `bound` batches stale.
 
-    The invariant, for every outstanding pull: pushes that it may not have seen, plus the outstanding pulls older than
-    it, number at most `bound`. A pull is admitted only if the invariant holds for it; a push, only if the invariant
-    still holds for the older pulls. It also covers a push that is under way, because other servers may receive later
-    pushes before it. The oldest pull waits only while pushes are under way, so some worker can always continue.
+    The invariant, for every outstanding pull: batches that it may not have seen, plus those of the outstanding pulls
+    older than it, number at most `bound`; a round that alone exceeds the bound is admitted when nothing else is
+    outstanding. A pull is admitted only if the invariant holds for it; a push, only if the invariant still holds for
+    the older pulls. It also covers a push that is under way, because other servers may receive later pushes before it.
+    The oldest pull waits only while pushes are under way, so some worker can always continue.
 
     Stale gradients do most harm while the parameters still move fast, so the bound itself grows from 0, as the square
     root of the applied batches over `warmup`: the steps of Adagrad shrink with that root, so the harm stays the same.
@@ -58,18 +67,18 @@ class StalenessBound:
         """`applied` is how many batches the parameters have seen already."""
         self._bound = bound
         self._warmup = warmup
-        self._outstanding: list[_Outstanding] = []
-        self._under_way: dict[Ticket, _Outstanding] = {}
+        self._outstanding: list[OutstandingPull] = []
+        self._under_way: dict[Ticket, OutstandingPull] = {}
+        self._waiting: dict[Ticket, int] = {}
         self._applied = applied
 
     def hand_over(self) -> tuple[OutstandingPull, ...]:
         """All outstanding pulls, the oldest first."""
-        return tuple(OutstandingPull(one.ticket, one.token, self._applied - one.seen) for one in self._outstanding)
+        return tuple(replace(one) for one in self._outstanding)
 
     def take_over(self, pulls: Iterable[OutstandingPull]) -> None:
         """Goes on with the pulls that another server admitted, the oldest first."""
-        for one in pulls:
-            self._outstanding.append(_Outstanding(one.ticket, one.token, self._applied - one.unseen))
+        self._outstanding += [replace(one) for one in pulls]
 
     @property
     def under_way(self) -> int:
@@ -81,37 +90,61 @@ class StalenessBound:
         """The bound at this moment."""
         return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound
 
+    def room(self, session: int) -> int:
+        """The most batches of a round such that all sessions may train one and pull for the next at the same time."""
+        pulls = (*self._outstanding, *self._under_way.values())
+        others = {one.ticket.session for one in pulls} | {ticket.session for ticket in self._waiting}
+        others.discard(session)
+        return max(1, self.in_force // (2 * len(others))) if others else MAX_ROUND
+
     def may_pull(self, ticket: Ticket) -> bool:
-        """Returns whether this pull keeps the invariant. An outstanding one always does: the worker asks again."""
-        return len(self._under_way) + len(self._outstanding) <= self.in_force or any(
-            pull.ticket == ticket for pull in self._outstanding
-        )
+        """Returns whether this pull keeps the invariant. An outstanding one always does: the worker asks again.
+
+        A session that has a round outstanding pulls for another one only while no other session waits.
+        """
+        if self.is_outstanding(ticket):
+            return True
+        if self.is_ahead(ticket) and any(one.session != ticket.session for one in self._waiting):
+            return False
+        ahead = _batches(self._under_way.values(), ticket) + _batches(self._outstanding, ticket)
+        return ahead <= self.in_force
+
+    def is_ahead(self, ticket: Ticket) -> bool:
+        """Whether this pull is for a round, and one of the session's pulls is outstanding: the push may come first."""
+        return ticket.is_round and any(pull.ticket.session == ticket.session for pull in self._outstanding)
+
+    def waits(self, ticket: Ticket, token: int) -> None:
+        """Notes that a session waits for the admission of this pull."""
+        self._waiting[ticket] = token
 
     def pulled(self, ticket: Ticket, token: int) -> None:
         """Notes an admitted pull under a lease. One that is outstanding already keeps its place."""
-        if all(pull.ticket != ticket for pull in self._outstanding):
-            self._outstanding.append(_Outstanding(ticket, token, self._applied - len(self._under_way)))
+        self._waiting.pop(ticket, None)
+        if not self.is_outstanding(ticket):
+            self._outstanding.append(OutstandingPull(ticket, token, _batches(self._under_way.values(), ticket)))
 
     def may_push(self, ticket: Ticket) -> bool:
         """Returns whether applying this push keeps the invariant. A push without a pull counts as the youngest."""
         bound = self.in_force
-        if any(self._applied - pull.seen > bound for pull in self._under_way.values()):
+        if any(_aged(pull, ticket) > max(bound, pull.unseen) for pull in self._under_way.values()):
             return False
         for older, pull in enumerate(self._outstanding):
             if pull.ticket == ticket:
                 return True
-            if self._applied + 1 - pull.seen + older > bound:
+            aged = _aged(pull, ticket)
+            if aged > pull.unseen and aged + _batches(self._outstanding[:older], pull.ticket) > bound:
                 return False
         return True
 
     def pushed(self, ticket: Ticket, token: int) -> int:
         """Notes a push that is applied here and under way to the others; returns how stale its gradient is at most."""
-        seen = next((pull.seen for pull in self._outstanding if pull.ticket == ticket), self._applied)
-        staleness = self._applied - seen
+        mine = next((pull for pull in self._outstanding if pull.ticket == ticket), OutstandingPull(ticket, token, 0))
         self.forget(ticket)
-        self._applied += 1
-        self._under_way[ticket] = _Outstanding(ticket, token, seen)
-        return staleness
+        self._applied += ticket.batches
+        for pull in (*self._outstanding, *self._under_way.values()):
+            pull.unseen = _aged(pull, ticket)
+        self._under_way[ticket] = mine
+        return mine.unseen
 
     def is_outstanding(self, ticket: Ticket) -> bool:
         """Whether a pull is admitted, and its push has not come."""
@@ -140,3 +173,14 @@ class StalenessBound:
     def _keep(self, wanted: Callable[[Ticket, int], bool]) -> None:
         self._outstanding = [pull for pull in self._outstanding if wanted(pull.ticket, pull.token)]
         self._under_way = {ticket: push for ticket, push in self._under_way.items() if wanted(ticket, push.token)}
+        self._waiting = {ticket: token for ticket, token in self._waiting.items() if wanted(ticket, token)}
+
+
+def _batches(pulls: Iterable[OutstandingPull], ticket: Ticket) -> int:
+    """The batches of pulls that make this one stale, once they are pushed."""
+    return sum(one.ticket.batches for one in pulls if ticket.ages_with(one.ticket))
+
+
+def _aged(pull: OutstandingPull, ticket: Ticket) -> int:
+    """The batches that a pull has not seen once the push of the ticket is applied."""
+    return pull.unseen + ticket.batches if pull.ticket.ages_with(ticket) else pull.unseen

@@ -13,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.routing import RoutingTable
-from emberscale_api.wire import Header, Status
+from emberscale_api.wire import Flag, Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
@@ -279,8 +279,11 @@ class ServerState:
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
         room: Callable[[int], NDArray[np.float32]],
-    ) -> tuple[Status, NDArray[np.float32] | None]:
-        """Returns OK and the weights of the keys, float32, in the memory that `room` provides; or another status.
+    ) -> tuple[Status, NDArray[np.float32] | None, int]:
+        """Returns OK and the rows of the keys, float32, in the memory that `room` provides; or another status.
+
+        The rows are their weights, and for a round their state as well. The last value is how many batches the
+        session's next round may have.
 
         Waits until the staleness bound admits a pull for training, and for a switch to a newer version.
         Raises ValueError for a request that does not fit the tables, and SessionEndedError.
@@ -290,14 +293,15 @@ class ServerState:
             status = self._decided(session, lambda now: self._core.pull(session, header, counts, keys, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
-                return status, None
+                return status, None, 1
             began = self._clock()
-            values = room(tables.values_per_request(counts))
+            state = bool(header.flags & Flag.ROUND)
+            values = room(tables.values_per_request(counts, state=state))
             self._check_pieces(counts, keys)
-            tables.pull(counts, keys, values)
+            tables.pull(counts, keys, values, state=state)
             self._totals.pulls += 1
             self._totals.pull_seconds += self._clock() - began
-            return status, values
+            return status, values, self._core.room(session)
 
     def push(
         self,
@@ -305,17 +309,18 @@ class ServerState:
         header: Header,
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
-        gradients: NDArray[np.float32],
+        values: NDArray[np.float32],
     ) -> Status:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
-        Returns once the batch is safe, where a protector sees to that.
+        `values` are the gradients of the batch, or by how much a round has changed weights and state. Returns once the
+        batch is safe, where a protector sees to that.
 
         A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
         is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
         unchanged.
         """
-        status = self._push(session, header, counts, keys, gradients)
+        status = self._push(session, header, counts, keys, values)
         protector = self._protector
         if protector is not None and status in (Status.OK, Status.REPEATED):
             protector.await_holders()
@@ -327,10 +332,13 @@ class ServerState:
         header: Header,
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
-        gradients: NDArray[np.float32],
+        values: NDArray[np.float32],
     ) -> Status:
         arrived = self._clock()
-        problem = _not_finite(gradients)
+        changes_of = header.batches if header.flags & Flag.ROUND else 0
+        if header.batches > 1 and not changes_of:
+            raise ValueError("only the changes of a round are of several batches")
+        problem = _not_finite(values)
         with self._changed:
             status = self._decided(session, lambda now: self._core.push(session, header, arrived, now))
             tables = self._tables
@@ -344,13 +352,13 @@ class ServerState:
             evicts = self._eviction.active
             if evicts:
                 self._eviction.finish()
-            tables.reserve(counts, keys, gradients)
+            tables.reserve(counts, keys, values, changes_of=changes_of)
             self._check_pieces(counts, keys)
             self._core.record(session, header, began)
             try:
                 if evicts:
                     tables.clock = self._core.applied.total
-                tables.push_reserved(counts, keys, gradients)
+                tables.push_reserved(counts, keys, values, changes_of=changes_of)
                 if self._watch is not None:
                     self._watch(tables, counts, keys)
                 if evicts:

@@ -7,6 +7,7 @@
 `admission`  which keys get rows                     `eviction`  which rows leave
 `compaction`  memory goes back to the system         `deltas`    what parity of the rows is made of
 `quantization`  weights as codes of a few bits
+`held`       the rules on rows that a worker holds
 `optimizers`, `initializers`  the arithmetic
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
@@ -17,6 +18,7 @@ from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.deltas import DeltaLog
 from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, require_finite
 from emberscale_trainer.table.eviction import Eviction, Sweep
+from emberscale_trainer.table.held import step_ids, step_pieces
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.quantization import PackedRows, UnquantizableError
 from emberscale_trainer.table.slab import Reader
@@ -42,6 +44,8 @@ __all__ = [
     "holds_sketches",
     "keys_of",
     "require_finite",
+    "step_ids",
+    "step_pieces",
     "trim_heap",
     "warm_up",
     "with_sketches",

@@ -9,6 +9,7 @@ before anything changes. Only the memory of a sub-index is asked for on the way.
 """
 
 from emberscale_api.routing import BUCKETS
+from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import entry, part, routine
 from emberscale_trainer.table.index import (
     BUCKET_MASK,
@@ -40,11 +41,13 @@ from emberscale_trainer.table.memory import (
     store_float32,
     store_int64,
     store_uint32,
+    zero,
 )
 from emberscale_trainer.table.rows import (
     NO_SLOT,
     SKETCH_COUNTERS,
     count_push,
+    floats_of,
     make_row,
     put_row,
     retire_row,
@@ -59,6 +62,8 @@ from emberscale_trainer.table.slab import (
     DIRECTORY,
     INITIALIZER,
     MIN_COUNT,
+    OPTIMIZER,
+    PARAMETERS_AT,
     PUSHES,
     REFUSED,
     SCALE,
@@ -146,12 +151,12 @@ def _resolve(table: int, keys: int, count: int, make: int, scratch: int) -> int:
 
 
 @part
-def _copy_weights(target: int, weights: int, dimension: int) -> None:
-    whole = FLOAT_BYTES * (dimension & WHOLE)
+def _copy_floats(target: int, source: int, count: int) -> None:
+    whole = FLOAT_BYTES * (count & WHOLE)
     for at in range(0, whole, VECTOR_BYTES):
-        store8(target + at, load8(weights + at))
-    for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
-        store_float32(target + at, load_float32(weights + at))
+        store8(target + at, load8(source + at))
+    for at in range(whole, FLOAT_BYTES * count, FLOAT_BYTES):
+        store_float32(target + at, load_float32(source + at))
 
 
 @routine
@@ -197,40 +202,46 @@ def _step_admitted(table: int, count: int, gradients: int, scratch: int) -> None
             end += 1
         if end > first:
             at = 8 * first
-            step_rows(table, scratch + _SLOTS + at, scratch + _ROWS + at, end - first, gradients + size * first)
+            step_rows(table, scratch + _SLOTS + at, scratch + _ROWS + at, end - first, gradients + size * first, 0)
         first = end + 1
 
 
 @routine
-def _fits(tables: int, table_count: int, counts: int, key_count: int, value_count: int) -> bool:
+def _fits(tables: int, table_count: int, counts: int, key_count: int, value_count: int, state: int) -> bool:
     keys, values = 0, 0
     for number in range(table_count):
         count = load_uint32(counts + 4 * number)
         keys += count
-        values += count * load_int64(tables + TABLE_BYTES * number + DIMENSION)
+        values += count * floats_of(tables + TABLE_BYTES * number, state)
     return keys == key_count and values == value_count
 
 
 @routine
-def _write_initial_weights(table: int, key: int, key_hash: int, target: int) -> None:
+def _write_initial(table: int, key: int, key_hash: int, target: int, floats: int) -> None:
+    """Writes the initial weights to `target`, and the state behind them where `floats` says that there is room."""
+    dimension = load_int64(table + DIMENSION)
     initial_weights(
         target,
-        load_int64(table + DIMENSION),
+        dimension,
         load_int64(table + INITIALIZER),
         load_float64(table + SCALE),
         load_int64(table + SEED),
         key,
         key_hash,
     )
+    if floats > dimension:
+        zero(target + FLOAT_BYTES * dimension, FLOAT_BYTES * (floats - dimension))
+        optimizers.initial_state(load_int64(table + OPTIMIZER), target, dimension, table + PARAMETERS_AT)
 
 
 @entry
-def lacking(tables: int, table_count: int, counts: int, key_count: int, value_count: int) -> int:
+def lacking(tables: int, table_count: int, counts: int, key_count: int, value_count: int, state: int) -> int:
     """The first table that has not room for `counts` new rows, and as many changes; NONE if all have, or MISMATCH.
 
-    That includes its sketches, of which one may change for each key.
+    That includes its sketches, of which one may change for each key. With `state`, there is a value for each float of
+    weights and state.
     """
-    if not _fits(tables, table_count, counts, key_count, value_count):
+    if not _fits(tables, table_count, counts, key_count, value_count, state):
         return MISMATCH
     for number in range(table_count):
         table = tables + TABLE_BYTES * number
@@ -258,19 +269,20 @@ def pull(
     key_count: int,
     values: int,
     value_count: int,
+    state: int,
     scratch: int,
 ) -> int:
-    """Writes the weights of the keys to `values`; returns their number or MISMATCH.
+    """Writes the weights of the keys to `values`, with `state` the state behind each; returns their number or MISMATCH.
 
-    The answer for a key without a row is its initial weights; no row comes into being.
+    The answer for a key without a row is what a row begins with; no row comes into being.
     """
-    if not _fits(tables, table_count, counts, key_count, value_count):
+    if not _fits(tables, table_count, counts, key_count, value_count, state):
         return MISMATCH
     first = 0
     for number in range(table_count):
         table = tables + TABLE_BYTES * number
-        dimension = load_int64(table + DIMENSION)
-        size = FLOAT_BYTES * dimension
+        floats = floats_of(table, state)
+        size = FLOAT_BYTES * floats
         end = first + load_uint32(counts + 4 * number)
         for block in range(first, end, BLOCK):
             count = min(BLOCK, end - block)
@@ -279,10 +291,10 @@ def pull(
             for at in range(0, 8 * count, 8):
                 row = load_int64(scratch + _ROWS + at)
                 if row != 0:
-                    _copy_weights(values, row + KEY_BYTES, dimension)
+                    _copy_floats(values, row + KEY_BYTES, floats)
                 else:
                     key = load_int64(keys + 8 * block + at)
-                    _write_initial_weights(table, key, load_int64(scratch + _HASHES + at), values)
+                    _write_initial(table, key, load_int64(scratch + _HASHES + at), values, floats)
                 values += size
         first = end
     return first
@@ -297,18 +309,19 @@ def push(
     key_count: int,
     gradients: int,
     gradient_count: int,
+    changes_of: int,
     scratch: int,
 ) -> int:
     """Steps the rows of the keys by `gradients`, in order; returns the keys' number, MISMATCH or NO_MEMORY.
 
-    No table lacks room for the counts.
+    No table lacks room for the counts. With `changes_of`, as in `step_rows`, no table has sketches.
     """
-    if not _fits(tables, table_count, counts, key_count, gradient_count):
+    if not _fits(tables, table_count, counts, key_count, gradient_count, changes_of):
         return MISMATCH
     first = 0
     for number in range(table_count):
         table = tables + TABLE_BYTES * number
-        size = FLOAT_BYTES * load_int64(table + DIMENSION)
+        size = FLOAT_BYTES * floats_of(table, changes_of)
         end = first + load_uint32(counts + 4 * number)
         for block in range(first, end, BLOCK):
             count = min(BLOCK, end - block)
@@ -316,7 +329,7 @@ def push(
             if _resolve(table, keys + 8 * block, count, 1, scratch) < 0:
                 return NO_MEMORY
             if load_int64(table + SKETCH) == 0:
-                step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients)
+                step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients, changes_of)
             else:
                 _step_admitted(table, count, gradients, scratch)
             gradients += count * size

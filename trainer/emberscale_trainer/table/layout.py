@@ -48,9 +48,14 @@ class RowLayout:
         return cls(spec.dimension, state, spec.eviction.removes_rows)
 
     @property
+    def floats(self) -> int:
+        """Floats of weights and state."""
+        return self.dimension + self.state
+
+    @property
     def pushes_offset(self) -> int:
         """The offset of the counter, in bytes."""
-        return KEY_BYTES + FLOAT_BYTES * (self.dimension + self.state)
+        return KEY_BYTES + FLOAT_BYTES * self.floats
 
     @property
     def touched_offset(self) -> int:

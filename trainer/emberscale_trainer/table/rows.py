@@ -1,6 +1,6 @@
 """The one place where the bytes of a row change.
 
-Nothing else writes to a segment. A row is made for the gradient that steps it next (`make_row`), stepped by a gradient
+Nothing else writes to a segment. A row is made for the gradient or change that follows (`make_row`), stepped by it
 (`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`); one that is a
 sketch counts a push (`count_push`). Each of the last four tells the readers first, while the row has its old bytes:
 what must know of every change belongs there.
@@ -22,15 +22,17 @@ from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import part, routine
 from emberscale_trainer.table.deltas import begin_delta, end_delta
 from emberscale_trainer.table.index import geometry_of, row_address
-from emberscale_trainer.table.initializers import initial_weights
+from emberscale_trainer.table.initializers import GIVEN, initial_weights
 from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.memory import (
     copy,
+    load_float32,
     load_float64,
     load_int64,
     load_uint8,
     load_uint32,
     shift_right,
+    store_float32,
     store_int64,
     store_uint8,
     store_uint32,
@@ -65,6 +67,7 @@ from emberscale_trainer.table.slab import (
     TOUCHED,
     Reader,
 )
+from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 NO_SLOT = -1
 
@@ -213,6 +216,11 @@ def retire_row(table: int, slot: int) -> None:
     store_int64(table + FREE_COUNT, free + 1)
 
 
+@part
+def _count(counter: int, steps: int) -> None:
+    store_uint32(counter, min(load_uint32(counter) + steps, MOST_PUSHES))
+
+
 def _stepper(load_parameters: Callable[[int], Any], apply: Callable[..., None]) -> Callable[[int, int, int, int], None]:
     """The loop of `step_rows` for one rule, so that nothing is decided row by row."""
 
@@ -224,8 +232,7 @@ def _stepper(load_parameters: Callable[[int], Any], apply: Callable[..., None]) 
         for at in range(0, 8 * count, 8):
             row = load_int64(rows + at)
             apply(row + KEY_BYTES, gradients, dimension, parameters)
-            pushes = load_uint32(row + pushes_offset)
-            store_uint32(row + pushes_offset, pushes + (pushes < MOST_PUSHES))
+            _count(row + pushes_offset, 1)
             gradients += FLOAT_BYTES * dimension
 
     return step_with_rule
@@ -238,6 +245,36 @@ _step_row_wise_adagrad = _stepper(optimizers.two_parameters, optimizers.apply_ro
 _step_adam = _stepper(optimizers.adam_parameters, optimizers.apply_adam)
 _step_dense_adam = _stepper(optimizers.adam_parameters, optimizers.apply_dense_adam)
 _step_ftrl = _stepper(optimizers.three_parameters, optimizers.apply_ftrl)
+
+
+@part
+def floats_of(table: int, state: int) -> int:
+    """Floats of a row of a table: its weights, and with `state` the optimizer's too."""
+    if state:
+        return (load_int64(table + PUSHES) - KEY_BYTES) // FLOAT_BYTES
+    return load_int64(table + DIMENSION)
+
+
+@part
+def _add(floats: int, change: int, count: int) -> None:
+    whole = FLOAT_BYTES * (count & WHOLE)
+    for at in range(0, whole, VECTOR_BYTES):
+        store8(floats + at, load8(floats + at) + load8(change + at))
+    for at in range(whole, FLOAT_BYTES * count, FLOAT_BYTES):
+        store_float32(floats + at, load_float32(floats + at) + load_float32(change + at))
+
+
+@routine
+def _add_changes(table: int, rows: int, count: int, changes: int, batches: int) -> None:
+    """As the loops of the rules, for changes of weights and state by so many batches, all of which step each piece."""
+    floats = floats_of(table, 1)
+    steps = batches if load_int64(table + INITIALIZER) == GIVEN else 1
+    pushes_offset = load_int64(table + PUSHES)
+    for at in range(0, 8 * count, 8):
+        row = load_int64(rows + at)
+        _add(row + KEY_BYTES, changes, floats)
+        _count(row + pushes_offset, steps)
+        changes += FLOAT_BYTES * floats
 
 
 @routine
@@ -278,11 +315,13 @@ def count_push(sketches: int, slot: int, key_hash: int, period: int) -> int:
 
 
 @routine
-def _step(table: int, rows: int, count: int, gradients: int) -> None:
+def _step(table: int, rows: int, count: int, gradients: int, changes_of: int) -> None:
     if load_int64(table + TOUCHED) != 0:
         _touch(table, rows, count)
     optimizer = load_int64(table + OPTIMIZER)
-    if optimizer == optimizers.ROW_WISE_ADAGRAD:
+    if changes_of:
+        _add_changes(table, rows, count, gradients, changes_of)
+    elif optimizer == optimizers.ROW_WISE_ADAGRAD:
         _step_row_wise_adagrad(table, rows, count, gradients)
     elif optimizer == optimizers.ADAGRAD:
         _step_adagrad(table, rows, count, gradients)
@@ -299,25 +338,26 @@ def _step(table: int, rows: int, count: int, gradients: int) -> None:
 
 
 @routine
-def _step_logged(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+def _step_logged(table: int, slots: int, rows: int, count: int, gradients: int, changes_of: int) -> None:
     """Row by row, as a row that is stepped twice has two deltas."""
-    size = FLOAT_BYTES * load_int64(table + DIMENSION)
+    size = FLOAT_BYTES * floats_of(table, changes_of)
     for at in range(0, 8 * count, 8):
         row = load_int64(rows + at)
         delta = begin_delta(table, load_int64(slots + at), row)
-        _step(table, rows + at, 1, gradients)
+        _step(table, rows + at, 1, gradients, changes_of)
         end_delta(table, delta, row)
         gradients += size
 
 
 @routine
-def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+def step_rows(table: int, slots: int, rows: int, count: int, gradients: int, changes_of: int) -> None:
     """Applies `count` gradients to rows, one after another, and counts them.
 
-    `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin.
+    `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin. With `changes_of`,
+    what stands in place of each gradient is added to the weights and state: the changes by so many batches.
     """
     _tell_readers(table, slots, rows, count)
     if load_int64(table + LOGGED) != 0:
-        _step_logged(table, slots, rows, count, gradients)
+        _step_logged(table, slots, rows, count, gradients, changes_of)
     else:
-        _step(table, rows, count, gradients)
+        _step(table, rows, count, gradients, changes_of)

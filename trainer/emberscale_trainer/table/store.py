@@ -63,6 +63,7 @@ class TableStore:
         self._requested_address = self._tables_address + TABLE.itemsize * self._first
         self._scratch_address = address_of(self._scratch)
         self._dimensions = np.array([spec.dimension for spec in self.specs[self._first :]], np.int64)
+        self._floats = np.array([layout.floats for layout in self.layouts[self._first :]], np.int64)
         for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
             self._describe(number, spec, layout)
         self._sketches = self._describe_sketches()
@@ -130,43 +131,63 @@ class TableStore:
         """Floats of the flat dense vector; 0 without one."""
         return 0 if self._dense is None else self._dense.parameters
 
-    def values_per_request(self, counts: NDArray[np.uint32]) -> int:
+    @property
+    def takes_changes(self) -> bool:
+        """Whether changes of rows that workers made apart add up: without admission, and by additive rules only."""
+        requested = self.specs[self._first :]
+        return not self._sketches and all(optimizers.is_additive(spec.optimizer.type) for spec in requested)
+
+    def values_per_request(self, counts: NDArray[np.uint32], *, state: bool = False) -> int:
         """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
         if counts.shape != self._dimensions.shape:
             raise ValueError(f"counts has the shape {counts.shape} for {len(self._dimensions)} tables")
-        return int(self._dimensions @ counts)
+        return int(self._sizes(state) @ counts)
 
     def pull(
         self,
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
         out: NDArray[np.float32],
+        *,
+        state: bool = False,
     ) -> None:
-        """Writes the weights of the keys to `out: float32[values_per_request(counts)]`.
+        """Writes the weights of the keys to `out: float32[values_per_request(counts, state=state)]`.
 
-        The answer for a key without a row is its initial weights; the store does not change. Raises ValueError for
-        arrays of the wrong type, size or layout.
+        With `state`, each key's weights are followed by the state of the optimizer. The answer for a key without a row
+        is what its row would begin with; the store does not change. Raises ValueError for arrays of the wrong type,
+        size or layout.
         """
         self._check(counts, keys, out, "out")
         if not out.flags.writeable:
             raise ValueError("out is read-only")
-        addresses = (address_of(counts), address_of(keys), len(keys), address_of(out), len(out))
+        addresses = (address_of(counts), address_of(keys), len(keys), address_of(out), len(out), int(state))
         if kernels.pull(self._requested_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
-            raise self._mismatch()
+            raise self._mismatch(state)
 
-    def reserve(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
+    def reserve(
+        self,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        gradients: NDArray[np.float32],
+        *,
+        changes_of: int = 0,
+    ) -> None:
         """Makes sure of all that `push` of the same arguments needs, as if all keys were new; no row changes.
 
-        Raises ValueError for arrays of the wrong type, size or layout, and MemoryError. After it, and before any other
-        change, only the memory of an index can fail that push.
+        Raises ValueError for arrays of the wrong type, size or layout, for changes where a table takes none (see
+        `takes_changes`), and MemoryError. After it, and before any other change, only the memory of an index can fail
+        that push.
         """
-        self._check(counts, keys, gradients, "gradients")
+        self._check(counts, keys, gradients, "changes" if changes_of else "gradients")
+        if changes_of and not self.takes_changes:
+            raise ValueError("changes do not add up in these tables: one has admission, or its rule is not additive")
+        sizes = (len(keys), len(gradients), changes_of)
         while True:
-            table = kernels.lacking(self._requested_address, len(counts), address_of(counts), len(keys), len(gradients))
+            table = kernels.lacking(self._requested_address, len(counts), address_of(counts), *sizes)
             if table == kernels.NONE:
                 break
             if table == kernels.MISMATCH:
-                raise self._mismatch()
+                raise self._mismatch(changes_of > 0)
             rows, number = int(counts[table]), self._first + table
             self._make_room(number, rows, rows)
             if number in self._sketches:
@@ -174,22 +195,38 @@ class TableStore:
         if self._log is not None:
             self._log.make_room(int(self._delta_bytes @ counts))
 
-    def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
+    def push(
+        self,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        gradients: NDArray[np.float32],
+        *,
+        changes_of: int = 0,
+    ) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
+
+        With `changes_of`, they are by how much so many batches have changed weights and state,
+        `float32[values_per_request(counts, state=True)]`, and are added. That is one push of a row, and one of a dense
+        piece for each batch.
 
         The keys of one table are normally distinct; those that are not are stepped one after another. Raises as
         `reserve` does, nothing being done. A MemoryError after a `reserve` of the same arguments leaves the push half
         done: the store must not be used any more.
         """
-        self.reserve(counts, keys, gradients)
-        self.push_reserved(counts, keys, gradients)
+        self.reserve(counts, keys, gradients, changes_of=changes_of)
+        self.push_reserved(counts, keys, gradients, changes_of=changes_of)
 
     def push_reserved(
-        self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]
+        self,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        gradients: NDArray[np.float32],
+        *,
+        changes_of: int = 0,
     ) -> None:
         """As `push`, for arguments for which `reserve` was called last."""
-        addresses = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
-        done = kernels.push(self._requested_address, len(counts), *addresses, self._scratch_address)
+        arrays = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
+        done = kernels.push(self._requested_address, len(counts), *arrays, changes_of, self._scratch_address)
         if done == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
@@ -498,9 +535,13 @@ class TableStore:
         if len(counts) != len(self._dimensions):
             raise ValueError(f"counts has {len(counts)} entries for {len(self._dimensions)} tables")
 
-    def _mismatch(self) -> ValueError:
-        dimensions = self._dimensions.tolist()
-        return ValueError(f"the counts do not add up to the keys and values: the tables' dimensions are {dimensions}")
+    def _sizes(self, state: bool) -> NDArray[np.int64]:
+        """Floats of a row of each table of requests."""
+        return self._floats if state else self._dimensions
+
+    def _mismatch(self, state: bool) -> ValueError:
+        sizes = self._sizes(state).tolist()
+        return ValueError(f"the counts do not add up to the keys and values: the tables' dimensions are {sizes}")
 
     def _make_room(self, table: int, new: int, changed: int) -> None:
         """Sees that so many rows of a table can come into being, and so many change. Raises MemoryError."""

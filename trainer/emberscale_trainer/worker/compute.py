@@ -14,6 +14,7 @@ from emberscale_trainer.models import FlatParameters, build_model, vjp
 from emberscale_trainer.models.loss import log_loss
 from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
+from emberscale_trainer.worker.local_rows import LocalRows
 from emberscale_trainer.worker.rows import EmbeddingLayout
 from emberscale_trainer.worker.servers import Pulled
 
@@ -60,6 +61,9 @@ class Predictions:
     loss_sum: float
 
 
+_NO_PREDICTIONS = Predictions(np.empty(0, dtype=np.float32), 0.0)
+
+
 class ModelReplica:
     """A worker's copy of the dense model. Each pull overwrites its parameters."""
 
@@ -82,35 +86,53 @@ class ModelReplica:
         Raises NonFiniteLossError, NonFiniteGradientError and EntrypointError.
         """
         if not len(batch.labels):
-            empty = np.empty(0, dtype=np.float32)
-            return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), Predictions(empty, 0.0)
+            return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), _NO_PREDICTIONS
+        of_embeddings, dense, predictions = self._train(batch, plan, pulled.rows, pulled.dense)
+        gradients = Gradients(self.layout.scatter(of_embeddings, plan), self._padded(dense))
+        require_finite(gradients.rows, f"rows of batch {batch.number}")
+        require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
+        return gradients, predictions
+
+    def train_locally(self, batch: Batch, plan: KeyPlan, local: LocalRows) -> Predictions:
+        """Steps the rows and the dense parameters of a round, which are in `local`, by one of its batches.
+
+        `plan` is that of the batch within its round. Raises as `train` does.
+        """
+        if not len(batch.labels):
+            return _NO_PREDICTIONS
+        of_embeddings, dense, predictions = self._train(batch, plan, local.rows, local.dense)
+        require_finite(of_embeddings, f"embeddings of batch {batch.number}")
+        require_finite(dense, f"dense parameters of batch {batch.number}")
+        local.step(plan, np.ascontiguousarray(of_embeddings), self._padded(dense))
+        return predictions
+
+    def _train(
+        self, batch: Batch, plan: KeyPlan, rows: NDArray[np.float32], dense: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], Predictions]:
+        """The gradients of the embeddings, float32 [batch, width], and of the dense vector, and the predictions."""
         self._switch(training=True)
         self._flat.clear_gradients()
-        logits, pull_back = vjp(self._model, torch.from_numpy(batch.dense), self._embeddings(plan, pulled))
+        logits, pull_back = vjp(self._model, torch.from_numpy(batch.dense), self._embeddings(plan, rows, dense))
         loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):
             raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}")
         of_embeddings = pull_back(torch.from_numpy(loss.gradient))
         if of_embeddings is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
-        rows = self.layout.scatter(of_embeddings.numpy(), plan)
-        gradients = Gradients(rows, self._padded(self._flat.gradients.numpy()))
-        require_finite(gradients.rows, f"rows of batch {batch.number}")
-        require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
-        return gradients, Predictions(loss.probabilities, loss.total)
+        return of_embeddings.numpy(), self._flat.gradients.numpy(), Predictions(loss.probabilities, loss.total)
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
         """Returns predictions and loss without gradients. Raises EntrypointError."""
         self._switch(training=False)
         with torch.no_grad():
-            embeddings = self._embeddings(plan, pulled)
+            embeddings = self._embeddings(plan, pulled.rows, pulled.dense)
             logits = self._model(torch.from_numpy(batch.dense), embeddings)
             loss = log_loss(logits.numpy(), batch.labels)
             return Predictions(loss.probabilities, loss.total)
 
-    def _embeddings(self, plan: KeyPlan, pulled: Pulled) -> torch.Tensor:
-        self._flat.values.copy_(torch.from_numpy(pulled.dense[: self.parameters]))
-        return torch.from_numpy(self.layout.gather(pulled.rows, plan))
+    def _embeddings(self, plan: KeyPlan, rows: NDArray[np.float32], dense: NDArray[np.float32]) -> torch.Tensor:
+        self._flat.values.copy_(torch.from_numpy(dense[: self.parameters]))
+        return torch.from_numpy(self.layout.gather(rows, plan))
 
     def _padded(self, gradients: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """Returns a copy of the flat gradients, padded to whole pieces; zeros if there are none."""

@@ -11,6 +11,8 @@ events. `conversation` drives it for a caller with a single thread. There is no 
 * MOVED: when the pending answers have arrived, the worker plans the batch again under a newer routing table of the same
   generation, and asks every server again. A push that a server has applied is REPEATED there, and a pull that is
   admitted stays admitted. The worker's lease and all other batches stay.
+* LATER ends the pull of a round, which may be asked for again on the same connections. PARTIAL ends its push: its
+  batches are trained again, one by one.
 * REFRESH, FENCED, REFUSED and a lost connection end the exchange; its batch is not committed.
 
 Requests on a connection are answered in order, so an exchange that ended early ends its connections too.
@@ -94,6 +96,10 @@ class Ending(StrEnum):
     """The lease is void."""
     REFUSED = "Refused"
     """A server says that the request makes no sense."""
+    LATER = "Later"
+    """The bound on staleness does not admit a round before another one of this worker is pushed."""
+    PARTIAL = "Partial"
+    """A server has applied some batches of a round, and not all."""
     LOST = "Lost"
     """A connection broke: whether the batch was applied there is not known."""
 
@@ -197,6 +203,10 @@ def _answered(exchange: Exchange, server: int, status: Status, reason: str) -> t
         return _end(exchange, Ending.FENCED)
     if status is Status.REFUSED:
         return _end(exchange, Ending.REFUSED, reason)
+    if status is Status.LATER:
+        return _end(exchange, Ending.LATER)
+    if status is Status.PARTIAL:
+        return _end(exchange, Ending.PARTIAL)
     exchange = exchange._replace(asked=exchange.asked - {server}, moved=exchange.moved or status is Status.MOVED)
     if exchange.asked:
         return exchange, ()

@@ -1,18 +1,19 @@
 """Maps the ids of a batch to the keys to request from each parameter server, each key once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.errors import InvalidError
-from emberscale_api.job import TableSpec
+from emberscale_api.job import OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
 from emberscale_api.wire import MAX_PAYLOAD_BYTES, counts_bytes
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.table.index import BUCKET_MASK, mix64
+from emberscale_trainer.table.layout import state_floats
 from emberscale_trainer.table.memory import shift_right
 
 BUCKET_BITS = BUCKETS.bit_length() - 1
@@ -33,6 +34,11 @@ class ListPlan:
     rows: NDArray[np.int32]
     edges: NDArray[np.int64]
 
+    def of_records(self, first: int, stop: int) -> "ListPlan":
+        """The lists of the records from `first` to `stop`."""
+        edges = self.edges[first : stop + 1]
+        return ListPlan(self.rows[edges[0] : edges[-1]], edges - edges[0])
+
 
 @dataclass(frozen=True)
 class KeyPlan:
@@ -44,9 +50,15 @@ class KeyPlan:
     server s answers its pieces, which fill the ranges `dense_runs[s]` (start, stop) of the flat dense vector.
     `offsets` int32 [batch, tables of one id] is where in the vector of rows the row of each id begins; `lists` says it
     for each table of lists.
+
+    In a plan of rows with state, the optimizer's state follows the weights of each row and of each piece. The flat
+    dense vector is then one of pieces with state, and `dense_runs` are ranges of it. `floats` int64 [tables] is how
+    many a row takes, and `piece_floats` how many a piece.
     """
 
     routing: RoutingTable
+    floats: NDArray[np.int64]
+    piece_floats: int
     counts: tuple[NDArray[np.uint32], ...]
     keys: tuple[NDArray[np.int64], ...]
     value_edges: tuple[int, ...]
@@ -73,22 +85,47 @@ class KeyPlan:
         """The slice of a server's rows in the vector of rows."""
         return slice(self.value_edges[server], self.value_edges[server + 1])
 
+    @property
+    def dense_values(self) -> int:
+        """Floats of the dense pieces in all answers."""
+        return DENSE_PIECES * self.piece_floats
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes on the wire of the pull and the push, without headers."""
+        return 2 * (8 * sum(len(keys) for keys in self.keys) + 4 * (self.values + self.dense_values))
+
+    def of_records(self, first: int, stop: int) -> "KeyPlan":
+        """The places of the ids of the records from `first` to `stop`, in the same answers."""
+        lists = tuple(column.of_records(first, stop) for column in self.lists)
+        return replace(self, offsets=self.offsets[first:stop], lists=lists)
+
 
 class KeyPlanner:
     """Makes plans for one routing table; keeps scratch memory, so each thread needs its own.
 
     Columns of one id come before columns of lists, and every column has a table before any has a second one.
-    `parameters` is the length of the model's flat dense vector.
+    `parameters` is the length of the model's flat dense vector. With `dense_optimizer`, the rule that steps it, plans
+    are of rows and pieces with state.
     """
 
-    def __init__(self, routing: RoutingTable, tables: Sequence[TableSpec], parameters: int) -> None:
+    def __init__(
+        self,
+        routing: RoutingTable,
+        tables: Sequence[TableSpec],
+        parameters: int,
+        dense_optimizer: OptimizerType | None = None,
+    ) -> None:
         self._routing = routing
         self._servers = len(routing.servers)
         self._owners = np.array(routing.bucket_owners, dtype=np.int64)
         self._piece_length = piece_length(parameters)
         self._pieces = [np.array(routing.pieces_of(server), dtype=np.int64) for server in range(self._servers)]
-        self._dense_runs = tuple(_runs(pieces, self._piece_length) for pieces in self._pieces)
         self._dimensions = np.array([table.dimension for table in tables], dtype=np.int64)
+        if dense_optimizer is not None:
+            self._piece_length += state_floats(dense_optimizer, self._piece_length)
+            self._dimensions += [state_floats(table.optimizer.type, table.dimension) for table in tables]
+        self._dense_runs = tuple(_runs(pieces, self._piece_length) for pieces in self._pieces)
         self._columns = np.array([table.column for table in tables], dtype=np.int64)
         single = [table.pooling is None for table in tables]
         self._single = sum(single)
@@ -142,6 +179,8 @@ class KeyPlanner:
         self._check_size(edges)
         return KeyPlan(
             routing=self._routing,
+            floats=self._dimensions,
+            piece_floats=self._piece_length,
             counts=tuple(counts),
             keys=tuple(keys[edges[0, server] : edges[0, server + 1]] for server in range(self._servers)),
             value_edges=tuple(edges[1].tolist()),

@@ -6,19 +6,24 @@ pipeline is torn down and `run` raises. The caller then builds another, which co
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import NoReturn
 
+from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
-from emberscale_trainer.worker.compute import Gradients, ModelReplica
-from emberscale_trainer.worker.keys import KeyPlan
+from emberscale_trainer.worker.compute import Gradients, ModelReplica, Predictions
+from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.local_rows import LocalChanges, LocalRows
+from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths
 from emberscale_trainer.worker.routes import Routes
-from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled
+from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled, PullLaterError
 from emberscale_trainer.worker.statistics import EvaluationTotals, Span, WorkerStatistics
+from emberscale_trainer.worker.turns import RoundTurns
 
 NextTask = Callable[[Callable[[], bool]], master_pb2.Task]
 """Waits for the next TRAIN or EVALUATE task.
@@ -29,8 +34,10 @@ Raises JobOverError when none will come, and ChannelClosedError once the argumen
 
 @dataclass(frozen=True)
 class _Planned:
+    """A round, or a single batch as the only one of its round."""
+
     task: master_pb2.Task
-    batch: Batch
+    round: Round
     plan: KeyPlan
     name: BatchName
     reading: Span
@@ -38,19 +45,23 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Ready:
-    """`plan` laid out what was pulled; it may be newer than the one that was read with the batch."""
+    """`plan` laid out what was pulled; it may be newer than the one that was read with the batch.
+
+    `pushed` counts the rounds that were pushed before the pull, and are in what it got.
+    """
 
     planned: _Planned
     plan: KeyPlan
     pulled: Pulled
     pulling: Span
+    pushed: int
 
 
 @dataclass(frozen=True)
 class _Computed:
     planned: _Planned
     plan: KeyPlan
-    gradients: Gradients
+    pushes: Gradients | LocalChanges
 
 
 class Pipeline:
@@ -60,6 +71,10 @@ class Pipeline:
     of a lease is committed, and `before_compute` before each batch, in the thread that computes. `prefetch` batches are
     read ahead; rows are pulled for at most `pull_ahead` batches beyond the oldest whose push is not acknowledged: what
     is pulled earlier is staler when it is used.
+
+    A round takes the way of a batch. Its pull comes wholly before or wholly after the push of the round before. If it
+    comes before, the changes of that round are added to what was pulled: one worker alone trains rounds as if each
+    batch saw all those before it.
     """
 
     def __init__(
@@ -76,6 +91,8 @@ class Pipeline:
         pull_ahead: int,
         lease_finished: Callable[[], None],
         before_compute: Callable[[], None],
+        lengths: RoundLengths,
+        make_local: Callable[[], LocalRows],
     ) -> None:
         self._source = source
         self._routes = routes
@@ -87,8 +104,13 @@ class Pipeline:
         self._statistics = statistics
         self._lease_finished = lease_finished
         self._before_compute = before_compute
+        self._lengths = lengths
+        self._make_local = make_local
+        self._local: LocalRows | None = None
         self._planned: Channel[_Planned] = Channel(prefetch)
-        self._unpushed: Channel[None] = Channel(pull_ahead + 1)
+        self._most_unpushed = pull_ahead + 1
+        self._unpushed: Channel[None] = Channel(self._most_unpushed)
+        self._turns = RoundTurns()
         self._ready: Channel[_Ready] = Channel(1)
         self._computed: Channel[_Computed] = Channel(1)
         self._evaluations: dict[int, EvaluationTotals] = {}
@@ -119,6 +141,7 @@ class Pipeline:
                 self._failure = reason
         for channel in (self._planned, self._unpushed, self._ready, self._computed):
             channel.abort()
+        self._turns.abort()
         self._routes.close()
         self._pulls.close()
         self._pushes.close()
@@ -132,45 +155,66 @@ class Pipeline:
             self.abort(error)
 
     def _read(self, next_task: NextTask) -> None:
-        routing = self._routes.table
-        planner = self._make_planner(routing)
+        planners = _Planners(self._routes, self._make_planner)
         while True:
             task = next_task(lambda: self._failure is not None)
-            split = master_pb2.TRAINING_DATA if task.kind == master_pb2.TRAIN else master_pb2.EVALUATION_DATA
+            training = task.kind == master_pb2.TRAIN
+            split = master_pb2.TRAINING_DATA if training else master_pb2.EVALUATION_DATA
             batches = self._source.batches(split, task.epoch, task.start, task.stop)
+            in_rounds = training and self._lengths.begin_lease(task.token)
             while True:
                 began = time.perf_counter()
                 with self._statistics.stage("read"):
-                    batch = next(batches, None)
-                if batch is None:
+                    one = _next_round(batches, self._lengths.length if in_rounds else 1)
+                if one is None:
                     break
                 with self._statistics.stage("plan"):
-                    if self._routes.table is not routing:
-                        routing = self._routes.table
-                        planner = self._make_planner(routing)
-                    plan = planner.plan(batch.ids, batch.lists)
-                if task.kind == master_pb2.TRAIN:
+                    plan = planners.current(in_rounds).plan(one.ids, one.lists)
+                if training:
                     self._statistics.planned(plan.lookups, plan.distinct)
-                if batch.bad_records:
-                    self._statistics.skipped(
-                        [
-                            master_pb2.BadRecord(file=record.file, line=record.line, problem=record.problem)
-                            for record in batch.bad_records
-                        ]
-                    )
-                name = BatchName(task.epoch, batch.number, task.shard, task.token)
-                self._planned.put(_Planned(task, batch, plan, name, (began, time.perf_counter())))
+                self._skip([record for batch in one.batches for record in batch.bad_records])
+                number, count = one.batches[0].number, len(one.batches)
+                name = BatchName(task.epoch, number, task.shard, task.token, count, in_rounds)
+                self._planned.put(_Planned(task, one, plan, name, (began, time.perf_counter())))
+
+    def _skip(self, records: list[BadRecord]) -> None:
+        if records:
+            self._statistics.skipped(
+                [master_pb2.BadRecord(file=one.file, line=one.line, problem=one.problem) for one in records]
+            )
 
     def _pull(self) -> None:
+        in_rounds = False
         while True:
             planned = self._planned.get()
+            if planned.task.kind == master_pb2.TRAIN and planned.name.is_round is not in_rounds:
+                in_rounds = planned.name.is_round
+                self._await_pushes()
             self._unpushed.put(None)
             began = time.perf_counter()
             with self._statistics.stage("pull"):
-                read_only = planned.task.kind == master_pb2.EVALUATE
-                plan, pulled = self._pulls.pull(planned.plan, planned.batch, planned.name, read_only)
+                plan, pulled, pushed = self._pulled(planned)
+            self._lengths.room(pulled.room)
             self._statistics.moved(*self._pulls.take_traffic())
-            self._ready.put(_Ready(planned, plan, pulled, (began, time.perf_counter())))
+            self._ready.put(_Ready(planned, plan, pulled, (began, time.perf_counter()), pushed))
+
+    def _await_pushes(self) -> None:
+        """Waits until everything that was pulled is pushed: only rounds know what other rounds have yet to push."""
+        for _ in range(self._most_unpushed):
+            self._unpushed.put(None)
+        for _ in range(self._most_unpushed):
+            self._unpushed.get()
+
+    def _pulled(self, planned: _Planned) -> tuple[KeyPlan, Pulled, int]:
+        read_only = planned.task.kind == master_pb2.EVALUATE
+        if not planned.name.is_round:
+            return *self._pulls.pull(planned.plan, planned.round, planned.name, read_only), 0
+        while True:
+            try:
+                with self._turns.pull() as pushed:
+                    return *self._pulls.pull(planned.plan, planned.round, planned.name, read_only), pushed
+            except PullLaterError:
+                self._turns.await_push(pushed)
 
     def _compute(self) -> None:
         while True:
@@ -184,17 +228,33 @@ class Pipeline:
                     self._evaluate(ready)
                     self._unpushed.get()
                     continue
-                gradients, predictions = self._replica.train(planned.batch, ready.plan, ready.pulled)
-                self._statistics.trained(
-                    predictions.probabilities,
-                    planned.batch.labels,
-                    predictions.loss_sum,
-                    planned.batch.truncated_records,
-                )
-            self._computed.put(_Computed(planned, ready.plan, gradients))
+                pushes = self._train_round(ready) if planned.name.is_round else self._train_batch(ready)
+            self._computed.put(_Computed(planned, ready.plan, pushes))
+
+    def _train_batch(self, ready: _Ready) -> Gradients:
+        batch = ready.planned.round.batches[0]
+        gradients, predictions = self._replica.train(batch, ready.plan, ready.pulled)
+        self._trained(batch, predictions)
+        return gradients
+
+    def _train_round(self, ready: _Ready) -> LocalChanges:
+        """Trains the batches of a round one after another; returns by how much they have changed rows and weights."""
+        one, began = ready.planned.round, time.perf_counter()
+        local = self._local = self._local or self._make_local()
+        local.begin(ready.plan, ready.pulled.rows, ready.pulled.dense, self._turns.unseen(ready.pushed))
+        for batch, (first, stop) in zip(one.batches, pairwise(one.edges), strict=True):
+            self._trained(batch, self._replica.train_locally(batch, ready.plan.of_records(first, stop), local))
+        changes = local.changes()
+        self._turns.trained(changes)
+        seconds, size = time.perf_counter() - began, ready.plan.exchange_bytes
+        self._lengths.trained(RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds))
+        return changes
+
+    def _trained(self, batch: Batch, predictions: Predictions) -> None:
+        self._statistics.trained(predictions.probabilities, batch.labels, predictions.loss_sum, batch.truncated_records)
 
     def _evaluate(self, ready: _Ready) -> None:
-        task, batch = ready.planned.task, ready.planned.batch
+        task, batch = ready.planned.task, ready.planned.round.batches[0]
         predictions = self._replica.evaluate(batch, ready.plan, ready.pulled)
         totals = self._evaluations.setdefault(task.token, EvaluationTotals())
         totals.add(predictions.probabilities, batch.labels, predictions.loss_sum)
@@ -206,10 +266,40 @@ class Pipeline:
     def _push(self) -> None:
         while True:
             computed = self._computed.get()
-            planned, gradients = computed.planned, computed.gradients
+            planned, pushes = computed.planned, computed.pushes
             with self._statistics.stage("push"):
-                self._pushes.push(computed.plan, planned.batch, planned.name, gradients.rows, gradients.dense)
+                if planned.name.is_round:
+                    with self._turns.push():
+                        self._pushes.push(computed.plan, planned.round, planned.name, pushes.rows, pushes.dense)
+                else:
+                    self._pushes.push(computed.plan, planned.round, planned.name, pushes.rows, pushes.dense)
             self._unpushed.get()
             self._statistics.moved(*self._pushes.take_traffic())
-            if self._leases.commit(planned.task.token, planned.batch.stop):
+            if self._leases.commit(planned.task.token, planned.round.stop):
                 self._lease_finished()
+
+
+class _Planners:
+    """The planners for the newest routing table."""
+
+    def __init__(self, routes: Routes, make_planner: MakePlanner) -> None:
+        self._routes = routes
+        self._make_planner = make_planner
+        self._routing = routes.table
+        self._planners: dict[bool, KeyPlanner] = {}
+
+    def current(self, in_rounds: bool) -> KeyPlanner:
+        """The planner of batches or of rounds."""
+        if self._routes.table is not self._routing:
+            self._routing, self._planners = self._routes.table, {}
+        if in_rounds not in self._planners:
+            self._planners[in_rounds] = self._make_planner(self._routing, in_rounds)
+        return self._planners[in_rounds]
+
+
+def _next_round(batches: Iterator[Batch], length: int) -> Round | None:
+    """The next batches up to a number that `length` divides: two workers cut a lease into the same rounds."""
+    first = next(batches, None)
+    if first is None:
+        return None
+    return Round.of([first, *islice(batches, length - 1 - first.number % length)])

@@ -23,7 +23,7 @@ class EmbeddingLayout:
         dimensions = np.array([table.dimension for table in tables], dtype=np.int64)
         self.width = int(dimensions.sum())
         starts = np.cumsum(dimensions) - dimensions
-        single = np.array([table.pooling is None for table in tables], dtype=np.bool_)
+        single = self._single = np.array([table.pooling is None for table in tables], dtype=np.bool_)
         self._dimensions, self._starts = dimensions[single], starts[single]
         self._pooled = [
             (int(starts[table.number]), table.dimension, table.pooling is Pooling.MEAN)
@@ -52,9 +52,9 @@ class EmbeddingLayout:
     def relaid(self, values: NDArray[np.float32], old: KeyPlan, new: KeyPlan) -> NDArray[np.float32]:
         """Converts rows from the layout of `old` to that of `new`, a plan of the same batch: float32 [new.values]."""
         moved = np.empty(new.values, dtype=np.float32)
-        _relay(values, old.offsets, new.offsets, self._dimensions, moved)
-        for (_, dimension, _), before, after in zip(self._pooled, old.lists, new.lists, strict=True):
-            _relay(values, before.rows[:, None], after.rows[:, None], np.array([dimension]), moved)
+        _relay(values, old.offsets, new.offsets, new.floats[self._single], moved)
+        for floats, before, after in zip(new.floats[~self._single], old.lists, new.lists, strict=True):
+            _relay(values, before.rows[:, None], after.rows[:, None], np.array([floats]), moved)
         return moved
 
 

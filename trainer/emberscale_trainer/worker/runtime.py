@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from emberscale_api.environment import ProcessIdentity
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, TrainingJob
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.formats import record_format
@@ -21,7 +21,9 @@ from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ComputeThreads, ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.local_rows import LocalRows
 from emberscale_trainer.worker.pipeline import NextTask, Pipeline
+from emberscale_trainer.worker.rounds import RoundLengths
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import (
     HistoryChangedError,
@@ -29,6 +31,7 @@ from emberscale_trainer.worker.servers import (
     LeaseFencedError,
     ParameterServers,
     RequestRefusedError,
+    RoundSplitError,
 )
 from emberscale_trainer.worker.statistics import WorkerStatistics
 from emberscale_trainer.worker.tasks import TaskFeed
@@ -36,7 +39,7 @@ from emberscale_trainer.worker.tasks import TaskFeed
 log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError)
+_PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError, RoundSplitError)
 
 
 class FatalError(Exception):
@@ -114,6 +117,9 @@ class Worker:
             job.spec.data.shuffling.enabled,
         )
         replica = ModelReplica(job)
+        obstacle = job.spec.obstacle_to_rounds
+        hot = HotEmbeddingsSpec(mode=HotEmbeddingsMode.DISABLED) if obstacle else job.spec.hot_embeddings
+        self._lengths = RoundLengths(hot, job.spec.sharding.lease_timeout)
         pause = _FIRST_PAUSE
         while True:
             before = self._statistics.total_batches
@@ -123,6 +129,8 @@ class Worker:
                 log.warning("pipeline_restarts", cause=type(error).__name__, detail=str(error))
                 if isinstance(error, LeaseFencedError):
                     self._leases.revoke({error.token})
+                if isinstance(error, RoundSplitError):
+                    self._lengths.split(error.token)
             except LeasesRevokedError:
                 log.warning("pipeline_restarts", cause="LeasesRevoked")
             pause = _FIRST_PAUSE if self._statistics.total_batches > before else min(_LONGEST_PAUSE, 2 * pause)
@@ -154,11 +162,13 @@ class Worker:
             certificates.client_context if certificates is not None else None,
         )
 
-        def make_planner(routing: RoutingTable) -> KeyPlanner:
-            return KeyPlanner(routing, replica.tables, replica.parameters)
+        dense = job.spec.optimizers.dense.type
+
+        def make_planner(routing: RoutingTable, in_rounds: bool) -> KeyPlanner:
+            return KeyPlanner(routing, replica.tables, replica.parameters, dense if in_rounds else None)
 
         def connect() -> ParameterServers:
-            return ParameterServers(routes, identity, make_planner, replica.layout, replica.parameters)
+            return ParameterServers(routes, identity, make_planner, replica.layout)
 
         with contextlib.closing(connect()) as pulls, contextlib.closing(connect()) as pushes:
             resumed = [_rest(task, committed) for task, committed in self._leases.held()]
@@ -175,6 +185,8 @@ class Worker:
                 job.spec.training.pull_ahead,
                 lease_finished=self._heartbeat.beat_now,
                 before_compute=self._threads.adopt,
+                lengths=self._lengths,
+                make_local=lambda: LocalRows(replica.tables, job.spec.optimizers.dense, replica.parameters),
             )
             try:
                 self._pipeline.run(_resumed_then(resumed, feed.next))

@@ -1,16 +1,16 @@
 """The parameter servers as one thread of a worker sees them: carries out exchanges over connections."""
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import DENSE_PIECES, PsAddress, RoutingTable, piece_length
+from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_api.wire import Flag, Header, Hello, Kind, Status, WireError, counts_bytes
-from emberscale_trainer.data.source import Batch
+from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
 from emberscale_trainer.worker.core import (
     Answered,
@@ -45,26 +45,45 @@ class LeaseFencedError(Exception):
         self.token = token
 
 
+class PullLaterError(Exception):
+    """The bound on staleness does not admit a round before the one before it is pushed."""
+
+
+class RoundSplitError(Exception):
+    """A server has applied some batches of a round, and not all; `token` is that of the lease."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(f"a part of a round under lease {token} is applied already")
+        self.token = token
+
+
 class RequestRefusedError(Exception):
     """A server refused a request as invalid, or sent an invalid answer."""
 
 
 @dataclass(frozen=True)
 class BatchName:
-    """The name of a batch under a lease, for the ledger and the servers."""
+    """The name of a batch, or of the `batches` of a round, under a lease, for the ledger and the servers."""
 
     epoch: int
     number: int
     shard: int
     token: int
+    batches: int = 1
+    is_round: bool = False
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """Rows of the plan's keys, float32 [plan.values], and the flat dense vector, float32 [parameters or more]."""
+    """Rows of the plan's keys, float32 [plan.values], and the flat dense vector, float32 [parameters or more].
+
+    Those of a round have their state behind the weights of each row and of each dense piece. `room` is how many batches
+    the next round may have.
+    """
 
     rows: NDArray[np.float32]
     dense: NDArray[np.float32]
+    room: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,20 @@ class Identity:
     context: ssl.SSLContext | None = None
 
 
-MakePlanner = Callable[[RoutingTable], KeyPlanner]
+MakePlanner = Callable[[RoutingTable, bool], KeyPlanner]
+"""Makes a planner for a table; with True, one for rounds."""
+
+
+class Lookups(Protocol):
+    """What a batch or a round looks up."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """One id for each record and column of one id: int64 [records, columns]."""
+
+    @property
+    def lists(self) -> Sequence[IdLists]:
+        """The ids of each column of lists."""
 
 
 class ParameterServers:
@@ -92,18 +124,16 @@ class ParameterServers:
         identity: Identity,
         make_planner: MakePlanner,
         layout: EmbeddingLayout,
-        parameters: int,
     ) -> None:
         """Connects to the servers of the newest table. Raises ConnectionLostError."""
         self._routes = routes
         self._identity = identity
         self._make_planner = make_planner
         self._layout = layout
-        self._dense_length = DENSE_PIECES * piece_length(parameters)
         self._connections: dict[tuple[int, str], Connection] = {}  # by index and incarnation
         self._traffic = Traffic()
         self._routing = routes.table
-        self._planner: KeyPlanner | None = None
+        self._planners: dict[bool, KeyPlanner] = {}
         self._closed = False
         self._connect()
 
@@ -114,31 +144,33 @@ class ParameterServers:
             traffic.take(connection)
         return traffic.received, traffic.sent
 
-    def pull(self, plan: KeyPlan, batch: Batch, name: BatchName, read_only: bool) -> tuple[KeyPlan, Pulled]:
+    def pull(self, plan: KeyPlan, lookups: Lookups, name: BatchName, read_only: bool) -> tuple[KeyPlan, Pulled]:
         """Rows and dense vector for a batch, and the plan that laid them out, which is newer if owners have changed.
 
         Waits until the bound on staleness admits the batch, unless it is `read_only`. Raises HistoryChangedError,
-        LeaseFencedError, RequestRefusedError and ConnectionLostError.
+        LeaseFencedError, RequestRefusedError, ConnectionLostError, and PullLaterError for a round, after which the
+        same pull may be tried again.
         """
         flags = Flag.READ_ONLY if read_only else Flag.NONE
-        request = _Pull(self._current(plan, batch), batch, name, self._identity.worker, flags, self._dense_length)
+        request = _Pull(self._current(plan, lookups, name), lookups, name, self._identity.worker, flags)
         self._run(Purpose.EVALUATE if read_only else Purpose.TRAIN, request)
-        return request.plan, Pulled(request.rows, request.dense)
+        return request.plan, Pulled(request.rows, request.dense, request.room)
 
     def push(
         self,
         plan: KeyPlan,
-        batch: Batch,
+        lookups: Lookups,
         name: BatchName,
-        gradients: NDArray[np.float32],
+        rows: NDArray[np.float32],
         dense: NDArray[np.float32],
     ) -> None:
-        """Returns when every server has applied the batch, now or earlier. Raises as `pull` does.
+        """Returns when every server has applied the batch, now or earlier. Raises as `pull` does, and RoundSplitError.
 
-        `gradients` float32 [plan.values] are laid out by the plan, `dense` float32 [all pieces] by pieces.
+        `rows` float32 [plan.values] are laid out by the plan, `dense` float32 [all pieces] by pieces: gradients, or the
+        changes of a round.
         """
-        request = _Push(plan, batch, name, self._identity.worker, gradients, dense, self._layout)
-        request.adopt(self._current(plan, batch))
+        request = _Push(plan, lookups, name, self._identity.worker, rows, dense, self._layout)
+        request.adopt(self._current(plan, lookups, name))
         self._run(Purpose.PUSH, request)
 
     def _run(self, purpose: Purpose, request: "_Request") -> None:
@@ -174,7 +206,7 @@ class ParameterServers:
             return Answered(server, Status.REFUSED, f"server {server}: {error}")
         if status is not Status.OK or kind is not Kind.PULL:
             return Answered(server, status, _text(connection, header))
-        if not request.receive(connection, server, header.payload_bytes):
+        if not request.receive(connection, server, header):
             return Answered(
                 server, Status.REFUSED, f"server {server} answered a pull with {header.payload_bytes} bytes"
             )
@@ -185,22 +217,23 @@ class ParameterServers:
         if table is None:
             return HistoryChanged()
         self._adopt(table)
-        request.adopt(self._plan(request.batch))
+        request.adopt(self._plan(request.lookups, request.name))
         return _planned(request.plan)
 
-    def _current(self, plan: KeyPlan, batch: Batch) -> KeyPlan:
+    def _current(self, plan: KeyPlan, lookups: Lookups, name: BatchName) -> KeyPlan:
         """The plan, or one under the table that is adopted here if that is newer."""
         if plan.routing.version > self._routing.version:
             self._adopt(plan.routing)
-        return plan if plan.routing.version == self._routing.version else self._plan(batch)
+        return plan if plan.routing.version == self._routing.version else self._plan(lookups, name)
 
-    def _plan(self, batch: Batch) -> KeyPlan:
-        if self._planner is None:
-            self._planner = self._make_planner(self._routing)
-        return self._planner.plan(batch.ids, batch.lists)
+    def _plan(self, lookups: Lookups, name: BatchName) -> KeyPlan:
+        planner = self._planners.get(name.is_round)
+        if planner is None:
+            planner = self._planners[name.is_round] = self._make_planner(self._routing, name.is_round)
+        return planner.plan(lookups.ids, lookups.lists)
 
     def _adopt(self, table: RoutingTable) -> None:
-        self._routing, self._planner = table, None
+        self._routing, self._planners = table, {}
         self._connect()
 
     def _connect(self) -> None:
@@ -245,25 +278,25 @@ class Traffic:
 
 
 class _Request:
-    """The frames of one batch's exchange."""
+    """The frames of one exchange."""
 
-    def __init__(self, plan: KeyPlan, batch: Batch, name: BatchName, worker: int, flags: Flag = Flag.NONE) -> None:
+    def __init__(self, plan: KeyPlan, lookups: Lookups, name: BatchName, worker: int, flags: Flag = Flag.NONE) -> None:
         self.plan = plan
-        self.batch = batch
+        self.lookups = lookups
         self.name = name
         self._worker = worker
-        self._flags = flags
+        self._flags = flags | Flag.ROUND if name.is_round else flags
 
     def adopt(self, plan: KeyPlan) -> None:
         """Uses this plan from now on."""
         self.plan = plan
 
-    def receive(self, connection: Connection, server: int, payload_bytes: int) -> bool:
+    def receive(self, connection: Connection, server: int, header: Header) -> bool:
         """Takes the payload of a pull's answer; False for one of the wrong size."""
-        return payload_bytes == 0
+        return header.payload_bytes == 0
 
     def values(self, server: int) -> list[NDArray[np.float32]]:
-        """The gradients that follow the keys."""
+        """The gradients or changes that follow the keys."""
         return []
 
     def send(self, connection: Connection, server: int, kind: Kind) -> None:
@@ -290,54 +323,56 @@ class _Request:
             token=self.name.token,
             payload_bytes=payload_bytes,
             worker=self._worker,
+            batches=self.name.batches,
         )
 
 
 class _Pull(_Request):
     """Collects the rows and the dense vector."""
 
-    def __init__(
-        self, plan: KeyPlan, batch: Batch, name: BatchName, worker: int, flags: Flag, dense_length: int
-    ) -> None:
-        super().__init__(plan, batch, name, worker, flags)
+    def __init__(self, plan: KeyPlan, lookups: Lookups, name: BatchName, worker: int, flags: Flag) -> None:
+        super().__init__(plan, lookups, name, worker, flags)
         self.rows = np.empty(plan.values, dtype=np.float32)
-        self.dense = np.empty(dense_length, dtype=np.float32)
+        self.dense = np.empty(plan.dense_values, dtype=np.float32)
+        self.room = 1
 
-    def receive(self, connection: Connection, server: int, payload_bytes: int) -> bool:
+    def receive(self, connection: Connection, server: int, header: Header) -> bool:
         targets = [self.rows[self.plan.values_of(server)]]
         targets += [self.dense[start:stop] for start, stop in self.plan.dense_runs[server]]
-        if payload_bytes != sum(target.nbytes for target in targets):
+        if header.payload_bytes != sum(target.nbytes for target in targets):
             return False
         connection.receive_payload(*targets)
+        if server == self.plan.routing.owners[0].index:
+            self.room = header.batches
         return True
 
 
 class _Push(_Request):
-    """Carries the gradients, and lays them out again when the plan changes."""
+    """Carries gradients or changes, and lays them out again when the plan changes."""
 
     def __init__(
         self,
         plan: KeyPlan,
-        batch: Batch,
+        lookups: Lookups,
         name: BatchName,
         worker: int,
-        gradients: NDArray[np.float32],
+        rows: NDArray[np.float32],
         dense: NDArray[np.float32],
         layout: EmbeddingLayout,
     ) -> None:
-        super().__init__(plan, batch, name, worker)
-        self._gradients = gradients
+        super().__init__(plan, lookups, name, worker)
+        self._rows = rows
         self._dense = dense
         self._layout = layout
 
     def adopt(self, plan: KeyPlan) -> None:
         if plan is not self.plan:
-            self._gradients = self._layout.relaid(self._gradients, self.plan, plan)
+            self._rows = self._layout.relaid(self._rows, self.plan, plan)
         super().adopt(plan)
 
     def values(self, server: int) -> list[NDArray[np.float32]]:
         dense = [self._dense[start:stop] for start, stop in self.plan.dense_runs[server]]
-        return [self._gradients[self.plan.values_of(server)], *dense]
+        return [self._rows[self.plan.values_of(server)], *dense]
 
 
 def _planned(plan: KeyPlan) -> Planned:
@@ -385,5 +420,9 @@ def _check(end: End, name: BatchName) -> None:
             raise LeaseFencedError(name.token)
         case Ending.REFUSED:
             raise RequestRefusedError(end.reason)
+        case Ending.LATER:
+            raise PullLaterError
+        case Ending.PARTIAL:
+            raise RoundSplitError(name.token)
         case Ending.LOST:
             raise ConnectionLostError(end.reason)

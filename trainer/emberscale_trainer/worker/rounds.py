@@ -1,0 +1,131 @@
+"""Rounds: several consecutive batches that a worker trains on rows which it pulls and pushes once (BagPipe, section 3).
+
+The reader knows the next batches, so the rows that they share cross the wire once, with their optimizer state. The
+worker steps them by the servers' own rules, and pushes by how much they have changed. `RoundLengths` decides how many
+batches make a round; it has no clock and no I/O.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
+from emberscale_api.wire import MAX_ROUND
+from emberscale_trainer.data.records import IdLists
+from emberscale_trainer.data.source import Batch
+
+_COPIES = 4
+"""Of the rows of a round: as pulled, as trained, those of the next round, and the changes that are pushed."""
+
+_WORTH = 0.9
+"""A round that moves more than this share of the bytes of single batches saves too little to be worth its staleness."""
+
+_PROBE_EVERY = 64
+"""Leases that are trained batch by batch before a round is tried again."""
+
+_FIRST = 2
+
+
+@dataclass(frozen=True)
+class Round:
+    """Consecutive batches of one lease, and the ids of all of them, one batch after another.
+
+    `ids` int64 [records, columns]; a list of ids for each list column; `edges[i]` is the first record of batch i.
+    """
+
+    batches: tuple[Batch, ...]
+    ids: NDArray[np.int64]
+    lists: tuple[IdLists, ...]
+    edges: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> "Round":
+        """The round of these batches."""
+        edges = tuple(accumulate((len(batch.labels) for batch in batches), initial=0))
+        if len(batches) == 1:
+            return cls((batches[0],), batches[0].ids, batches[0].lists, edges)
+        ids = np.concatenate([batch.ids for batch in batches])
+        lists = tuple(_joined(column) for column in zip(*(batch.lists for batch in batches), strict=True))
+        return cls(tuple(batches), ids, lists, edges)
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last record of the last batch."""
+        return self.batches[-1].stop
+
+
+def _joined(lists: Sequence[IdLists]) -> IdLists:
+    values = np.concatenate([one.values for one in lists])
+    starts = accumulate((len(one.values) for one in lists), initial=0)
+    edges = [one.offsets[1:] + start for one, start in zip(lists, starts, strict=False)]
+    return IdLists(values, np.concatenate([np.zeros(1, np.int64), *edges]))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """A finished round: `bytes` of its rows on the wire, `single_bytes` that its batches would have taken one by one.
+
+    `values` floats of rows were held, and training took `seconds`.
+    """
+
+    batches: int
+    bytes: int
+    single_bytes: int
+    values: int
+    seconds: float
+
+
+class RoundLengths:
+    """How many batches make a worker's next round; 1: the batches of the lease are trained one by one, without rounds.
+
+    Rounds grow from two batches by doubling, as far as the staleness bound, the memory budget and the time in which a
+    lease must progress let them. With `Auto` they end where they save little, and are tried again now and then: so
+    they follow a hot set that drifts.
+    """
+
+    def __init__(self, spec: HotEmbeddingsSpec, lease_timeout: float) -> None:
+        self._mode = spec.mode
+        self._budget = spec.budget_bytes
+        self._longest_seconds = lease_timeout / 4
+        self._room = MAX_ROUND
+        self._length = _FIRST
+        self._fits = MAX_ROUND
+        self._rest = 0
+        self._split: set[int] = set()
+
+    @property
+    def length(self) -> int:
+        """The number of batches of the next round of a lease that is trained in rounds: a power of two."""
+        most = max(1, min(self._length, self._room, self._fits))
+        return 1 << (most.bit_length() - 1)
+
+    def begin_lease(self, token: int) -> bool:
+        """Whether the batches of this lease are trained in rounds."""
+        if self._mode is HotEmbeddingsMode.DISABLED or token in self._split:
+            return False
+        if self._rest:
+            self._rest -= 1
+            return False
+        return self.length > 1
+
+    def room(self, batches: int) -> None:
+        """The first server says how many batches the next round may have."""
+        self._room = batches
+
+    def split(self, token: int) -> None:
+        """A server has applied a part of a round: the rest of this lease is trained one by one."""
+        self._split.add(token)
+
+    def trained(self, figures: RoundFigures) -> None:
+        """A round was trained."""
+        by_memory = self._budget * figures.batches // max(1, _COPIES * 4 * figures.values)
+        by_time = int(self._longest_seconds * figures.batches / max(figures.seconds, 1e-9))
+        self._fits = max(1, min(MAX_ROUND, by_memory, by_time))
+        longest = figures.batches >= min(self._room, self._fits)
+        if figures.batches >= self._length:
+            self._length = min(MAX_ROUND, 2 * self._length)
+        if self._mode is HotEmbeddingsMode.AUTO and longest and figures.bytes > _WORTH * figures.single_bytes:
+            self._rest, self._length = _PROBE_EVERY, _FIRST
