@@ -14,7 +14,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import role_from_wire, wire_role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId, Process
-from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.observations import ServerReport, Traffic, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
 from emberscale_jobmaster.state import DataFile, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
@@ -88,6 +88,13 @@ def work_report(delta: pb.WorkerDelta) -> WorkReport:
         delta.negatives,
         dict(delta.stage_seconds),
         delta.truncated_records,
+        Traffic(
+            delta.traffic.bytes,
+            delta.traffic.rounds,
+            delta.traffic.round_batches,
+            delta.traffic.round_bytes,
+            delta.traffic.single_bytes,
+        ),
     )
 
 

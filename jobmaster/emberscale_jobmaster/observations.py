@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
@@ -48,10 +49,34 @@ class Vitals:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Bytes that workers exchanged with parameter servers, with headers, and their rounds.
+
+    `round_bytes` are those of keys and rows of rounds, `single_bytes` what their batches would have taken one by one.
+    """
+
+    bytes: int = 0
+    rounds: int = 0
+    round_batches: int = 0
+    round_bytes: int = 0
+    single_bytes: int = 0
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Both together."""
+        return Traffic(
+            self.bytes + other.bytes,
+            self.rounds + other.rounds,
+            self.round_batches + other.round_batches,
+            self.round_bytes + other.round_bytes,
+            self.single_bytes + other.single_bytes,
+        )
+
+
+@dataclass(frozen=True)
 class WorkReport:
     """A worker's work since its previous report; the histograms are of predictions, by label.
 
-    `stage_seconds` are since the worker started, so that a new master learns of them.
+    `stage_seconds` and `traffic` are since the worker started, so that a new master learns of them.
     """
 
     samples: int
@@ -60,6 +85,7 @@ class WorkReport:
     negatives: Sequence[int]
     stage_seconds: Mapping[str, float]
     truncated_records: int = 0
+    traffic: Traffic = Traffic()
 
 
 @dataclass(frozen=True)
@@ -102,6 +128,8 @@ class Sighting:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     stage_seconds_before: Mapping[str, float] = field(default_factory=dict)
     """The work of earlier incarnations of a worker."""
+    traffic: Traffic = Traffic()
+    traffic_before: Traffic = Traffic()
     server: ServerReport | None = None
     troubled: tuple[int, float] | None = None
     repeated_before: int = 0
@@ -188,6 +216,8 @@ class Observations:
                 vitals=Vitals(peak_memory_bytes=known.vitals.peak_memory_bytes),
                 stage_seconds=known.stage_seconds,
                 stage_seconds_before=known.stage_seconds,
+                traffic=known.traffic,
+                traffic_before=known.traffic,
                 repeated_before=repeated,
                 trained=known.trained,
                 leases=known.leases,
@@ -247,6 +277,7 @@ class Observations:
             known,
             sequence=sequence,
             stage_seconds=stages,
+            traffic=known.traffic_before.plus(report.traffic),
             meter=known.meter.add(report.samples, now),
             trained=known.trained + report.samples,
             trained_at=now,
@@ -386,6 +417,10 @@ class Observations:
         leases = {token: self.leases.get(token, self.watched) for token in ledger.leases}
         positions = {token: position for token, position in self.positions.items() if token in ledger.leases}
         return replace(self, sightings=sightings, leases=leases, positions=positions)
+
+    def traffic(self) -> Traffic:
+        """What all workers have exchanged."""
+        return reduce(Traffic.plus, (seen.traffic for seen in self.sightings.values()), Traffic())
 
     def repeated_batches(self) -> int:
         """Pushes that parameter servers ignored because they were applied before."""

@@ -74,6 +74,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         forgotten=[_forgotten(share) for share in state.forgotten],
         checkpoints=[pb.CheckpointCost(**vars(cost)) for cost in state.checkpoint_costs],
         protection=_protection(state, spec),
+        traffic=pb.WorkerTraffic(**vars(seen.traffic())),
         admission={
             table: pb.AdmissionCounts(admitted=admitted, refused=refused, evicted=evicted)
             for table, (admitted, refused, evicted) in seen.admission().items()

@@ -334,6 +334,16 @@ def test_status_adds_up_what_servers_hold_and_ignored(cluster: Cluster, worker: 
     assert status.repeated_batches == 6
 
 
+def test_what_workers_exchanged_survives_the_master(cluster: Cluster, worker: Caller) -> None:
+    told = pb.WorkerTraffic(bytes=500, rounds=2, round_batches=16, round_bytes=300, single_bytes=700)
+    for sequence in (1, 2):
+        worker.heartbeat(delta_sequence=sequence, worker=pb.WorkerDelta(traffic=told))
+    cluster.stop_master()
+    cluster.start_master()
+    worker.heartbeat(delta_sequence=3, worker=pb.WorkerDelta(traffic=told))
+    assert cluster.status().traffic == told
+
+
 def test_lists_that_were_cut_survive_the_master_and_a_repeated_report_counts_once(
     cluster: Cluster, worker: Caller
 ) -> None:

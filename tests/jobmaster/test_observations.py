@@ -6,7 +6,14 @@ import pytest
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership, Process
-from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, Observations, ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.observations import (
+    SILENT_STUCK_SECONDS,
+    Observations,
+    ServerReport,
+    Traffic,
+    Vitals,
+    WorkReport,
+)
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter, eta_seconds
 
 WORKER = MemberId(Role.WORKER, 0, "w")
@@ -139,6 +146,20 @@ def test_a_new_incarnation_reports_from_one_and_keeps_the_slots_totals() -> None
     seen = seen.heard(after).worked(after, 1, report(stages={"pull": 2.0}), now=3.0)
     assert seen.sightings["worker-0"].stage_seconds == {"pull": 3.0}
     assert seen.sightings["worker-0"].vitals.peak_memory_bytes == 50
+
+
+def test_traffic_is_summed_over_workers_and_their_incarnations() -> None:
+    other, again = MemberId(Role.WORKER, 1, "v"), MemberId(Role.WORKER, 0, "again")
+    seen = Observations()
+    for member, sequence, told in [
+        (WORKER, 1, Traffic(10, 1, 2, 6, 9)),
+        (WORKER, 2, Traffic(20, 2, 4, 12, 18)),
+        (other, 1, Traffic(100, 0, 0, 0, 0)),
+        (again, 1, Traffic(7, 1, 8, 2, 5)),
+    ]:
+        work = WorkReport(1, 0.5, (0, 1), (1, 0), {}, traffic=told)
+        seen = seen.heard(member).worked(member, sequence, work, now=1.0)
+    assert seen.traffic() == Traffic(127, 3, 12, 14, 23)
 
 
 def test_rows_are_summed_over_servers_and_repeats_over_their_incarnations() -> None:

@@ -55,3 +55,10 @@ def test_what_became_of_ids_is_told_where_not_all_have_rows() -> None:
     status.admission["C1"].MergeFrom(pb.AdmissionCounts(admitted=7, refused=1, evicted=2))
     status.admission["C2"].MergeFrom(pb.AdmissionCounts(admitted=3000))
     assert "3,007 admitted   2 evicted   1 push only counted" in printed(status).replace("  \n", "")
+
+
+def test_rounds_are_told_where_there_were_some() -> None:
+    status = pb.JobStatus(traffic=pb.WorkerTraffic(bytes=900))
+    assert "rounds" not in printed(status)
+    status.traffic.MergeFrom(pb.WorkerTraffic(rounds=3, round_batches=48, round_bytes=410, single_bytes=1000))
+    assert "16.0 batches each, 0.41x of the bytes" in printed(status)

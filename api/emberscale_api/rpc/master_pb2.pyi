@@ -228,6 +228,41 @@ class RegisterReply(_message.Message):
 Global___RegisterReply: _TypeAlias = RegisterReply  # noqa: Y015
 
 @_typing.final
+class WorkerTraffic(_message.Message):
+    """What a worker exchanged with parameter servers, with headers, and its rounds; since the worker started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    ROUND_BATCHES_FIELD_NUMBER: _builtins.int
+    ROUND_BYTES_FIELD_NUMBER: _builtins.int
+    SINGLE_BYTES_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    rounds: _builtins.int
+    round_batches: _builtins.int
+    round_bytes: _builtins.int
+    """keys and rows of rounds"""
+    single_bytes: _builtins.int
+    """what the batches of these rounds would have taken one by one"""
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        round_batches: _builtins.int = ...,
+        round_bytes: _builtins.int = ...,
+        single_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "round_batches", b"round_batches", "round_bytes", b"round_bytes", "rounds", b"rounds", "single_bytes", b"single_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerTraffic: _TypeAlias = WorkerTraffic  # noqa: Y015
+
+@_typing.final
 class WorkerDelta(_message.Message):
     """Work done since the previous heartbeat that the master accepted."""
 
@@ -260,6 +295,7 @@ class WorkerDelta(_message.Message):
     NEGATIVES_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
     TRUNCATED_RECORDS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     batches: _builtins.int
     loss_sum: _builtins.float
@@ -278,6 +314,10 @@ class WorkerDelta(_message.Message):
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """read, plan, pull, compute, push, wait: since the worker started"""
 
+    @_builtins.property
+    def traffic(self) -> Global___WorkerTraffic:
+        """since the worker started"""
+
     def __init__(
         self,
         *,
@@ -288,10 +328,11 @@ class WorkerDelta(_message.Message):
         negatives: _abc.Iterable[_builtins.int] | None = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         truncated_records: _builtins.int = ...,
+        traffic: Global___WorkerTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "samples", b"samples", "stage_seconds", b"stage_seconds", "truncated_records", b"truncated_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "samples", b"samples", "stage_seconds", b"stage_seconds", "traffic", b"traffic", "truncated_records", b"truncated_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1379,6 +1420,7 @@ class JobStatus(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     PROTECTION_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
     message: _builtins.str
@@ -1449,6 +1491,10 @@ class JobStatus(_message.Message):
     def protection(self) -> Global___ProtectionStatus:
         """absent: the job keeps no parity"""
 
+    @_builtins.property
+    def traffic(self) -> Global___WorkerTraffic:
+        """of all workers"""
+
     def __init__(
         self,
         *,
@@ -1485,10 +1531,11 @@ class JobStatus(_message.Message):
         forgotten: _abc.Iterable[Global___ForgottenShare] | None = ...,
         checkpoints: _abc.Iterable[Global___CheckpointCost] | None = ...,
         protection: Global___ProtectionStatus | None = ...,
+        traffic: Global___WorkerTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["flash", b"flash", "protection", b"protection", "sizing", b"sizing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flash", b"flash", "protection", b"protection", "sizing", b"sizing", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "allowed_pls", b"allowed_pls", "auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints", b"checkpoints", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "forgotten", b"forgotten", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "pls", b"pls", "protection", b"protection", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "allowed_pls", b"allowed_pls", "auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints", b"checkpoints", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "forgotten", b"forgotten", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "pls", b"pls", "protection", b"protection", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "traffic", b"traffic", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

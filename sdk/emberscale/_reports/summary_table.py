@@ -77,6 +77,10 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} otherwise"
         lines.append(("training", (f"computed {spent['compute']}", f"waited {waited}")))
         lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
+    if summary.traffic["single_bytes"]:
+        length = summary.traffic["round_batches"] / summary.traffic["rounds"]
+        share = summary.traffic["round_bytes"] / summary.traffic["single_bytes"]
+        lines.append(("rounds", f"{length:.1f} batches each, {share:.2f}x of the bytes"))
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
     if summary.admission:

@@ -25,6 +25,8 @@ class Summary:
     mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry an epoch.
     `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
     by process; `restarts` by role. `truncated_records` had a list that was cut to its maxLength.
+    `traffic` are the `bytes` that workers exchanged with parameter servers, and their `rounds` of `round_batches`:
+    `round_bytes` of keys and rows, against the `single_bytes` that these batches would have taken one by one.
     `samples` are all that were trained; `checkpoint_samples` are those that `checkpoint` holds, as `audit` counts them:
     where a resume continues.
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
@@ -54,6 +56,7 @@ class Summary:
     restarts: Mapping[str, int]
     bad_records: int
     truncated_records: int
+    traffic: Mapping[str, int]
     recoveries: int
     warnings: tuple[str, ...]
     checkpoint: str | None
@@ -92,6 +95,16 @@ def _finite(value: Any) -> Any:
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """`1 record`, `1,200 records`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _traffic(traffic: pb.WorkerTraffic) -> dict[str, int]:
+    return {
+        "bytes": traffic.bytes,
+        "rounds": traffic.rounds,
+        "round_batches": traffic.round_batches,
+        "round_bytes": traffic.round_bytes,
+        "single_bytes": traffic.single_bytes,
+    }
 
 
 def _flash(flash: pb.FlashStatus) -> dict[str, Any] | None:
@@ -163,6 +176,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         restarts=dict(outcome.restarts),
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
+        traffic=_traffic(status.traffic),
         recoveries=status.recoveries,
         rebuilds=status.protection.rebuilds,
         warnings=tuple(status.warnings),

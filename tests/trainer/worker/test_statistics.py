@@ -4,8 +4,11 @@ import time
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
-from emberscale_trainer.worker.statistics import WorkerStatistics, add_to_histogram
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.worker.rounds import RoundFigures
+from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics, add_to_histogram
 
 
 def test_training_waited_for_what_was_under_way_then() -> None:
@@ -32,3 +35,23 @@ def test_predictions_are_counted_by_label_and_none_falls_outside() -> None:
     probabilities = np.array([0, 0.26, 0.99, 1, np.nan], dtype=np.float32)
     add_to_histogram(probabilities, np.array([0, 1, 1, 0, 0], dtype=np.float32), counts)
     assert counts.tolist() == [[2, 0, 0, 1], [0, 1, 0, 1]]
+
+
+def test_rounds_are_told_to_the_master_and_served_as_metrics() -> None:
+    statistics, registry = WorkerStatistics(), CollectorRegistry()
+    registry.register(WorkerMetrics(statistics))
+    statistics.moved(100, 50)
+    for batches in (2, 4):
+        statistics.round_trained(RoundFigures(batches, bytes=40, single_bytes=70, values=5, seconds=1.0))
+    told = [master_pb2.HeartbeatRequest() for _ in range(2)]
+    for request in told:
+        statistics.fill(request)
+    expected = master_pb2.WorkerTraffic(bytes=150, rounds=2, round_batches=6, round_bytes=80, single_bytes=140)
+    assert [request.worker.traffic for request in told] == [expected] * 2
+    served = {
+        "emberscale_rounds_total": 2,
+        "emberscale_round_batches_total": 6,
+        "emberscale_round_bytes_total": 80,
+        "emberscale_round_single_bytes_total": 140,
+    }
+    assert {name: registry.get_sample_value(name) for name in served} == served

@@ -247,7 +247,9 @@ class Pipeline:
         changes = local.changes()
         self._turns.trained(changes)
         seconds, size = time.perf_counter() - began, ready.plan.exchange_bytes
-        self._lengths.trained(RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds))
+        figures = RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds)
+        self._lengths.trained(figures)
+        self._statistics.round_trained(figures)
         return changes
 
     def _trained(self, batch: Batch, predictions: Predictions) -> None:

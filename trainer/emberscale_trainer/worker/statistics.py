@@ -15,6 +15,7 @@ from emberscale_api import metrics
 from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2
+from emberscale_trainer.worker.rounds import RoundFigures
 
 Span = tuple[float, float]
 """Begin and end of a span, by time.perf_counter."""
@@ -48,6 +49,10 @@ class WorkerStatistics:
         self.total_traffic = (0, 0)
         self.total_ids = 0
         self.total_keys = 0
+        self.total_rounds = 0
+        self.total_round_batches = 0
+        self.total_round_bytes = 0
+        self.total_single_bytes = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -97,6 +102,14 @@ class WorkerStatistics:
         with self._lock:
             self.total_traffic = (self.total_traffic[0] + received, self.total_traffic[1] + sent)
 
+    def round_trained(self, figures: RoundFigures) -> None:
+        """Counts a round and what it takes on the wire."""
+        with self._lock:
+            self.total_rounds += 1
+            self.total_round_batches += figures.batches
+            self.total_round_bytes += figures.bytes
+            self.total_single_bytes += figures.single_bytes
+
     def skipped(self, records: list[master_pb2.BadRecord]) -> None:
         """Counts malformed records, which were left out."""
         with self._lock:
@@ -116,6 +129,10 @@ class WorkerStatistics:
                 delta.positives.extend(self._histogram[1].tolist())
             delta.stage_seconds.update(self.total_stages)
             delta.truncated_records = self._truncated_records
+            traffic = delta.traffic
+            traffic.bytes = sum(self.total_traffic)
+            traffic.rounds, traffic.round_batches = self.total_rounds, self.total_round_batches
+            traffic.round_bytes, traffic.single_bytes = self.total_round_bytes, self.total_single_bytes
             request.bad_records.extend(self._bad_records)
             self._samples = self._batches = 0
             self._loss_sum = 0.0
@@ -179,4 +196,16 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily(metrics.IDS_TOTAL, "Rows that batches look up", value=statistics.total_ids)
         yield CounterMetricFamily(
             metrics.KEYS_TOTAL, "Distinct keys among those of a batch", value=statistics.total_keys
+        )
+        yield CounterMetricFamily(metrics.ROUNDS_TOTAL, "Rounds trained", value=statistics.total_rounds)
+        yield CounterMetricFamily(
+            metrics.ROUND_BATCHES_TOTAL, "Batches trained in rounds", value=statistics.total_round_batches
+        )
+        yield CounterMetricFamily(
+            metrics.ROUND_BYTES_TOTAL, "Bytes of keys and rows of rounds", value=statistics.total_round_bytes
+        )
+        yield CounterMetricFamily(
+            metrics.ROUND_SINGLE_BYTES_TOTAL,
+            "Bytes that the batches of rounds would have taken one by one",
+            value=statistics.total_single_bytes,
         )
