@@ -10,7 +10,7 @@ fetched and written back, whether or not other workers use the rows in between.
 
 Batches are given to the workers in turn, in a shuffled order. Workers that share one copy of the rows, on one machine,
 are one worker here. Uses the product's synthetic data, whose exponents are assumptions, or any Criteo TSV files. Does
-not measure time, and nothing in the product keeps rows yet.
+not measure time; `hot_embeddings.py` measures what the product does of this, rounds of batches.
 """
 
 import json
