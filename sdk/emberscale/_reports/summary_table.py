@@ -79,8 +79,8 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
     if summary.traffic["single_bytes"]:
         length = summary.traffic["round_batches"] / summary.traffic["rounds"]
-        share = summary.traffic["round_bytes"] / summary.traffic["single_bytes"]
-        lines.append(("rounds", f"{length:.1f} batches each, {share:.2f}x of the bytes"))
+        ratio = summary.traffic["round_bytes"] / summary.traffic["single_bytes"]
+        lines.append(("rounds", f"{length:.1f} batches each, {ratio:.2f}x of the bytes"))
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
     if summary.admission:
