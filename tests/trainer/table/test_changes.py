@@ -14,7 +14,6 @@ from emberscale_api.job import AdmissionSpec, EvictionSpec, InitializerSpec, Opt
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import DENSE_PIECES
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from emberscale_trainer.table.optimizers import is_additive
 from snapshots import records_of
 
 ADDITIVE = [OptimizerType.SGD, OptimizerType.ADAGRAD, OptimizerType.ROW_WISE_ADAGRAD]
@@ -168,7 +167,7 @@ def test_a_changed_row_notes_the_batch() -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        *(spec(0, 4, rule) for rule in OptimizerType if not is_additive(rule)),
+        *(spec(0, 4, rule) for rule in OptimizerType if not rule.is_additive),
         replace(spec(0, 4, OptimizerType.SGD), admission=AdmissionSpec(min_count=2)),
     ],
 )
@@ -187,4 +186,4 @@ def test_changes_of_another_size_are_refused() -> None:
 
 
 def test_rules_whose_state_is_a_sum_are_additive() -> None:
-    assert [rule for rule in OptimizerType if is_additive(rule)] == [rule for rule in OptimizerType if rule in ADDITIVE]
+    assert [rule for rule in OptimizerType if rule.is_additive] == [rule for rule in OptimizerType if rule in ADDITIVE]

@@ -51,16 +51,6 @@ DENSE_CODES = {
 }
 """The rules that step dense parameters, each as in torch.optim."""
 
-_ADDITIVE = frozenset({OptimizerType.SGD, OptimizerType.ADAGRAD, OptimizerType.ROW_WISE_ADAGRAD})
-
-
-def is_additive(optimizer: OptimizerType) -> bool:
-    """Whether a row's weights and state are sums over its steps, so that changes that workers made apart add up.
-
-    Means that decay are no sums, nor are the weights of FTRL, which follow from its sums.
-    """
-    return optimizer in _ADDITIVE
-
 
 def parameters_of(spec: OptimizerSpec) -> tuple[float, ...]:
     """Returns the numbers of a specification in the order in which the kernels read them, at most PARAMETERS."""

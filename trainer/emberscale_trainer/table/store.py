@@ -135,7 +135,7 @@ class TableStore:
     def takes_changes(self) -> bool:
         """Whether changes of rows that workers made apart add up: without admission, and by additive rules only."""
         requested = self.specs[self._first :]
-        return not self._sketches and all(optimizers.is_additive(spec.optimizer.type) for spec in requested)
+        return not self._sketches and all(spec.optimizer.type.is_additive for spec in requested)
 
     def values_per_request(self, counts: NDArray[np.uint32], *, state: bool = False) -> int:
         """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""

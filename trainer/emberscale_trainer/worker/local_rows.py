@@ -46,7 +46,7 @@ class LocalRows:
             if spec.admission.min_count > 1:
                 raise ValueError(f"table {spec.name} has admission: its rows are not stepped locally")
         for rule in {dense.type, *(spec.optimizer.type for spec in tables)}:
-            if not optimizers.is_additive(rule):
+            if not rule.is_additive:
                 raise ValueError(f"changes by {rule} do not add up: its rows are not stepped locally")
         self._tables = tuple(tables)
         dimensions = [spec.dimension for spec in tables]

@@ -131,7 +131,7 @@ class ParameterServers:
         self._make_planner = make_planner
         self._layout = layout
         self._connections: dict[tuple[int, str], Connection] = {}  # by index and incarnation
-        self._traffic = Traffic()
+        self._traffic = _Traffic()
         self._routing = routes.table
         self._planners: dict[bool, KeyPlanner] = {}
         self._closed = False
@@ -139,7 +139,7 @@ class ParameterServers:
 
     def take_traffic(self) -> tuple[int, int]:
         """Bytes received and sent since the last call."""
-        traffic, self._traffic = self._traffic, Traffic()
+        traffic, self._traffic = self._traffic, _Traffic()
         for connection in self._connections.values():
             traffic.take(connection)
         return traffic.received, traffic.sent
@@ -264,7 +264,7 @@ class ParameterServers:
 
 
 @dataclass
-class Traffic:
+class _Traffic:
     """Bytes that connections have received and sent."""
 
     received: int = 0

@@ -12,7 +12,9 @@ class RoundTurns:
     """Lets a pipeline pull or push a round, one at a time, and pull one round ahead of the push of the one before.
 
     So a pull sees the whole push of an earlier round on all servers or nothing of it, the worker knows which, and only
-    the push of the round before can be missing.
+    the push of the round before can be missing. A round that is trained again, as its push was not answered, is the
+    exception: the pull may have seen its changes, which are then in the gradients of the next round twice. What the
+    servers apply is exact even so.
     """
 
     def __init__(self) -> None:
