@@ -6,7 +6,8 @@
 * Servers of one generation never own the same unit: none applies a push to one that another owns by a later table.
 * A batch that a worker counts as committed, or the ledger as done, is applied to all that it touches, and stays so
   until the history ends with its generation.
-* A gradient is no staler than the bound allows.
+* A gradient is no staler than the bound allows, in batches. The worker's own pushes do not make its rounds stale.
+* A worker sees each of its earlier rounds once: in the rows that it pulls, or in the changes that it adds to them.
 * No push of a lease is applied on a server that knows that the lease has ended.
 * A complete checkpoint holds all rows, with the same batches in each; what partial recoveries took from some rows is
   what the checkpoint says that they took.
@@ -19,12 +20,12 @@
 * In the end, each batch of each epoch is applied once to all that it touches.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
 from tests.simulation.scenario import DEGRADED, PROTECTED, REBUILD, REBUILT, RELOAD, RELOADED, RESTORED, SAVED, SWITCHED
-from tests.simulation.units import UNITS, Batch, Unit, owner, touched
+from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched
 from tests.simulation.world import SimulationError
 
 from emberscale_api.routing import RoutingTable, bucket_of
@@ -53,6 +54,15 @@ class Model:
         self._committed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
         self._seen: dict[tuple[str, int, Batch], int] = {}
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._own: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        """By server, generation and session: the batches of `_applied` that are the session's own."""
+        self._rounds: defaultdict[int, list[Batch]] = defaultdict(list)
+        """By session: the batches of its rounds that it has begun to train."""
+        self._pulled: defaultdict[tuple[int, Batch], dict[Unit, tuple[frozenset[Batch], frozenset[Batch]]]]
+        self._pulled = defaultdict(dict)
+        """By session and first batch of a round: what was in the rows that it pulled, and what the session pushed."""
+        self._pushed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
+        """By session: the batches that it, and not a process before it, has pushed."""
         self._tables: dict[tuple[int, int], RoutingTable] = {}
         self._newest_at_restore: dict[int, str] = {}
         self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
@@ -128,12 +138,14 @@ class Model:
 
     def acknowledged(self, server: "ParameterServer", header: Header, units: tuple[Unit, ...]) -> None:
         """A server answers for a push that it has applied, now or before."""
-        batch = (header.epoch, header.batch)
-        self._acknowledged[server.incarnation, header.generation].add(batch)
+        batches = set(batches_in(header))
+        self._acknowledged[server.incarnation, header.generation] |= batches
         for other in self._later(header):
             for unit in units:
-                if owner(_table_of(other), unit) == other.index and batch not in other.rows.get(unit, ()):
-                    self._broken(f"{server.name} answers for batch {batch}, which {other.name}, who owns {unit}, lacks")
+                if owner(_table_of(other), unit) != other.index:
+                    continue
+                if lacks := {one for one in batches if unit in touched(one)} - other.rows.get(unit, set()):
+                    self._broken(f"{server.name} answers for {lacks}, which {other.name}, who owns {unit}, lacks")
 
     def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
         """A server has adopted a later table of its generation."""
@@ -161,7 +173,36 @@ class Model:
                 self._broken(f"{server.name} answers a pull of {unit} without the committed batches {sorted(missing)}")
         if not header.flags & Flag.READ_ONLY:
             batch = (header.epoch, header.batch)
-            self._seen[server.name, session, batch] = self._applied[server.name, header.generation]
+            self._seen[server.name, session, batch] = self._others(server, session, header)
+            if header.flags & Flag.ROUND:
+                for unit in units:
+                    known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
+                    self._pulled[session, batch][unit] = (
+                        frozenset(known),
+                        frozenset(known & self._pushed[session, unit]),
+                    )
+
+    def _others(self, server: "ParameterServer", session: int, header: Header) -> int:
+        """The batches applied on a server that make a pull stale."""
+        count = self._applied[server.name, header.generation]
+        return count - self._own[server.name, header.generation, session] if header.flags & Flag.ROUND else count
+
+    def begins_round(
+        self, worker: "Worker", session: int, batches: tuple[Batch, ...], added: tuple[Batch, ...]
+    ) -> None:
+        """A worker begins to train a round, with the changes of these batches added to what it pulled.
+
+        A batch that it trains again, as its lease has lapsed after the push, is in the rows and in the changes.
+        """
+        trained = Counter(self._rounds[session])
+        for unit, (seen, own) in self._pulled.pop((session, batches[0])).items():
+            for earlier, times_trained in trained.items():
+                if unit in touched(earlier) and (
+                    earlier in own and times_trained == 1 if earlier in added else earlier not in seen
+                ):
+                    times = "twice" if earlier in added else "never"
+                    self._broken(f"{worker.name} begins {batches[0]} with its own batch {earlier} {times} in {unit}")
+        self._rounds[session] += batches
 
     def applying(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
         """A server is about to apply a push."""
@@ -176,9 +217,15 @@ class Model:
                 continue  # one that was replaced may apply it, and cannot answer
             if taken := [unit for unit in units if owner(_table_of(other), unit) == other.index]:
                 self._broken(f"{server.name} applies a push to {taken[0]}, which {other.name} owns since")
+        batches = batches_in(header)
         for unit in units:
-            if batch in server.rows.get(unit, ()):
-                self._broken(f"{server.name} applies batch {batch} twice to {unit}")
+            if again := server.rows.get(unit, set()).intersection(batches):
+                self._broken(f"{server.name} applies batches {sorted(again)} twice to {unit}")
+        if header.flags & Flag.ROUND:
+            for unit in units:
+                self._pushed[session, unit].update(one for one in batches if unit in touched(one))
+        if any(one not in server.core.applied for one in batches):
+            self._broken(f"{server.name} applies a round {batch} that it has not recorded whole")
         if server.knows_dead(header.token):
             self._broken(f"{server.name} applies batch {batch} under lease {header.token}, which has ended")
         if self._is_forgotten(server, session, header):
@@ -186,12 +233,14 @@ class Model:
         key = (server.name, header.generation)
         seen = self._seen.pop((server.name, session, batch), None)
         bound = self._cluster.spec.training.max_staleness
-        if seen is not None and self._applied[key] - seen > bound:
+        since = self._others(server, session, header)
+        if seen is not None and since - seen > bound:
             self._broken(
-                f"{server.name} applies batch {batch} of worker-{header.worker} {self._applied[key] - seen} pushes "
+                f"{server.name} applies batch {batch} of worker-{header.worker} {since - seen} batches "
                 f"after its pull; the bound is {bound}"
             )
-        self._applied[key] += 1
+        self._applied[key] += header.batches
+        self._own[*key, session] += header.batches
 
     def _later(self, header: Header) -> "list[ParameterServer]":
         """The servers that have a later table of the generation than a request."""

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.simulation.parameter_server import ParameterServer, Request
+from tests.simulation.rounds import Turns
 from tests.simulation.storage import Storage, Stored
 from tests.simulation.store import Redis
 from tests.simulation.worker import Pipeline
@@ -24,6 +25,7 @@ from emberscale_jobmaster.state import JobState
 from emberscale_trainer.parity import Holding
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
+from emberscale_trainer.server import staleness
 from emberscale_trainer.server.barrier import Barrier
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.group import GroupCore
@@ -280,6 +282,49 @@ def _pushes_are_answered_before_their_deltas_are_stored(stack: ExitStack) -> Non
     stack.enter_context(patch.object(GroupCore, "waits_for", lambda self, number, acknowledged: ()))
 
 
+def _part_of_a_round_is_no_obstacle(stack: ExitStack) -> None:
+    push = server_core.ServerCore.push
+
+    def pushed(self: server_core.ServerCore, *given: Any) -> Any:
+        decision = push(self, *given)
+        return Status.OK if decision is Status.PARTIAL else decision
+
+    def record(self: server_core.ServerCore, session: int, header: Any, now: float) -> None:
+        for number in header.numbers:
+            self.applied.record(header.epoch, number)
+
+    stack.enter_context(patch.object(server_core.ServerCore, "push", pushed))
+    stack.enter_context(patch.object(server_core.ServerCore, "record", record))
+
+
+def _pulls_overlap_pushes_of_rounds(stack: ExitStack) -> None:
+    def take(self: Turns, may_begin: Callable[[], bool] = lambda: True) -> Task[None]:
+        yield from self._wait(may_begin)
+
+    stack.enter_context(patch.object(Turns, "take", take))
+
+
+def _pull_ahead_waits_for_the_bound(stack: ExitStack) -> None:
+    admit = server_core.ServerCore.admit
+
+    def admitted(self: server_core.ServerCore, session: int, header: Any, now: float) -> Any:
+        decision = admit(self, session, header, now)
+        return server_core.Wait(None) if decision is Status.LATER else decision
+
+    stack.enter_context(patch.object(server_core.ServerCore, "admit", admitted))
+
+
+def _rounds_count_as_one_batch(stack: ExitStack) -> None:
+    batches, aged = staleness._batches, staleness._aged
+
+    def one_each(pulls: Any, ticket: Ticket) -> int:
+        single = [replace(pull, ticket=pull.ticket._replace(batches=1)) for pull in pulls]
+        return batches(single, ticket)
+
+    stack.enter_context(patch.object(staleness, "_batches", one_each))
+    stack.enter_context(patch.object(staleness, "_aged", lambda pull, ticket: aged(pull, ticket._replace(batches=1))))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -305,6 +350,10 @@ MUTATIONS: dict[str, Patches] = {
     "items are applied as they come": _items_are_applied_as_they_come,
     "rows are sent before others have withdrawn": _rows_are_sent_before_others_have_withdrawn,
     "halves are not waited for": _halves_are_not_waited_for,
+    "a part of a round is no obstacle": _part_of_a_round_is_no_obstacle,
+    "pulls overlap pushes of rounds": _pulls_overlap_pushes_of_rounds,
+    "a pull ahead waits for the bound": _pull_ahead_waits_for_the_bound,
+    "rounds count as one batch": _rounds_count_as_one_batch,
     "pushes are answered before deltas are stored": _pushes_are_answered_before_their_deltas_are_stored,
 }
 

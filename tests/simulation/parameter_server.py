@@ -9,7 +9,7 @@ from tests.simulation.group import Open
 from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
 from tests.simulation.protection import SimulatedProtection
-from tests.simulation.units import UNITS, Batch, Unit, owner, request
+from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, request, touched
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
@@ -41,6 +41,14 @@ class Request:
 
     header: Header
     units: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request; a pull's also says how many batches the next round may have."""
+
+    status: Status
+    room: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class ParameterServer(Process):
         """Whether a call is for this process, and not for one that had its address before."""
         return incarnation == self.incarnation
 
-    def _answer(self, session: int, asked: Request) -> Task[Status | None]:
+    def _answer(self, session: int, asked: Request) -> Task[Answer | None]:
         header, arrived, core = asked.header, self.world.now, self.core
         if header.kind == Kind.COMPLETE:
             core.complete(session, header)
@@ -158,7 +166,7 @@ class ParameterServer(Process):
         if self.world.traced:
             batch = (header.epoch, header.batch)
             self.trace(f"answers {Kind(header.kind).name} {batch} of worker-{header.worker}: {status.name}")
-        return status
+        return Answer(status, core.room(session) if header.kind == Kind.PULL else 1)
 
     def _push(self, session: int, asked: Request, arrived: float) -> Status | Wait:
         """Decides, records and applies without anything else in between."""
@@ -184,8 +192,9 @@ class ParameterServer(Process):
     def _step(self, session: int, asked: Request) -> None:
         batch = (asked.header.epoch, asked.header.batch)
         self.cluster.model.applying(self, session, asked.header, asked.units)
+        batches = batches_in(asked.header)
         for unit in asked.units:
-            self.rows.setdefault(unit, set()).add(batch)
+            self.rows.setdefault(unit, set()).update(one for one in batches if unit in touched(one))
             self.mover.dirty.add(unit)
         if self.protection.protector is not None:
             self.protection.protector.pushed(batch, asked.units)

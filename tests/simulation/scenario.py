@@ -118,6 +118,7 @@ class Scenario:
     * `drains`: when a parameter server is asked to go, as its node is to be emptied, and which.
     * `room`: how many servers the cluster has room for; those beyond it are never placed.
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
+    * `rounds`: batches of a round at most; 0: none are trained in rounds, 1: as many as `RoundLengths` says.
     * `parity`: servers hold parity of each other's rows, of which so many may be lost at a time; 0: none.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
@@ -142,6 +143,7 @@ class Scenario:
     room: int = MOST_SERVERS
     target_pls: float = 0.0
     parity: int = 0
+    rounds: int = 0
 
     @property
     def quiet_after(self) -> float:
@@ -174,7 +176,12 @@ class Scenario:
                     },
                     "ps": {"minReplicas": 1 + self.parity, "maxReplicas": MOST_SERVERS},
                     "worker": {"replicas": self.workers},
-                    "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
+                    "sharding": {
+                        "minBatches": 1,
+                        "maxBatches": 12 if self.rounds else 6,
+                        "leaseTimeout": "8s",
+                        "heartbeatInterval": "2s",
+                    },
                     "scaling": {"timeout": "6s"},
                     "checkpoint": {"uri": "/checkpoints", "interval": f"{self.interval:g}s"},
                     "faultTolerance": self._fault_tolerance(),
@@ -229,13 +236,26 @@ def scenario_of(seed: int) -> Scenario:
     faults += [company for fault in faults for company in _company(random, fault, workers, servers)]
     rescaled = _rescaled(Random(f"rescales of {seed}"), replace(base, faults=tuple(sorted(faults))))
     edited = _edited(Random(f"edits of {seed}"), rescaled)
-    parted = _switched_in_part(Random(f"switches of {seed}"), edited)
-    drained = _drained(Random(f"drains of {seed}"), parted)
+    switched = _switched_in_part(Random(f"switches of {seed}"), edited)
+    drained = _drained(Random(f"drains of {seed}"), switched)
     restored = _restored_in_vain(Random(f"restores of {seed}"), drained)
     reloaded = _recovered_partially(Random(f"reloads of {seed}"), restored)
     protected = _protected(Random(f"parity of {seed}"), reloaded)
     parted = _parted(Random(f"partitions of {seed}"), protected)
-    return _protected_twice(Random(f"two parities of {seed}"), parted)
+    twice = _protected_twice(Random(f"two parities of {seed}"), parted)
+    return _in_rounds(Random(f"rounds of {seed}"), twice)
+
+
+def _in_rounds(random: Random, base: Scenario) -> Scenario:
+    """Half of the scenarios without parity train in rounds."""
+    if base.parity or random.random() < 0.5:
+        return base
+    return replace(
+        base,
+        batches=base.batches + random.randint(4, 16),
+        max_staleness=random.choice((base.max_staleness, 4, 8, 16)),
+        rounds=random.choice((1, 2, 4, 8)),
+    )
 
 
 def _recovered_partially(random: Random, base: Scenario) -> Scenario:

@@ -52,6 +52,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         ("servers", 1),
         ("workers", 1),
         ("pull_ahead", 0),
+        ("rounds", 0),
         ("batches", 1),
     ):
         value = getattr(scenario, field)

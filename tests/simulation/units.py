@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.routing import DENSE_PIECES, RoutingTable, bucket_of, mix64
+from emberscale_api.wire import Header
 
 Batch = tuple[int, int]
 """An epoch and a number in it."""
@@ -23,6 +24,19 @@ def touched(batch: Batch) -> tuple[Unit, ...]:
     """The units that a batch changes: all pieces, and about half of the keys."""
     mixed = mix64(batch[0] << 32 | batch[1])
     return tuple(unit for place, unit in enumerate(UNITS) if unit[0] == "piece" or mixed >> place & 1)
+
+
+def batches_in(header: Header) -> tuple[Batch, ...]:
+    """The batches that a request is for."""
+    return tuple((header.epoch, number) for number in header.numbers)
+
+
+def changed(batches: tuple[Batch, ...]) -> tuple[Unit, ...]:
+    """The units that a round changes."""
+    if len(batches) == 1:
+        return touched(batches[0])
+    any_of = {unit for batch in batches for unit in touched(batch)}
+    return tuple(unit for unit in UNITS if unit in any_of)
 
 
 def owner(table: RoutingTable, unit: Unit) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tests.simulation.network import BrokenError, End, Hello, UnavailableError
 from tests.simulation.parameter_server import CallError, Request
-from tests.simulation.units import Batch, Unit, owner, touched
+from tests.simulation.rounds import ClosedError, Turns, figures, lengths_of
+from tests.simulation.units import Batch, Unit, changed, owner
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
@@ -50,6 +51,18 @@ class FencedError(StopError):
     def __init__(self, token: int) -> None:
         super().__init__(f"lease {token} has ended")
         self.token = token
+
+
+class SplitError(StopError):
+    """A part of a round is applied already."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(f"a part of a round under lease {token} is applied")
+        self.token = token
+
+
+class PullLaterError(Exception):
+    """The pull of a round is to be asked for again once the round before is pushed."""
 
 
 class OverError(Exception):
@@ -96,12 +109,18 @@ class Queue(Generic[_Item]):
 
 @dataclass
 class Work:
-    """A batch on its way. `table` is what it is planned under."""
+    """A batch or a round on its way. `table` is what it is planned under.
+
+    `pushed` rounds were pushed before a round was pulled; after the pull, the next may have so many batches: `room`.
+    """
 
     task: pb.Task
-    batch: Batch
+    batches: tuple[Batch, ...]
     stop: int
     table: RoutingTable
+    is_round: bool = False
+    pushed: int = 0
+    room: int = 1
 
 
 class Worker(Process):
@@ -119,6 +138,10 @@ class Worker(Process):
         self.stopping = False
         self.registered = False
         self._sequence = 0
+        timeout = cluster.spec.sharding.lease_timeout
+        self.lengths = lengths_of(
+            cluster.scenario.rounds, timeout, cluster.scenario.compute_seconds, cluster.world.random
+        )
 
     def live(self) -> Task[None]:
         """Registers, then runs one pipeline after another until the job is over."""
@@ -136,6 +159,9 @@ class Worker(Process):
                     pass
                 except FencedError as error:
                     self.leases.revoke({error.token})
+                except SplitError as error:
+                    self.trace(f"pipeline ends: {error}")
+                    self.lengths.split(error.token)
                 except StopError as error:
                     self.trace(f"pipeline ends: {error}")
                 yield self.sleep(0.1)
@@ -252,6 +278,7 @@ class Pipeline:
         self._unpushed: Queue[None] = Queue(training.pull_ahead + 1)
         self._ready: Queue[Work] = Queue(1)
         self._computed: Queue[Work] = Queue(1)
+        self._turns = Turns()
         self._failure: Exception | None = None
         self._running = 0
         self._ended: Signal[None] = Signal()
@@ -268,6 +295,7 @@ class Pipeline:
             self._failure = reason
             for queue in (self._planned, self._unpushed, self._ready, self._computed):
                 queue.close()
+            self._turns.close()
             for servers in self._servers:
                 servers.close()
 
@@ -283,7 +311,7 @@ class Pipeline:
     def _stage(self, work: Task[None]) -> Task[None]:
         try:
             yield from work
-        except (StopError, OverError, CallError) as error:
+        except (StopError, OverError, CallError, ClosedError) as error:
             self.abort(error)
         self._running -= 1
         if not self._running:
@@ -300,25 +328,65 @@ class Pipeline:
         while True:
             task = resumed.pop(0) if resumed else (yield from worker.next_task(lambda: self.closed))
             size = worker.cluster.spec.training.batch_size
-            for start in range(task.start, task.stop, size):
+            in_rounds = task.kind == pb.TRAIN and worker.lengths.begin_lease(task.token)
+            start = task.start
+            while start < task.stop:
                 yield worker.sleep(worker.world.random.uniform(0.001, 0.01))
-                stop = min(start + size, task.stop)
-                yield from self._planned.put(Work(task, (task.epoch, start // size), stop, self.table))
+                first, length = start // size, worker.lengths.length if in_rounds else 1
+                stop = min((first + length - first % length) * size, task.stop)
+                batches = tuple((task.epoch, number) for number in range(first, -(-stop // size)))
+                yield from self._planned.put(Work(task, batches, stop, self.table, in_rounds))
+                start = stop
 
     def _pull(self) -> Task[None]:
         yield from self._servers[0].connect(self.table)
+        in_rounds = False
         while True:
             work = yield from self._planned.get()
+            if work.task.kind == pb.TRAIN and work.is_round is not in_rounds:
+                in_rounds = work.is_round
+                yield from self._await_pushes()
             yield from self._unpushed.put(None)
             purpose = Purpose.EVALUATE if work.task.kind == pb.EVALUATE else Purpose.TRAIN
-            yield from self._servers[0].exchange(purpose, work)
+            if work.is_round:
+                yield from self._pull_round(work)
+            else:
+                yield from self._servers[0].exchange(purpose, work)
+            self.worker.lengths.room(work.room)
             yield from self._ready.put(work)
+
+    def _pull_round(self, work: Work) -> Task[None]:
+        while True:
+            work.pushed = yield from self._turns.begin_pull()
+            try:
+                yield from self._servers[0].exchange(Purpose.TRAIN, work)
+                self._turns.pulled += 1
+                return
+            except PullLaterError:
+                pass
+            finally:
+                self._turns.give()
+            yield from self._turns.await_push(work.pushed)
+
+    def _await_pushes(self) -> Task[None]:
+        most = self.worker.cluster.spec.training.pull_ahead + 1
+        for _ in range(most):
+            yield from self._unpushed.put(None)
+        for _ in range(most):
+            yield from self._unpushed.get()
 
     def _compute(self) -> Task[None]:
         worker = self.worker
         while True:
             work = yield from self._ready.get()
-            yield worker.sleep(worker.cluster.compute_seconds * worker.world.random.uniform(0.5, 1.5))
+            if work.is_round:
+                unseen = self._turns.unseen(work.pushed)
+                worker.cluster.model.begins_round(worker, self.session, work.batches, unseen)
+            seconds = len(work.batches) * worker.cluster.compute_seconds * worker.world.random.uniform(0.5, 1.5)
+            yield worker.sleep(seconds)
+            if work.is_round:
+                self._turns.trained(work.batches)
+                worker.lengths.trained(figures(len(work.batches), seconds))
             if work.task.kind == pb.EVALUATE:
                 if work.stop == work.task.stop:
                     worker.leases.finish(pb.TaskResult(token=work.task.token))
@@ -332,8 +400,17 @@ class Pipeline:
         yield from self._servers[1].connect(self.table)
         while True:
             work = yield from self._computed.get()
-            yield from self._servers[1].exchange(Purpose.PUSH, work)
-            worker.cluster.model.committed(worker, work.batch, work.table)
+            if work.is_round:
+                yield from self._turns.take()
+                try:
+                    yield from self._servers[1].exchange(Purpose.PUSH, work)
+                    self._turns.pushed += 1
+                finally:
+                    self._turns.give()
+            else:
+                yield from self._servers[1].exchange(Purpose.PUSH, work)
+            for batch in work.batches:
+                worker.cluster.model.committed(worker, batch, work.table)
             yield from self._unpushed.get()
             worker.leases.commit(work.task.token, work.stop)
 
@@ -406,8 +483,10 @@ class Servers:
             try:
                 match effect:
                     case Receive(server):
-                        status = yield self._end(server).receive()
-                        event = Answered(server, status)
+                        answer = yield self._end(server).receive()
+                        if server == self._table.owners[0].index:
+                            work.room = answer.room
+                        event = Answered(server, answer.status)
                     case Send(server, kind):
                         self._end(server).send(self._request(server, kind, purpose, work))
                         event = None
@@ -427,6 +506,10 @@ class Servers:
             raise StaleError("stale")
         if how is Ending.FENCED:
             raise FencedError(work.task.token)
+        if how is Ending.LATER:
+            raise PullLaterError
+        if how is Ending.PARTIAL:
+            raise SplitError(work.task.token)
         if how is not Ending.DONE:
             raise StopError(reason)
 
@@ -439,12 +522,13 @@ class Servers:
     def _request(self, server: int, kind: Kind, purpose: Purpose, work: Work) -> Request:
         units: tuple[Unit, ...] = ()
         if kind in (Kind.PULL, Kind.PUSH):
-            units = tuple(unit for unit in touched(work.batch) if owner(self._table, unit) == server)
-        epoch, number = work.batch
+            units = tuple(unit for unit in changed(work.batches) if owner(self._table, unit) == server)
+        epoch, number = work.batches[0]
+        flags = Flag.READ_ONLY if purpose is Purpose.EVALUATE else Flag.NONE
         return Request(
             Header(
                 kind=kind,
-                flags=Flag.READ_ONLY if purpose is Purpose.EVALUATE else Flag.NONE,
+                flags=flags | Flag.ROUND if work.is_round else flags,
                 generation=self._table.generation,
                 version=self._table.version,
                 epoch=epoch,
@@ -452,6 +536,7 @@ class Servers:
                 shard=work.task.shard,
                 token=work.task.token,
                 worker=self._worker.index,
+                batches=len(work.batches),
             ),
             units,
         )

@@ -1,0 +1,108 @@
+"""Rounds of a simulated worker: their lengths, and the turns of pulls and pushes as the real pipeline takes them."""
+
+from collections.abc import Callable
+from random import Random
+
+from tests.simulation.units import Batch
+from tests.simulation.world import Signal, Task
+
+from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
+from emberscale_trainer.worker.rounds import RoundFigures, RoundLengths
+
+MEASURED = 1
+"""A scenario whose rounds are as long as `RoundLengths` says."""
+
+
+class ClosedError(Exception):
+    """The pipeline has ended."""
+
+
+class RandomLengths(RoundLengths):
+    """Some leases are trained in rounds of any length up to `most`, others one by one."""
+
+    def __init__(self, most: int, lease_timeout: float, random: Random) -> None:
+        super().__init__(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED), lease_timeout)
+        self._most = most
+        self._random = random
+        self._drawn = 1
+
+    @property
+    def length(self) -> int:
+        """As drawn for the lease."""
+        return self._drawn
+
+    def begin_lease(self, token: int) -> bool:
+        """Two leases of three are trained in rounds."""
+        self._drawn = 1 << self._random.randrange(self._most.bit_length())
+        return self._random.random() < 2 / 3 and token not in self._split
+
+
+def lengths_of(rounds: int, lease_timeout: float, compute_seconds: float, random: Random) -> RoundLengths:
+    """The lengths of a scenario's `rounds`; none is longer than its lease may go without progress."""
+    if rounds > MEASURED:
+        while rounds * compute_seconds > lease_timeout / 4 and rounds > 2:
+            rounds //= 2
+        return RandomLengths(rounds, lease_timeout, random)
+    mode = HotEmbeddingsMode.ENABLED if rounds else HotEmbeddingsMode.DISABLED
+    return RoundLengths(HotEmbeddingsSpec(mode=mode), lease_timeout)
+
+
+def figures(batches: int, seconds: float) -> RoundFigures:
+    """Those of a round that saves half of the traffic."""
+    return RoundFigures(batches, batches, 2 * batches, batches, seconds)
+
+
+class Turns:
+    """As `RoundTurns`, for coroutines; what is trained and yet to be pushed is the names of batches."""
+
+    def __init__(self) -> None:
+        self._changed: Signal[None] = Signal()
+        self._taken = False
+        self._closed = False
+        self._trained = 0
+        self._changes: tuple[Batch, ...] = ()
+        self.pulled = 0
+        self.pushed = 0
+
+    def begin_pull(self) -> Task[int]:
+        """Takes the turn of a pull; returns how many rounds are pushed. Raises ClosedError."""
+        yield from self.take(lambda: self.pulled <= self.pushed + 1)
+        return self.pushed
+
+    def take(self, may_begin: Callable[[], bool] = lambda: True) -> Task[None]:
+        """Takes the turn. Raises ClosedError."""
+        yield from self._wait(lambda: not self._taken and may_begin())
+        self._taken = True
+
+    def give(self) -> None:
+        """Ends the turn."""
+        self._taken = False
+        self._notify()
+
+    def await_push(self, pushed: int) -> Task[None]:
+        """Waits until more rounds than this are pushed. Raises ClosedError."""
+        yield from self._wait(lambda: self.pushed > pushed)
+
+    def unseen(self, pushed: int) -> tuple[Batch, ...]:
+        """The batches of the round that was trained last, unless a pull after `pushed` pushes has seen them."""
+        return self._changes if pushed < self._trained else ()
+
+    def trained(self, batches: tuple[Batch, ...]) -> None:
+        """A round is to be pushed."""
+        self._trained += 1
+        self._changes = batches
+
+    def close(self) -> None:
+        """Ends all waiting."""
+        self._closed = True
+        self._notify()
+
+    def _wait(self, over: Callable[[], bool]) -> Task[None]:
+        while not self._closed and not over():
+            yield self._changed
+        if self._closed:
+            raise ClosedError
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, Signal()
+        changed.set()
