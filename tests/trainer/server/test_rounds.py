@@ -132,6 +132,11 @@ class TestStaleness:
         core.admit(3, of_round(8, 4, 3, 2), 0.0)
         assert core.room(1) == 16
 
+    def test_a_frame_says_how_much_room_there_is_however_large_the_bound(self) -> None:
+        core = serving(StalenessBound(1 << 20))
+        core.admit(2, of_round(0, 4, 2, 1), 0.0)
+        assert Header.unpack(Header(Status.OK, batches=core.room(1)).pack()).batches == MAX_ROUND
+
     @given(
         bound=st.integers(0, 8),
         events=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=60),

@@ -95,7 +95,7 @@ class StalenessBound:
         pulls = (*self._outstanding, *self._under_way.values())
         others = {one.ticket.session for one in pulls} | {ticket.session for ticket in self._waiting}
         others.discard(session)
-        return max(1, self.in_force // (2 * len(others))) if others else MAX_ROUND
+        return min(MAX_ROUND, max(1, self.in_force // (2 * len(others)))) if others else MAX_ROUND
 
     def may_pull(self, ticket: Ticket) -> bool:
         """Returns whether this pull keeps the invariant. An outstanding one always does: the worker asks again.
