@@ -14,7 +14,8 @@ from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTabl
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection, listen
-from emberscale_trainer.worker.keys import KeyPlanner
+from emberscale_trainer.worker import keys
+from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.rows import EmbeddingLayout
 from emberscale_trainer.worker.servers import (
@@ -24,6 +25,7 @@ from emberscale_trainer.worker.servers import (
     LeaseFencedError,
     ParameterServers,
     RequestRefusedError,
+    RoundTooLargeError,
 )
 
 TABLES = [TableSpec(0, "t", 0, 2, OptimizerSpec(), InitializerSpec(), 0)]
@@ -177,3 +179,17 @@ def test_a_push_that_moved_goes_to_the_servers_of_the_newer_table(peer: Callable
 def test_a_move_into_another_history_ends_a_push(peer: Callable[[str, Answer], Peer]) -> None:
     with pytest.raises(HistoryChangedError):
         push(StandingRoutes(table(peer("0", lambda header: (Status.MOVED, b"")))))
+
+
+@pytest.mark.parametrize(("is_round", "error"), [(True, RoundTooLargeError), (False, RequestTooLargeError)])
+def test_a_round_beyond_a_frame_under_a_newer_table_does_not_end_the_job(
+    peer: Callable[[str, Answer], Peer], is_round: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = peer("0", lambda header: (Status.MOVED, b""))
+    routes = StandingRoutes(table(first), replace(table(first), version=2))
+    servers = connected(routes)
+    plan = KeyPlanner(routes.table, TABLES, 8, OptimizerType.ADAGRAD if is_round else None).plan(BATCH.ids)
+    monkeypatch.setattr(keys, "MAX_PAYLOAD_BYTES", 8)
+    with pytest.raises(error):
+        servers.pull(plan, BATCH, replace(NAME, is_round=is_round), read_only=False)
+    servers.close()

@@ -16,7 +16,7 @@ from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
 from emberscale_trainer.worker.compute import Gradients, ModelReplica, Predictions
-from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
+from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook
 from emberscale_trainer.worker.local_rows import LocalChanges, LocalRows
 from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths
@@ -168,14 +168,33 @@ class Pipeline:
                     one = _next_round(batches, self._lengths.length if in_rounds else 1)
                 if one is None:
                     break
-                with self._statistics.stage("plan"):
-                    plan = planners.current(in_rounds).plan(one.ids, one.lists)
-                if training:
-                    self._statistics.planned(plan.lookups, plan.distinct)
                 self._skip([record for batch in one.batches for record in batch.bad_records])
-                number, count = one.batches[0].number, len(one.batches)
-                name = BatchName(task.epoch, number, task.shard, task.token, count, in_rounds)
-                self._planned.put(_Planned(task, one, plan, name, (began, time.perf_counter())))
+                for part, plan, is_round in self._plans(planners, one, in_rounds):
+                    if training:
+                        self._statistics.planned(plan.lookups, plan.distinct)
+                    number, count = part.batches[0].number, len(part.batches)
+                    name = BatchName(task.epoch, number, task.shard, task.token, count, is_round)
+                    self._planned.put(_Planned(task, part, plan, name, (began, time.perf_counter())))
+                    began = time.perf_counter()
+
+    def _plans(self, planners: "_Planners", one: Round, in_rounds: bool) -> Iterator[tuple[Round, KeyPlan, bool]]:
+        """Plans a round: in halves if it is beyond a frame, or as a batch without state; says of each if it is a round.
+
+        Raises RequestTooLargeError for a batch without state.
+        """
+        try:
+            with self._statistics.stage("plan"):
+                plan = planners.current(in_rounds).plan(one.ids, one.lists)
+        except RequestTooLargeError:
+            if not in_rounds:
+                raise
+            half = len(one.batches) // 2
+            self._lengths.exceeds_frame(len(one.batches))
+            parts = [Round.of(batches) for batches in (one.batches[:half], one.batches[half:])] if half else [one]
+            for part in parts:
+                yield from self._plans(planners, part, half > 0)
+        else:
+            yield one, plan, in_rounds
 
     def _skip(self, records: list[BadRecord]) -> None:
         if records:

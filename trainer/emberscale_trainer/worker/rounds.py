@@ -93,13 +93,14 @@ class RoundLengths:
         self._room = MAX_ROUND
         self._length = _FIRST
         self._fits = MAX_ROUND
+        self._in_frame = MAX_ROUND
         self._rest = 0
         self._split: set[int] = set()
 
     @property
     def length(self) -> int:
         """The number of batches of the next round of a lease that is trained in rounds: a power of two."""
-        most = max(1, min(self._length, self._room, self._fits))
+        most = max(1, min(self._length, self._room, self._fits, self._in_frame))
         return 1 << (most.bit_length() - 1)
 
     def begin_lease(self, token: int) -> bool:
@@ -115,6 +116,10 @@ class RoundLengths:
         """The first server says how many batches the next round may have."""
         self._room = batches
 
+    def exceeds_frame(self, batches: int) -> None:
+        """The rows of a round of so many batches do not fit into a frame."""
+        self._in_frame = min(self._in_frame, max(1, batches // 2))
+
     def split(self, token: int) -> None:
         """A server has applied a part of a round: the rest of this lease is trained one by one."""
         self._split.add(token)
@@ -124,7 +129,7 @@ class RoundLengths:
         by_memory = self._budget * figures.batches // max(1, _COPIES * 4 * figures.values)
         by_time = int(self._longest_seconds * figures.batches / max(figures.seconds, 1e-9))
         self._fits = max(1, min(MAX_ROUND, by_memory, by_time))
-        longest = figures.batches >= min(self._room, self._fits)
+        longest = figures.batches >= min(self._room, self._fits, self._in_frame)
         if figures.batches >= self._length:
             self._length = min(MAX_ROUND, 2 * self._length)
         if self._mode is HotEmbeddingsMode.AUTO and longest and figures.bytes > _WORTH * figures.single_bytes:

@@ -32,6 +32,7 @@ from emberscale_trainer.worker.servers import (
     ParameterServers,
     RequestRefusedError,
     RoundSplitError,
+    RoundTooLargeError,
 )
 from emberscale_trainer.worker.statistics import WorkerStatistics
 from emberscale_trainer.worker.tasks import TaskFeed
@@ -39,7 +40,7 @@ from emberscale_trainer.worker.tasks import TaskFeed
 log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError, RoundSplitError)
+_PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError, RoundSplitError, RoundTooLargeError)
 
 
 class FatalError(Exception):

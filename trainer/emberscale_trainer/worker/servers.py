@@ -26,7 +26,7 @@ from emberscale_trainer.worker.core import (
     Send,
     conversation,
 )
-from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
+from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.rows import EmbeddingLayout
 
@@ -55,6 +55,10 @@ class RoundSplitError(Exception):
     def __init__(self, token: int) -> None:
         super().__init__(f"a part of a round under lease {token} is applied already")
         self.token = token
+
+
+class RoundTooLargeError(Exception):
+    """A round fits into no frame any more, now that fewer servers own its rows."""
 
 
 class RequestRefusedError(Exception):
@@ -148,8 +152,8 @@ class ParameterServers:
         """Rows and dense vector for a batch, and the plan that laid them out, which is newer if owners have changed.
 
         Waits until the bound on staleness admits the batch, unless it is `read_only`. Raises HistoryChangedError,
-        LeaseFencedError, RequestRefusedError, ConnectionLostError, and PullLaterError for a round, after which the
-        same pull may be tried again.
+        LeaseFencedError, RequestRefusedError, ConnectionLostError, RoundTooLargeError, and PullLaterError for a round,
+        after which the same pull may be tried again.
         """
         flags = Flag.READ_ONLY if read_only else Flag.NONE
         request = _Pull(self._current(plan, lookups, name), lookups, name, self._identity.worker, flags)
@@ -230,7 +234,12 @@ class ParameterServers:
         planner = self._planners.get(name.is_round)
         if planner is None:
             planner = self._planners[name.is_round] = self._make_planner(self._routing, name.is_round)
-        return planner.plan(lookups.ids, lookups.lists)
+        try:
+            return planner.plan(lookups.ids, lookups.lists)
+        except RequestTooLargeError as error:
+            if name.is_round:
+                raise RoundTooLargeError(str(error)) from error
+            raise
 
     def _adopt(self, table: RoutingTable) -> None:
         self._routing, self._planners = table, {}

@@ -1,0 +1,270 @@
+"""Whole pipelines on servers of their own: what is trained in rounds, and what becomes of rounds that do not fit."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, resolve_model
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.data.records import IdLists
+from emberscale_trainer.data.source import Batch, BatchSource
+from emberscale_trainer.membership import JobOverError
+from emberscale_trainer.models import build_model
+from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.dataplane import DataPlane
+from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.transport import listen
+from emberscale_trainer.worker import keys
+from emberscale_trainer.worker.compute import ModelReplica
+from emberscale_trainer.worker.keys import KeyPlanner
+from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.local_rows import LocalRows
+from emberscale_trainer.worker.pipeline import Pipeline
+from emberscale_trainer.worker.rounds import RoundLengths
+from emberscale_trainer.worker.routes import Routes
+from emberscale_trainer.worker.servers import Identity, ParameterServers
+from emberscale_trainer.worker.statistics import WorkerStatistics
+from in_process import InProcessTraining
+from master_stand_in import spread_evenly
+from training_jobs import training_job
+
+RECORDS = 16
+IDS = 60
+ADAGRAD = {"type": "Adagrad", "learningRate": 0.1}
+JOB = training_job(
+    data={
+        "train": ["x"],
+        "format": "Parquet",
+        "columns": {
+            "label": "clicked",
+            "dense": ["price"],
+            "categorical": ["user", "item"],
+            "lists": [{"name": "history"}],
+        },
+    },
+    model={"architecture": "WideAndDeep", "embeddings": {"dimension": 4}},
+    optimizers={"sparse": {**ADAGRAD, "type": "RowWiseAdagrad"}, "dense": ADAGRAD},
+)
+
+
+def batch(number: int) -> Batch:
+    """Every fifth batch has no good record, every third one no id in its lists."""
+    generator = np.random.default_rng(number)
+    records = 0 if number % 5 == 4 else RECORDS
+    lengths = generator.integers(0, 4, records) if number % 3 else np.zeros(records, np.int64)
+    edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = generator.integers(0, IDS, (records, 2))
+    return Batch(
+        number=number,
+        start=number * RECORDS,
+        stop=(number + 1) * RECORDS,
+        labels=(ids[:, 0] % 3 == 0).astype(np.float32),
+        dense=generator.normal(size=(records, 1)).astype(np.float32),
+        ids=ids,
+        lists=(IdLists(generator.integers(0, IDS, edges[-1]), edges),),
+        bad_records=(),
+        truncated_records=0,
+    )
+
+
+class Source:
+    def batches(self, split: int, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+        for first in range(start, stop, RECORDS):
+            yield batch(first // RECORDS)
+
+
+class StandingRoutes:
+    def __init__(self, table: RoutingTable) -> None:
+        self.table = table
+
+    def close(self) -> None:
+        pass
+
+
+class Cluster:
+    """Parameter servers on Unix sockets, of which the first bounds staleness."""
+
+    def __init__(self, folder: Path, bound: int, servers: int = 2) -> None:
+        spec = JOB.spec
+        initial = flat_copy(build_model(spec.model, resolve_model(spec), spec.training.seed)).numpy()
+        self.states = [ServerState() for _ in range(servers)]
+        self._listeners = []
+        addresses = []
+        for index, state in enumerate(self.states):
+            listener, address = listen(f"unix://{folder}/{index}.sock")
+            DataPlane(listener, state, "secret", f"ps-{index}").start()
+            self._listeners.append(listener)
+            addresses.append(PsAddress(index, f"ps-{index}", address, ""))
+        self.table = RoutingTable(
+            1, 1, tuple(addresses), spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers)
+        )
+        self.stores = []
+        for index, state in enumerate(self.states):
+            wanted = Assignment(1, 1, "")
+            state.assign(wanted)
+            self.stores.append(TableStore(resolve_model(spec).tables, DensePieces.of(initial, spec.optimizers.dense)))
+            first = StalenessBound(bound) if index == 0 else None
+            owned = Ownership.of(self.table, index)
+            assert state.adopt(wanted, self.stores[-1], owned, AppliedBatches(), first)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+    begun: list[Cluster] = []
+
+    def begin(bound: int) -> Cluster:
+        begun.append(Cluster(tmp_path, bound))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.close()
+
+
+class Worker:
+    """A worker of its own index with a lengths of its own."""
+
+    def __init__(self, cluster: Cluster, index: int, lengths: RoundLengths) -> None:
+        self.cluster = cluster
+        self.index = index
+        self.lengths = lengths
+        self.statistics = WorkerStatistics()
+
+    def train(self, leases: list[tuple[int, int]], pull_ahead: int = 1) -> None:
+        """Trains leases of the batches from, to; returns when all is committed."""
+        routes = cast(Routes, StandingRoutes(self.cluster.table))
+        replica, dense = ModelReplica(JOB), JOB.spec.optimizers.dense
+        identity = Identity("secret", self.index, 100 + self.index)
+        book, todo = LeaseBook(), list(leases)
+
+        def make_planner(routing: RoutingTable, in_rounds: bool) -> KeyPlanner:
+            return KeyPlanner(routing, replica.tables, replica.parameters, dense.type if in_rounds else None)
+
+        def next_task(unwanted: Callable[[], bool]) -> master_pb2.Task:
+            while not todo:
+                if unwanted() or not book.held():
+                    raise JobOverError("done")
+                book.wait_for_finished(0.05)
+                book.take_finished()
+            first, stop = todo.pop(0)
+            task = master_pb2.Task(
+                kind=master_pb2.TRAIN,
+                token=1 + 1000 * self.index + first,
+                start=first * RECORDS,
+                stop=stop * RECORDS,
+                shard=first * RECORDS,
+            )
+            book.hold(task)
+            return task
+
+        pulls, pushes = (ParameterServers(routes, identity, make_planner, replica.layout) for _ in range(2))
+        pipeline = Pipeline(
+            cast(BatchSource, Source()),
+            routes,
+            make_planner,
+            replica,
+            pulls,
+            pushes,
+            book,
+            self.statistics,
+            2,
+            pull_ahead,
+            lease_finished=lambda: None,
+            before_compute=lambda: None,
+            lengths=self.lengths,
+            make_local=lambda: LocalRows(replica.tables, dense, replica.parameters),
+        )
+        try:
+            pipeline.run(next_task)
+        except JobOverError:
+            pass
+        finally:
+            pulls.close()
+            pushes.close()
+
+
+def lengths(mode: HotEmbeddingsMode = HotEmbeddingsMode.ENABLED) -> RoundLengths:
+    return RoundLengths(HotEmbeddingsSpec(mode=mode), 60)
+
+
+class Alternating(RoundLengths):
+    """Trains every second lease in rounds."""
+
+    def begin_lease(self, token: int) -> bool:
+        return token % 2 == 0 and super().begin_lease(token)
+
+
+def predictions(stores: list[TableStore]) -> Any:
+    training = InProcessTraining(JOB, len(stores))
+    training.stores = stores
+    return training.predict(batch(100_000))
+
+
+def alone(batches: int) -> Any:
+    training = InProcessTraining(JOB)
+    for number in range(batches):
+        training.train(batch(number))
+    return predictions(training.stores)
+
+
+@pytest.mark.parametrize("pull_ahead", [0, 1, 8])
+@pytest.mark.parametrize("bound", [0, 4, 64])
+def test_a_worker_alone_learns_in_rounds_what_it_learns_batch_by_batch(
+    cluster: Callable[[int], Cluster], bound: int, pull_ahead: int
+) -> None:
+    servers = cluster(bound)
+    worker = Worker(servers, 0, lengths())
+    worker.train([(0, 7), (7, 30), (30, 64)], pull_ahead)
+    assert worker.statistics.total_batches == 64
+    assert all(state.applied.ranges(0) == [(0, 64)] for state in servers.states)
+    np.testing.assert_allclose(predictions(servers.stores), alone(64), rtol=2e-3, atol=1e-4)
+
+
+def test_rounds_and_single_batches_take_turns(cluster: Callable[[int], Cluster]) -> None:
+    servers = cluster(0)
+    worker = Worker(servers, 0, Alternating(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED), 60))
+    worker.train([(first, first + 5) for first in range(0, 60, 5)])
+    assert all(state.applied.ranges(0) == [(0, 60)] for state in servers.states)
+    np.testing.assert_allclose(predictions(servers.stores), alone(60), rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4, 20])
+def test_workers_of_rounds_and_of_batches_all_come_to_the_end(cluster: Callable[[int], Cluster], bound: int) -> None:
+    servers = cluster(bound)
+    workers = [
+        Worker(servers, 0, lengths()),
+        Worker(servers, 1, lengths()),
+        Worker(servers, 2, lengths(HotEmbeddingsMode.DISABLED)),
+        Worker(servers, 3, Alternating(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED), 60)),
+    ]
+    shards = [(first, first + 10) for first in range(0, 400, 10)]
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(worker.train, shards[worker.index :: 4]) for worker in workers]
+        for one in running:
+            one.result(60)
+    assert all(state.applied.ranges(0) == [(0, 400)] for state in servers.states)
+
+
+@pytest.mark.parametrize("limit", [14_600, 8_600])
+def test_a_round_beyond_a_frame_is_cut_down_to_single_batches_if_need_be(
+    cluster: Callable[[int], Cluster], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = cluster(0)
+    monkeypatch.setattr(keys, "MAX_PAYLOAD_BYTES", limit)
+    worker = Worker(servers, 0, lengths())
+    worker.train([(0, 30), (30, 64)])
+    assert all(state.applied.ranges(0) == [(0, 64)] for state in servers.states)
+    np.testing.assert_allclose(predictions(servers.stores), alone(64), rtol=2e-3, atol=1e-4)
