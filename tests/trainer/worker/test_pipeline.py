@@ -77,6 +77,9 @@ def batch(number: int) -> Batch:
 
 
 class Source:
+    def batches_in(self, start: int, stop: int) -> int:
+        return (stop - start) // RECORDS
+
     def batches(self, split: int, epoch: int, start: int, stop: int) -> Iterator[Batch]:
         for first in range(start, stop, RECORDS):
             yield batch(first // RECORDS)

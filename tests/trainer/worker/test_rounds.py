@@ -2,12 +2,13 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
+from emberscale_api.wire import MAX_ROUND
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.worker.channel import ChannelClosedError
@@ -20,8 +21,10 @@ ENABLED = HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED)
 AUTO = HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO)
 
 
-def figures(batches: int, saves: bool = True, values: int = 1000, seconds: float = 0.01) -> RoundFigures:
-    return RoundFigures(batches, 40 if saves else 95, 100, values, seconds)
+def figures(
+    batches: int, saves: bool = True, values: int = 1000, seconds: float = 0.01, of_lease: int = MAX_ROUND
+) -> RoundFigures:
+    return RoundFigures(batches, 40 if saves else 95, 100, values, seconds, of_lease)
 
 
 def grown(lengths: RoundLengths, saves: bool = True) -> list[int]:
@@ -50,8 +53,8 @@ class TestLengths:
         assert not lengths.begin_lease(2)
 
     def test_a_round_fits_into_the_budget(self) -> None:
-        lengths = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED, budget="1Mi"), 15)
-        lengths.trained(figures(2, values=2 * 8192))  # 32 KiB a batch, four times
+        lengths = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED, budget="1536Ki"), 15)
+        lengths.trained(figures(2, values=2 * 8192))  # 32 KiB a batch, six times
         assert lengths.length == 4
         for _ in range(3):
             lengths.trained(figures(lengths.length, values=lengths.length * 8192))
@@ -77,6 +80,32 @@ class TestLengths:
         begun = [lengths.begin_lease(token) for token in range(1, 100)]
         assert not any(begun[:64])
         assert any(begun[64:])
+
+    def test_auto_rests_where_rounds_as_long_as_leases_save_little(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        lengths.begin_lease(0)
+        sizes = [2, 4, 8, 16, 32, 32, 32]
+        resting = []
+        for size in sizes:
+            lengths.trained(figures(size, saves=False, of_lease=32))
+            resting.append(not lengths.begin_lease(1))
+        assert resting == [False] * 5 + [True] * 2
+
+    def test_a_short_lease_is_no_reason_to_rest(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        for size in (2, 4, 8):
+            lengths.trained(figures(size, of_lease=64))
+        lengths.trained(figures(3, saves=False, of_lease=3))
+        assert lengths.begin_lease(1)
+
+    @pytest.mark.parametrize("figure", [{"seconds": 60.0}, {"values": 1 << 28}])
+    def test_a_round_that_did_not_fit_is_tried_again_later(self, figure: dict[str, Any]) -> None:
+        lengths = RoundLengths(ENABLED, 15)
+        lengths.trained(figures(2, **figure))
+        assert lengths.length == 1  # in the lease that is under way
+        begun = [lengths.begin_lease(token) for token in range(100)]
+        assert not any(begun[:64])
+        assert all(begun[64:])
 
     def test_auto_goes_on_where_rounds_save_much(self) -> None:
         lengths = RoundLengths(AUTO, 15)

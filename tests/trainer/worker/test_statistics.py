@@ -42,7 +42,7 @@ def test_rounds_are_told_to_the_master_and_served_as_metrics() -> None:
     registry.register(WorkerMetrics(statistics))
     statistics.moved(100, 50)
     for batches in (2, 4):
-        statistics.round_trained(RoundFigures(batches, bytes=40, single_bytes=70, values=5, seconds=1.0))
+        statistics.round_trained(RoundFigures(batches, bytes=40, single_bytes=70, values=5, seconds=1.0, of_lease=8))
     told = [master_pb2.HeartbeatRequest() for _ in range(2)]
     for request in told:
         statistics.fill(request)

@@ -102,6 +102,10 @@ class BatchSource:
         """The number of positions in an epoch of a split."""
         return sum(block.records for block in self._splits[split].blocks)
 
+    def batches_in(self, start: int, stop: int) -> int:
+        """The number of batches at positions [start, stop), of which the last one may be short."""
+        return -(-(stop - start) // self._batch_size)
+
     def batches(self, split: Split.ValueType, epoch: int, start: int, stop: int) -> Iterator[Batch]:
         """The batches at positions [start, stop) of an epoch.
 

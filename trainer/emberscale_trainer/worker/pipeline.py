@@ -258,15 +258,17 @@ class Pipeline:
 
     def _train_round(self, ready: _Ready) -> LocalChanges:
         """Trains the batches of a round one after another; returns by how much they have changed rows and weights."""
-        one, began = ready.planned.round, time.perf_counter()
+        one, task = ready.planned.round, ready.planned.task
         local = self._local = self._local or self._make_local()
+        began = time.perf_counter()
         local.begin(ready.plan, ready.pulled.rows, ready.pulled.dense, self._turns.unseen(ready.pushed))
         for batch, (first, stop) in zip(one.batches, pairwise(one.edges), strict=True):
             self._trained(batch, self._replica.train_locally(batch, ready.plan.of_records(first, stop), local))
         changes = local.changes()
         self._turns.trained(changes)
         seconds, size = time.perf_counter() - began, ready.plan.exchange_bytes
-        figures = RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds)
+        of_lease = self._source.batches_in(task.start, task.stop)
+        figures = RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds, of_lease)
         self._lengths.trained(figures)
         self._statistics.round_trained(figures)
         return changes

@@ -17,14 +17,15 @@ from emberscale_api.wire import MAX_ROUND
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
 
-_COPIES = 4
-"""Of the rows of a round: as pulled, as trained, those of the next round, and the changes that are pushed."""
+_COPIES = 6
+"""Of the rows of a round: as pulled, as trained, a place for each float, the changes, those of the round before, which
+are added to the next round, and the next round as pulled."""
 
 _WORTH = 0.9
 """A round that moves more than this share of the bytes of single batches saves too little to be worth its staleness."""
 
 _PROBE_EVERY = 64
-"""Leases that are trained batch by batch before a round is tried again."""
+"""Leases that are trained batch by batch before a round is tried again, which saved little or did not fit."""
 
 _FIRST = 2
 
@@ -68,7 +69,7 @@ def _joined(lists: Sequence[IdLists]) -> IdLists:
 class RoundFigures:
     """A finished round: `bytes` of its rows on the wire, `single_bytes` that its batches would have taken one by one.
 
-    `values` floats of rows were held, and training took `seconds`.
+    `values` floats of rows were held, training took `seconds`, and the lease has `of_lease` batches.
     """
 
     batches: int
@@ -76,14 +77,15 @@ class RoundFigures:
     single_bytes: int
     values: int
     seconds: float
+    of_lease: int
 
 
 class RoundLengths:
     """How many batches make a worker's next round; 1: the batches of the lease are trained one by one, without rounds.
 
     Rounds grow from two batches by doubling, as far as the staleness bound, the memory budget and the time in which a
-    lease must progress let them. With `Auto` they end where they save little, and are tried again now and then: so
-    they follow a hot set that drifts.
+    lease must progress let them. Where two batches do not fit, and with `Auto` where they save little, they end and are
+    tried again now and then: a slow moment passes, and a hot set drifts.
     """
 
     def __init__(self, spec: HotEmbeddingsSpec, lease_timeout: float) -> None:
@@ -94,13 +96,14 @@ class RoundLengths:
         self._length = _FIRST
         self._fits = MAX_ROUND
         self._in_frame = MAX_ROUND
+        self._longest_lease = 1
         self._rest = 0
         self._split: set[int] = set()
 
     @property
     def length(self) -> int:
         """The number of batches of the next round of a lease that is trained in rounds: a power of two."""
-        most = max(1, min(self._length, self._room, self._fits, self._in_frame))
+        most = 1 if self._rest else max(1, min(self._length, self._room, self._fits, self._in_frame))
         return 1 << (most.bit_length() - 1)
 
     def begin_lease(self, token: int) -> bool:
@@ -129,8 +132,13 @@ class RoundLengths:
         by_memory = self._budget * figures.batches // max(1, _COPIES * 4 * figures.values)
         by_time = int(self._longest_seconds * figures.batches / max(figures.seconds, 1e-9))
         self._fits = max(1, min(MAX_ROUND, by_memory, by_time))
-        longest = figures.batches >= min(self._room, self._fits, self._in_frame)
+        self._longest_lease = max(self._longest_lease, figures.of_lease)
+        half = (self._longest_lease + 1) // 2  # wherever a lease begins, one of its rounds may have as many
+        longest = (
+            figures.batches >= min(self._room, self._fits, self._in_frame) or self._length > figures.batches >= half
+        )
         if figures.batches >= self._length:
             self._length = min(MAX_ROUND, 2 * self._length)
-        if self._mode is HotEmbeddingsMode.AUTO and longest and figures.bytes > _WORTH * figures.single_bytes:
-            self._rest, self._length = _PROBE_EVERY, _FIRST
+        saves = self._mode is HotEmbeddingsMode.ENABLED or figures.bytes <= _WORTH * figures.single_bytes
+        if self._fits < _FIRST or (longest and not saves):
+            self._rest, self._length, self._fits = _PROBE_EVERY, _FIRST, MAX_ROUND
