@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from emberscale_api.job import AdmissionSpec, InitializerSpec, OptimizerSpec, OptimizerType, Pooling, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.records import IdLists
-from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.table import DensePieces, NonFiniteGradientError, TableStore
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.local_rows import LocalChanges, LocalRows
 from emberscale_trainer.worker.rows import EmbeddingLayout
@@ -226,3 +226,15 @@ def test_arrays_of_another_layout_are_refused() -> None:
     other = servers.wide.plan(*columns_of([(1, 1, []), (1, 1, [])]))
     with pytest.raises(ValueError, match="not one of this round"):
         local.step(other, of_embeddings, of_dense)
+
+
+def test_a_step_beyond_float32_is_told_before_it_is_pushed() -> None:
+    tables = [
+        replace(spec(0, 0, 4, OptimizerType.SGD), optimizer=OptimizerSpec(type=OptimizerType.SGD, learning_rate=100))
+    ]
+    servers, local = Servers(tables, 1), LocalRows(tables, DENSE, PARAMETERS)
+    plan = servers.wide.plan(np.array([[1], [2]]))
+    local.begin(plan, *servers.pull(plan, state=True))
+    local.step(plan, np.full((2, 4), 1e38, np.float32), np.zeros(PADDED, np.float32))
+    with pytest.raises(NonFiniteGradientError, match="rows of a round"):
+        local.changes()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, resolve_model
+from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizerType, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.records import IdLists
@@ -21,7 +21,7 @@ from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.table import DensePieces, NonFiniteGradientError, TableStore
 from emberscale_trainer.transport import listen
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.compute import ModelReplica
@@ -34,7 +34,7 @@ from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import Identity, ParameterServers
 from emberscale_trainer.worker.statistics import WorkerStatistics
 from in_process import InProcessTraining
-from master_stand_in import spread_evenly
+from master_stand_in import even_table, spread_evenly
 from training_jobs import training_job
 
 RECORDS = 16
@@ -271,3 +271,18 @@ def test_a_round_beyond_a_frame_is_cut_down_to_single_batches_if_need_be(
     worker.train([(0, 30), (30, 64)])
     assert all(state.applied.ranges(0) == [(0, 64)] for state in servers.states)
     np.testing.assert_allclose(predictions(servers.stores), alone(64), rtol=2e-3, atol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_in_the_last_record_of_a_round_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, replica = batch(1), ModelReplica(JOB)
+    of_embeddings = np.zeros((RECORDS, replica.layout.width), np.float32)
+    of_embeddings[-1, -1] = np.nan
+    dense = np.zeros(replica.parameters, np.float32)
+    monkeypatch.setattr(replica, "_train", lambda *_: (of_embeddings, dense, None))
+    plan = KeyPlanner(even_table(1), replica.tables, replica.parameters, OptimizerType.ADAGRAD).plan(one.ids, one.lists)
+    local = LocalRows(replica.tables, JOB.spec.optimizers.dense, replica.parameters)
+    local.begin(plan, np.zeros(plan.values, np.float32), np.zeros(plan.dense_values, np.float32))
+    with pytest.raises(NonFiniteGradientError, match="embeddings of batch 1"):
+        replica.train_locally(one, plan, local)

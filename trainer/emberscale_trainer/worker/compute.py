@@ -101,9 +101,10 @@ class ModelReplica:
         if not len(batch.labels):
             return _NO_PREDICTIONS
         of_embeddings, dense, predictions = self._train(batch, plan, local.rows, local.dense)
-        require_finite(of_embeddings, f"embeddings of batch {batch.number}")
+        of_embeddings = np.ascontiguousarray(of_embeddings)
+        require_finite(of_embeddings.reshape(-1), f"embeddings of batch {batch.number}")
         require_finite(dense, f"dense parameters of batch {batch.number}")
-        local.step(plan, np.ascontiguousarray(of_embeddings), self._padded(dense))
+        local.step(plan, of_embeddings, self._padded(dense))
         return predictions
 
     def _train(

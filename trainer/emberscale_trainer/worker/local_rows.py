@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerSpec, Pooling, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
-from emberscale_trainer.table import optimizers, step_ids, step_pieces, warm_up
+from emberscale_trainer.table import optimizers, require_finite, step_ids, step_pieces, warm_up
 from emberscale_trainer.table.index import mix64
 from emberscale_trainer.table.layout import FLOAT_BYTES, state_floats
 from emberscale_trainer.table.memory import address_of, shift_right
@@ -137,8 +137,14 @@ class LocalRows:
         return self._single_bytes
 
     def changes(self) -> LocalChanges:
-        """The sum of what the steps of this round have changed so far."""
-        return LocalChanges(self._plan, self.rows - self._pulled_rows, self._pieces - self._pulled_pieces)
+        """The sum of what the steps of this round have changed so far.
+
+        Raises NonFiniteGradientError for a step beyond float32, which the servers would refuse.
+        """
+        changes = LocalChanges(self._plan, self.rows - self._pulled_rows, self._pieces - self._pulled_pieces)
+        require_finite(changes.rows, "changes of the rows of a round")
+        require_finite(changes.dense, "changes of the dense parameters of a round")
+        return changes
 
     def _make_room(self, batch: KeyPlan) -> None:
         most = max([len(batch.offsets), *(len(column.rows) for column in batch.lists)])
