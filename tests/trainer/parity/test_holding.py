@@ -50,9 +50,8 @@ class Member:
         self.sent += 1
         if self.log.is_whole and not self.whole_at:
             self.whole_at = self.sent
-        taken = self.log.take()
-        for peer, link in self.links.items():
-            deltas = np.concatenate([taken[lane] for lane in self.layout.lanes_to(peer)])
+        taken = self.log.take([self.layout.lanes_to(peer) for peer in self.links])
+        for link, deltas in zip(self.links.values(), taken, strict=True):
             link.append((stored, None if batch is None else (0, batch), deltas))
         self.at[self.sent] = (rows_of(self.store), set(self.batches))
 
@@ -214,7 +213,7 @@ def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytes
         source.log.fill(1 << 20)
     keys = np.arange(2, dtype=np.int64)
     source.store.push(np.ones(2, np.uint32), keys, np.ones(20_000, np.float32))
-    deltas = np.concatenate(source.log.take()).copy()
+    deltas = source.log.take([(0, 1)])[0].copy()
     holding.begin(0, AppliedBatches())
     holding.take(0, 0, (0, 7), deltas)
     room = [True]

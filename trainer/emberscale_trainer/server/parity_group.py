@@ -183,11 +183,11 @@ class Group:
 
     def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
         """Raises MemoryError, nothing being sent."""
-        taken = self._log.take()
+        taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
         if self._core.has_withdrawn or not self._core.has_met:
             return
         stored = np.array([self._core.stored(self._acknowledged())], np.int64)
-        deltas = (_joined([taken[lane] for lane in self._layout.lanes_to(member)]) for member in range(len(taken)))
+        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
         self._send(Item(kind, 0, records, stored, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:
@@ -382,14 +382,6 @@ class Group:
         with self.changed:
             while not self._core.has_all():
                 self.changed.wait()
-
-
-def _joined(deltas: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The deltas of all lanes after each other, as records of an item."""
-    found = [one for one in deltas if len(one)]
-    if not found:
-        return _NOTHING
-    return (found[0] if len(found) == 1 else np.concatenate(found)).reshape(1, -1)
 
 
 def _flat(applied: AppliedBatches) -> NDArray[np.int64]:

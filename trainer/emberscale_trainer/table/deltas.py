@@ -64,6 +64,7 @@ TableDeltas = np.dtype(
 """What `apply_deltas` knows of a table of the server whose deltas it applies."""
 
 _ENTRY_BYTES = TableDeltas.itemsize
+_NONE = np.zeros(0, np.uint8)
 
 
 @part
@@ -198,15 +199,15 @@ class DeltaLog:
             if address_of(chunk) + len(chunk) - int(self._cells[lane]) < size:
                 self._begin_chunk(lane, size)
 
-    def take(self) -> list[NDArray[np.uint8]]:
-        """The deltas that were written since the last call, lane by lane: uint8[]. They are the caller's.
+    def take(self, receivers: Sequence[Sequence[int]]) -> list[NDArray[np.uint8]]:
+        """The deltas that were written since the last call, one lane after another for each receiver: uint8[].
 
-        Raises MemoryError, nothing being taken.
+        `receivers` names the lanes of each. The deltas are the caller's. Raises MemoryError, nothing being taken.
         """
         taken = []
-        for lane in range(len(self._chunks)):
-            parts = [*self._full[lane], self._rest(lane)]
-            taken.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        for lanes in receivers:
+            parts = [part for lane in lanes for part in (*self._full[lane], self._rest(lane)) if len(part)]
+            taken.append(parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts]))
         for lane, chunk in enumerate(self._chunks):
             self._full[lane] = []
             self._taken[lane] = int(self._cells[lane]) - address_of(chunk)
