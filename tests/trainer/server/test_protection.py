@@ -570,6 +570,28 @@ def test_changes_for_which_there_is_no_memory_are_sent_to_both_holders_later(
     servers.check()
 
 
+def test_a_rebuild_that_fails_once_rows_have_left_the_parity_is_done_again(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, lost = make_servers(4, parity=2), frozenset({1, 2})
+    servers.protect()
+    servers.push(servers.batch())
+    one, other = group_of(servers.serving[0]), group_of(servers.serving[3])
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(other.rebuild, lost)
+        with monkeypatch.context() as patched:
+            patched.setattr(one.blocks, "halves", no_memory)
+            with pytest.raises(MemoryError):
+                one.rebuild(lost)
+        again, all_the_time = one.rebuild(lost), waiting.result(SECONDS)
+    assert {member: _ranges(again[member]) for member in lost} == {1: ((0, 1),), 2: ((0, 1),)}
+    assert {member: _ranges(all_the_time[member]) for member in lost} == {1: ((0, 1),), 2: ((0, 1),)}
+
+
+def no_memory(*_: object) -> None:
+    raise MemoryError("cannot allocate")
+
+
 def test_a_group_that_cannot_go_on_says_so(
     make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:

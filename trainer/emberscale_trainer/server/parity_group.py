@@ -308,7 +308,8 @@ class Group:
         marks = self._begin_rebuild(lost)
         with self._withdrawing:
             if self._rest is None:
-                self._withdraw(marks)
+                if not self._core.has_withdrawn:  # else what came after it has failed
+                    self._withdraw(marks)
                 agreed = self._agreed()
                 if len(lost) > 1:
                     self._send_halves()
