@@ -270,7 +270,7 @@ class CopyReport:
     """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round.
 
     Where the rows of lost servers are rebuilt, `rounds` are pieces of its own rows that the server took out of the
-    parity, and `rebuilt` the batches in the rows of each, by its index.
+    parity, and of parity that it sent to other holders; `rebuilt` are the batches in the rows of each, by its index.
     """
 
     ready: bool

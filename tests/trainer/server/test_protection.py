@@ -652,7 +652,27 @@ def test_a_server_counts_what_it_takes_out_of_the_parity(make_servers: Callable[
     servers.push(servers.batch())
     joined, table = servers.successors(1)
     servers.rebuild(joined, table, 2)
-    assert servers.serving[0].mover.copy(2, SECONDS).rounds == group_of(servers.serving[0]).withdrawn_pieces > 1
+    assert servers.serving[0].mover.copy(2, SECONDS).rounds == group_of(servers.serving[0]).rebuild_pieces > 1
+
+
+def test_a_server_counts_what_it_sends_to_other_holders(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_halves, withdrawn = Group._send_halves, dict[int, int]()
+
+    def noting(group: Group) -> None:
+        withdrawn[group.me] = group.rebuild_pieces
+        send_halves(group)
+
+    monkeypatch.setattr(Group, "_send_halves", noting)
+    servers = make_servers(4, parity=2)
+    servers.protect()
+    servers.push(servers.batch())
+    joined, table = servers.successors(1, 2)
+    servers.rebuild(joined, table, 2)
+    group = group_of(servers.serving[3])
+    halves = sum(len([*group.blocks.halves(frozenset({1, 2}), number)]) for number in range(len(TABLES) + 1))
+    assert group.rebuild_pieces == withdrawn[3] + halves > withdrawn[3]
 
 
 def test_a_new_assignment_ends_protection(make_servers: Callable[[int], Servers]) -> None:

@@ -47,7 +47,7 @@ class CopyProgress:
     """A server's progress with the rows that it gives away.
 
     * `ready`: what remains fits into a barrier.
-    * `rounds`: those that are done; where rows are rebuilt, pieces of its own that the server took out of the parity.
+    * `rounds`: those that are done; where rows are rebuilt, pieces as `RebuildProgress.pieces`.
     * `changed_rows`: rows of the last round.
     * `rebuilt`: where the rows of lost servers were rebuilt, the batches in those of each, by its index.
     """
@@ -124,9 +124,7 @@ class RowMover:
                     rebuild.close()
                 rebuild = self._rebuild = Rebuild(self._state, group, transfer, self._token, self._context)
         progress = rebuild.progress(wait_seconds)
-        return CopyProgress(
-            bool(progress.applied), progress.sent_bytes, progress.withdrawn_pieces, rebuilt=progress.applied
-        )
+        return CopyProgress(bool(progress.applied), progress.sent_bytes, progress.pieces, rebuilt=progress.applied)
 
     def _sending_of(self, transfer: Transfer) -> "_Sending | None":
         with self._lock:

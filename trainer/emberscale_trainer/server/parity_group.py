@@ -68,7 +68,7 @@ class Group:
         self._totals = totals
         self._withdrawing = threading.Lock()
         self._rest: dict[int, AppliedBatches] | None = None
-        self._withdrawn_pieces = 0
+        self._rebuild_pieces = 0
         self._parted_at: float | None = None
         self._problem = ""
         self._sends_no_more = threading.Event()
@@ -102,9 +102,9 @@ class Group:
         return self._core.put_count - self._core.stored(self._acknowledged())
 
     @property
-    def withdrawn_pieces(self) -> int:
-        """How many pieces of this server's rows are taken out of the parity, for a rebuild."""
-        return self._withdrawn_pieces
+    def rebuild_pieces(self) -> int:
+        """How many pieces of rows are taken out of the parity, and of parity sent to other holders, for a rebuild."""
+        return self._rebuild_pieces
 
     @property
     def holding(self) -> Holding[NDArray[np.uint8]]:
@@ -348,7 +348,7 @@ class Group:
                 self._send_deltas(ItemKind.WITHDRAWAL)
                 empty = self._log.is_empty
             self.await_holders()
-            self._withdrawn_pieces += 1
+            self._rebuild_pieces += 1
         said = np.array([*marks.items()], np.int64).reshape(-1)
         with self._state.lock:
             self._core.require()
@@ -371,6 +371,7 @@ class Group:
                 half = Item(ItemKind.HALF, table, rows, np.array([stripe, first], np.int64))
                 none = Item(ItemKind.HALF, table, rows[:0], half.keys)
                 self._send_half([half if member == following else none for member in range(len(self.members))])
+                self._rebuild_pieces += 1
         self._send_half([Item(ItemKind.HALF, 0, _NOTHING) for _ in self.members])
 
     def _send_half(self, items: Sequence[Item]) -> None:

@@ -26,11 +26,12 @@ _STALLED_SECONDS = 30.0
 class RebuildProgress:
     """How far a server is.
 
-    * `withdrawn_pieces`: of its own rows, taken out of the parity. `sent_bytes`: of the lost servers'.
+    * `pieces`: of its own rows, taken out of the parity, and of parity, sent to other holders.
+    * `sent_bytes`: of the lost servers' rows.
     * `applied`: once all rows are sent, the batches in those of each lost server, by its index.
     """
 
-    withdrawn_pieces: int = 0
+    pieces: int = 0
     sent_bytes: int = 0
     applied: Mapping[int, AppliedBatches] = field(default_factory=dict)
 
@@ -66,7 +67,7 @@ class Rebuild:
             self._changed.wait_for(lambda: self._progress.applied or self._problem, wait_seconds)
             if self._problem:
                 raise NotHeldError(f"the rebuild of move {self.move} has failed here: {self._problem}")
-            return replace(self._progress, withdrawn_pieces=self._group.withdrawn_pieces)
+            return replace(self._progress, pieces=self._group.rebuild_pieces)
 
     def close(self) -> None:
         """Ends the streams and, soon, the thread; calls that wait fail."""
