@@ -86,7 +86,7 @@ class RedisWatch:
     def watch(self, instances: Sequence[Instance], now: float) -> tuple[Instance, ...]:
         """Returns the instances with what is known of Redis. Never waits for it.
 
-        Raises UnavailableError if it has ended, or has not answered for long, before it answered at all.
+        Raises UnavailableError if it has ended by itself, or has not answered for long, before it answered at all.
         """
         servers = [instance for instance in instances if instance.id.role is Role.REDIS and not instance.id.index]
         if self._begun_at is None:
@@ -98,7 +98,7 @@ class RedisWatch:
         elif self._asking is None and now >= self._asked_at + (_LOOK_SECONDS if self._ready else 0.0):
             self._asked_at = now
             self._asking = asyncio.create_task(self._ask())
-        ended = any(not instance.live for instance in servers)
+        ended = any(one.exit is not None and not one.exit.deleted for one in servers)
         if not self._ready and (ended or now > self._begun_at + _START_SECONDS):
             raise UnavailableError(f"could not start the job's own redis-server; see its log at {self._log}")
         known = {instance.id for instance in running}
