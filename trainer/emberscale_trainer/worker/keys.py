@@ -24,6 +24,11 @@ class RequestTooLargeError(InvalidError):
     """A batch exceeds a frame or an offset; the text names what to make smaller."""
 
 
+def exchange_bytes(keys: int, values: int) -> int:
+    """Bytes on the wire of a pull and a push of so many keys and floats, without headers."""
+    return 2 * (8 * keys + 4 * values)
+
+
 @dataclass(frozen=True)
 class ListPlan:
     """The layout of the rows of a table of lists: `rows` int32 [ids] is the offset of each id's row.
@@ -93,7 +98,7 @@ class KeyPlan:
     @property
     def exchange_bytes(self) -> int:
         """Bytes on the wire of the pull and the push, without headers."""
-        return 2 * (8 * sum(len(keys) for keys in self.keys) + 4 * (self.values + self.dense_values))
+        return exchange_bytes(sum(len(keys) for keys in self.keys), self.values + self.dense_values)
 
     def of_records(self, first: int, stop: int) -> "KeyPlan":
         """The places of the ids of the records from `first` to `stop`, in the same answers."""

@@ -15,10 +15,10 @@ from emberscale_api.job import OptimizerSpec, Pooling, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.table import optimizers, require_finite, step_ids, step_pieces, warm_up
 from emberscale_trainer.table.index import mix64
-from emberscale_trainer.table.layout import FLOAT_BYTES, state_floats
+from emberscale_trainer.table.layout import FLOAT_BYTES
 from emberscale_trainer.table.memory import address_of, shift_right
 from emberscale_trainer.table.slab import TABLE
-from emberscale_trainer.worker.keys import BUCKET_BITS, KeyPlan
+from emberscale_trainer.worker.keys import BUCKET_BITS, KeyPlan, exchange_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +52,7 @@ class LocalRows:
         dimensions = [spec.dimension for spec in tables]
         self._starts = [sum(dimensions[:number]) for number in range(len(dimensions))]
         self._width = sum(dimensions)
-        self._floats = np.array([spec.dimension + _state(spec) for spec in tables], np.int64)
         self._piece_length = piece_length(parameters)
-        self._piece_floats = self._piece_length + state_floats(dense.type, self._piece_length)
         # the rules that step rows and dense parameters alike
         rules = [(spec.dimension, spec.optimizer) for spec in tables] + [(self._piece_length, dense)]
         self._rules = np.zeros(len(rules), TABLE)
@@ -81,11 +79,10 @@ class LocalRows:
         before the push of the `previous` round, its changes are added first; `changes` does not repeat them. Raises
         ValueError for arrays of another type, size or layout.
         """
-        pieces = DENSE_PIECES * self._piece_floats
-        for array, size in ((rows, plan.values), (dense, pieces)):
+        for array, size in ((rows, plan.values), (dense, plan.dense_values)):
             _check(array, (size,))
         if previous is not None:
-            _add_common(plan, rows, previous, self._floats)
+            _add_common(plan, rows, previous)
             dense += previous.dense
         self._plan, self.rows, self._pieces = plan, rows, dense
         self._single_bytes = 0
@@ -125,9 +122,9 @@ class LocalRows:
                 ids = (address_of(column.rows), column.rows.itemsize, len(column.rows), edges, mean)
             of_table = (records, first + FLOAT_BYTES * self._starts[number], width)
             distinct = step_ids(rules + rule_bytes * number, rows, *ids, *of_table, *scratch)
-            self._single_bytes += 2 * distinct * (8 + FLOAT_BYTES * spec.dimension)
-        self._single_bytes += 2 * DENSE_PIECES * (8 + FLOAT_BYTES * self._piece_length)
-        dense = (address_of(self._pieces), FLOAT_BYTES * self._piece_floats, DENSE_PIECES)
+            self._single_bytes += exchange_bytes(distinct, distinct * spec.dimension)
+        self._single_bytes += exchange_bytes(DENSE_PIECES, DENSE_PIECES * self._piece_length)
+        dense = (address_of(self._pieces), FLOAT_BYTES * batch.piece_floats, DENSE_PIECES)
         arrays = (address_of(dense_gradients), address_of(self.dense))
         step_pieces(rules + rule_bytes * len(self._tables), *dense, *arrays)
 
@@ -153,10 +150,6 @@ class LocalRows:
             self._sums = np.empty(most * max((spec.dimension for spec in self._tables), default=0), np.float32)
 
 
-def _state(spec: TableSpec) -> int:
-    return state_floats(spec.optimizer.type, spec.dimension)
-
-
 def _check(array: NDArray[np.float32], shape: tuple[int, ...]) -> None:
     if array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous:
         raise ValueError(f"this is contiguous float32{list(shape)}, not {array.dtype}{list(array.shape)}")
@@ -171,9 +164,9 @@ class _Places:
     first_values: NDArray[np.int64]
 
     @classmethod
-    def of(cls, plan: KeyPlan, floats: NDArray[np.int64]) -> "_Places":
-        counts = np.array(plan.counts, np.int64).reshape(len(plan.counts), len(floats) + 1)
-        return cls(counts, _starts(counts), _starts(counts * [*floats, 0]))
+    def of(cls, plan: KeyPlan) -> "_Places":
+        counts = np.array(plan.counts, np.int64).reshape(len(plan.counts), len(plan.floats) + 1)
+        return cls(counts, _starts(counts), _starts(counts * [*plan.floats, 0]))
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -181,9 +174,9 @@ def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return starts
 
 
-def _add_common(plan: KeyPlan, rows: NDArray[np.float32], added: LocalChanges, floats: NDArray[np.int64]) -> None:
+def _add_common(plan: KeyPlan, rows: NDArray[np.float32], added: LocalChanges) -> None:
     """Adds changes to `rows`, those of `plan`, where both have the row."""
-    here, there = _Places.of(plan, floats), _Places.of(added.plan, floats)
+    here, there = _Places.of(plan), _Places.of(added.plan)
     most = int(here.counts[:, :-1].sum(axis=0).max(initial=0))
     slots = np.empty((_room(most), 2), np.int64)
     _join(
@@ -197,7 +190,7 @@ def _add_common(plan: KeyPlan, rows: NDArray[np.float32], added: LocalChanges, f
         there.first_keys,
         there.first_values,
         added.rows,
-        floats,
+        plan.floats,
         slots,
     )
 
