@@ -14,7 +14,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import role_from_wire, wire_role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId, Process
-from emberscale_jobmaster.observations import ServerReport, Traffic, Vitals, WorkReport
+from emberscale_jobmaster.observations import Admission, ServerReport, Traffic, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
 from emberscale_jobmaster.state import DataFile, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
@@ -107,7 +107,7 @@ def server_report(report: pb.PsReport) -> ServerReport:
         report.applied_batches,
         report.repeated_batches,
         dict(report.stage_seconds),
-        {table: (told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
+        {table: Admission(told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
         report.delays_for_memory,
         report.protected_version,
         _parity_trouble(report),

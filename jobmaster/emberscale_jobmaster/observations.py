@@ -89,6 +89,23 @@ class WorkReport:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """Of a table with admission or eviction: keys that got a row, pushes that were only counted, and rows evicted."""
+
+    admitted: int = 0
+    refused: int = 0
+    evicted: int = 0
+
+    def plus(self, other: "Admission") -> "Admission":
+        """Both together."""
+        return Admission(self.admitted + other.admitted, self.refused + other.refused, self.evicted + other.evicted)
+
+    def continues(self, earlier: "Admission") -> bool:
+        """Whether these counts can be those of the same table, later."""
+        return self.admitted >= earlier.admitted and self.refused >= earlier.refused and self.evicted >= earlier.evicted
+
+
+@dataclass(frozen=True)
 class ServerReport:
     """A parameter server's rows, and its work since it started."""
 
@@ -97,8 +114,8 @@ class ServerReport:
     applied_batches: int
     repeated_batches: int
     stage_seconds: Mapping[str, float]
-    admission: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """By table with admission or eviction: keys that got a row, pushes that were only counted, rows evicted."""
+    admission: Mapping[str, Admission] = field(default_factory=dict)
+    """By table with admission or eviction, since the tables were made; a roll-back makes them anew."""
     delays_for_memory: bool = False
     """Whether pushes wait, as the server is near its limit of memory."""
     protected_version: int = 0
@@ -134,6 +151,8 @@ class Sighting:
     troubled: tuple[int, float] | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
+    admission_before: Mapping[str, Admission] = field(default_factory=dict)
+    """What earlier incarnations counted, and this one in tables that it has no more."""
     trained: int = 0
     """Samples that a worker has told of in all, until `trained_at`."""
     trained_at: float | None = None
@@ -142,6 +161,10 @@ class Sighting:
     leases: int = 0
     leased_batches: int = 0
     """The tasks that a worker was granted in all."""
+
+    def admission(self) -> Mapping[str, Admission]:
+        """The counts of all tables that a parameter server has had."""
+        return self.admission_before if self.server is None else _both(self.admission_before, self.server.admission)
 
 
 @dataclass(frozen=True)
@@ -219,6 +242,7 @@ class Observations:
                 traffic=known.traffic,
                 traffic_before=known.traffic,
                 repeated_before=repeated,
+                admission_before=known.admission(),
                 trained=known.trained,
                 leases=known.leases,
                 leased_batches=known.leased_batches,
@@ -301,6 +325,10 @@ class Observations:
         known = self.sightings[member.slot]
         told = replace(known, server=report, stage_seconds=report.stage_seconds)
         before = known.server
+        if before is not None and not all(
+            report.admission.get(table, Admission()).continues(counts) for table, counts in before.admission.items()
+        ):
+            told = replace(told, admission_before=known.admission())
         if training and before is not None and report.applied_batches >= before.applied_batches:
             old, new = before.stage_seconds, report.stage_seconds
             spent = sum(new.get(stage, 0.0) - old.get(stage, 0.0) for stage in SERVICE)
@@ -438,14 +466,9 @@ class Observations:
                     total[table] = total.get(table, 0) + rows
         return total
 
-    def admission(self) -> dict[str, tuple[int, int, int]]:
-        """As `ServerReport.admission`, over all parameter servers."""
-        total: dict[str, tuple[int, int, int]] = {}
-        for seen in self.sightings.values():
-            for table, counts in seen.server.admission.items() if seen.server is not None else ():
-                admitted, refused, evicted = total.get(table, (0, 0, 0))
-                total[table] = (admitted + counts[0], refused + counts[1], evicted + counts[2])
-        return total
+    def admission(self) -> Mapping[str, Admission]:
+        """By table with admission or eviction: the counts of all parameter servers, roll-backs included."""
+        return reduce(_both, (seen.admission() for seen in self.sightings.values()), {})
 
     def _moved(self, known: Sighting) -> Sighting:
         """A member whose leases move now; gaps are forgotten slowly."""
@@ -460,3 +483,9 @@ class Observations:
 
     def _with(self, member: MemberId, sighting: Sighting) -> "Observations":
         return replace(self, sightings={**self.sightings, member.slot: sighting})
+
+
+def _both(one: Mapping[str, Admission], other: Mapping[str, Admission]) -> Mapping[str, Admission]:
+    return {
+        table: one.get(table, Admission()).plus(other.get(table, Admission())) for table in one.keys() | other.keys()
+    }

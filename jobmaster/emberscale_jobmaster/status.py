@@ -76,8 +76,8 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         protection=_protection(state, spec),
         traffic=pb.WorkerTraffic(**vars(seen.traffic())),
         admission={
-            table: pb.AdmissionCounts(admitted=admitted, refused=refused, evicted=evicted)
-            for table, (admitted, refused, evicted) in seen.admission().items()
+            table: pb.AdmissionCounts(admitted=told.admitted, refused=told.refused, evicted=told.evicted)
+            for table, told in seen.admission().items()
         },
     )
 

@@ -8,6 +8,7 @@ from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership, Process
 from emberscale_jobmaster.observations import (
     SILENT_STUCK_SECONDS,
+    Admission,
     Observations,
     ServerReport,
     Traffic,
@@ -24,8 +25,8 @@ def report(samples: int = 100, stages: dict[str, float] | None = None) -> WorkRe
     return WorkReport(samples, loss_sum=0.5 * samples, positives=(0, 1), negatives=(1, 0), stage_seconds=stages or {})
 
 
-def served(rows: int, repeated: int = 0) -> ServerReport:
-    return ServerReport({"C1": rows}, 8, 1, repeated, {"pull": 1.0})
+def served(rows: int, repeated: int = 0, admission: Admission | None = None) -> ServerReport:
+    return ServerReport({"C1": rows}, 8, 1, repeated, {"pull": 1.0}, {"C1": admission} if admission else {})
 
 
 def members() -> Membership:
@@ -169,6 +170,19 @@ def test_rows_are_summed_over_servers_and_repeats_over_their_incarnations() -> N
     seen = seen.heard(again).served(again, served(7, repeated=2))
     assert seen.rows() == {"C1": 27}
     assert seen.repeated_batches() == 6
+
+
+def test_admission_is_counted_over_servers_incarnations_and_tables_made_anew() -> None:
+    other, again = MemberId(Role.PS, 1, "q"), MemberId(Role.PS, 0, "p2")
+    seen = Observations().heard(SERVER).served(SERVER, served(10, admission=Admission(10, 40, 3)))
+    seen = seen.heard(other).served(other, served(20, admission=Admission(5, 7, 0)))
+    seen = seen.served(other, served(20, admission=Admission(6, 9, 1)))
+    assert seen.admission() == {"C1": Admission(16, 49, 4)}
+    seen = seen.served(other, served(20, admission=Admission(0, 2, 0)))  # it has rolled back
+    seen = seen.heard(again)
+    assert seen.admission() == {"C1": Admission(16, 51, 4)}
+    seen = seen.served(again, served(7, admission=Admission(1, 1, 1)))
+    assert seen.admission() == {"C1": Admission(17, 52, 5)}
 
 
 def test_speed_is_what_was_done_lately() -> None:
