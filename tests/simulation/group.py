@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from tests.simulation.network import BrokenError, End, Hello
 from tests.simulation.units import Batch, Unit
-from tests.simulation.world import Signal, Task
+from tests.simulation.world import Condition, Signal, Task
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.wire import Status
@@ -160,7 +160,7 @@ class SimulatedGroup:
         self._withdrawing = False
         self._parted_at: float | None = None
         self._rest: dict[int, AppliedBatches] | None = None
-        self._changed: Signal[None] = Signal()
+        self._changed = Condition()
         self._links = {member: _Link() for member in range(len(self.members)) if member != self.me}
         self._send(Sent("base", base=AppliedBatches()))
         for member in self._links:
@@ -206,7 +206,7 @@ class SimulatedGroup:
         self.core.end()
         for link in self._links.values():
             self._close(link)
-        self._notify()
+        self._changed.notify()
 
     def _send(self, item: Sent) -> None:
         self.core.put()
@@ -217,7 +217,7 @@ class SimulatedGroup:
                 if link.window.acknowledged_count == link.window.put_count:
                     link.waits_since = self._server.world.now
                 link.window.put(item._replace(deltas=mine), 1)
-        self._notify()
+        self._changed.notify()
 
     def _goes_to(self, member: int, slot: int) -> bool:
         return self._layout.lane(self.me, _TABLE, slot) in self._layout.lanes_to(member)
@@ -253,10 +253,6 @@ class SimulatedGroup:
         found = ((slot, slots[slot]) for slot in sorted(slots) if first <= slot < stop)
         return tuple((slot, frozenset((unit, batch) for batch in server.rows[unit])) for slot, unit in found)
 
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, Signal()
-        changed.set()
-
     # Streams
 
     def _close(self, link: _Link) -> None:
@@ -291,7 +287,7 @@ class SimulatedGroup:
             raise StreamLostError("another server is there")
         end.send(Open(stream, self.table.generation))
         link.window.connected(_number((yield end.receive())))
-        self._notify()
+        self._changed.notify()
         reading: Signal[None] = Signal()
         self._server.spawn(self._read(link, end, reading))
         while not reading.done:
@@ -307,13 +303,13 @@ class SimulatedGroup:
         try:
             while True:
                 link.acknowledged(_number((yield end.receive())), self._server.world.now)
-                self._notify()
+                self._changed.notify()
         except BrokenError:
             pass
         except StreamLostError as error:
             self._refused(link, error)
         reading.set()
-        self._notify()
+        self._changed.notify()
 
     # What others send
 
@@ -334,7 +330,7 @@ class SimulatedGroup:
                 self._parity.halves[item.stripe] = item.half
             case "half":
                 self.core.told(source)
-        self._notify()
+        self._changed.notify()
 
     # The loss of members
 
@@ -347,7 +343,7 @@ class SimulatedGroup:
             self._parted_at = self._server.world.now
         for member in lost:
             self._close(self._links[member])
-        self._notify()
+        self._changed.notify()
         if self._rest is None:
             self._withdrawing = True
             try:
@@ -359,7 +355,7 @@ class SimulatedGroup:
                 self._rest = agreed
             finally:
                 self._withdrawing = False
-                self._notify()
+                self._changed.notify()
         return self._rest
 
     def rest(self, member: int) -> dict[Unit, frozenset[Batch]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.network import UnavailableError
 from tests.simulation.parameter_server import CallError, ParameterServer
 from tests.simulation.store import DeposedError
-from tests.simulation.world import Process, Signal, Task
+from tests.simulation.world import Condition, Process, Task
 
 from emberscale_api.checkpoint import CheckpointFile, number_of
 from emberscale_api.job.status import JobPhase
@@ -130,7 +130,7 @@ class Master(Process):
         self._term = 0
         self._version, self._durable = 1, 0
         self._writable = True
-        self._changed: Signal[None] = Signal()
+        self._changed = Condition()
         self._effects: list[tuple[int, Effect]] = []
 
     def cut_off(self, seconds: float) -> None:
@@ -184,7 +184,7 @@ class Master(Process):
         if self.state.job is not before.job:
             self._version += 1
             self.cluster.model.stepped(self, before.job, self.state.job)
-            self._notify()
+            self._changed.notify()
         for effect in effects:
             if isinstance(effect, LogEvent):
                 self.trace(f"{effect.event} {effect.subject} {effect.problem}")
@@ -204,7 +204,7 @@ class Master(Process):
                 yield self.cluster.call_redis(self, methodcaller("save", self._term, self.name, job))
             except UnavailableError:
                 self._writable = False
-                self._notify()
+                self._changed.notify()
                 yield self.sleep(0.25)
             except DeposedError as error:
                 self.trace(f"deposed: {error}")
@@ -214,11 +214,7 @@ class Master(Process):
                 self._writable = True
                 self._durable = version
                 self._carry_out()
-                self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, Signal()
-        changed.set()
+                self._changed.notify()
 
     def _carry_out(self) -> None:
         due = [effect for version, effect in self._effects if version <= self._durable]
@@ -361,7 +357,7 @@ class Master(Process):
                     TaskFinished(now=self.world.now, member=member, token=result.token, finding=finding)
                 )
         deadline = self.world.now + wait
-        self.after(wait, self._notify)
+        self.after(wait, self._changed.notify)
         while True:
             job, effects = yield from self._changing(TaskWanted(now=self.world.now, member=member))
             granted = next((effect.task for effect in effects if isinstance(effect, Granted)), None)
@@ -400,7 +396,7 @@ class Master(Process):
     def get_routing(self, member: MemberId, newer_than: int, wait: float) -> Task[tuple[RoutingTable, bool]]:
         """The routing table, once there is a newer one that is ready, or after the wait."""
         deadline = self.world.now + wait
-        self.after(wait, self._notify)
+        self.after(wait, self._changed.notify)
         while True:
             if self.state is None:
                 raise CallError("UNAVAILABLE", "the master has not taken over")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.network import UnavailableError
 from tests.simulation.protection import SimulatedRebuild
 from tests.simulation.units import UNITS, Batch, Unit, owner
-from tests.simulation.world import Signal, Task
+from tests.simulation.world import Condition, Task
 
 from emberscale_api.routing import RoutingTable
 from emberscale_trainer.partition import AppliedBatches
@@ -38,12 +38,7 @@ class _Outgoing:
     answered: int = 0
     sequence: int = 0
     problem: str = ""
-    changed: Signal[None] = field(default_factory=Signal)
-
-    def notify(self) -> None:
-        """Something has happened."""
-        before, self.changed = self.changed, Signal()
-        before.set()
+    changed: Condition = field(default_factory=Condition)
 
 
 class DamagedError(Exception):
@@ -118,7 +113,7 @@ class SimulatedMover:
         outgoing = self._sending(transfer)
         deadline = world.now + wait
         if outgoing is not None:
-            self._server.after(wait, outgoing.notify)
+            self._server.after(wait, outgoing.changed.notify)
         while outgoing is not None and outgoing.rounds < 2 and not outgoing.problem and world.now < deadline:
             yield outgoing.changed
         self._check(outgoing)
@@ -142,8 +137,8 @@ class SimulatedMover:
         if outgoing is not None:
             outgoing.asked += 1
             mine, deadline = outgoing.asked, world.now + wait
-            outgoing.notify()
-            self._server.after(wait, outgoing.notify)
+            outgoing.changed.notify()
+            self._server.after(wait, outgoing.changed.notify)
             while outgoing.answered < mine and not outgoing.problem:
                 if world.now >= deadline:
                     raise TimeoutError("the last changes were not sent")
@@ -189,7 +184,7 @@ class SimulatedMover:
             self._staged = {}
         if self._outgoing is not None and self._outgoing.move <= move:
             self._outgoing.problem = self._outgoing.problem or "it was abandoned"
-            self._outgoing.notify()
+            self._outgoing.changed.notify()
         if self._rebuild is not None and self._rebuild.transfer.number <= move:
             self._rebuild.close()
 
@@ -247,13 +242,13 @@ class SimulatedMover:
                     yield from self._deliver(transfer, peer, outgoing.sequence, moving)
                 outgoing.rounds += 1
                 outgoing.answered = asked
-                outgoing.notify()
+                outgoing.changed.notify()
                 if outgoing.asked == outgoing.answered:
-                    server.after(_ROUND_SECONDS, outgoing.notify)
+                    server.after(_ROUND_SECONDS, outgoing.changed.notify)
                     yield outgoing.changed
         except (MoveError, NotHeldError) as error:
             outgoing.problem = str(error)
-            outgoing.notify()
+            outgoing.changed.notify()
 
     def deliver_rebuilt(self, transfer: Transfer, lost: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
         """Sends rows of a lost server to its successor, one by one. Raises NotHeldError."""

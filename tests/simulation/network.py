@@ -32,6 +32,7 @@ class Network:
         self.world = world
         self.slow = slow
         self.lossy = lossy
+        self._random = world.random.random
         self._streams: list[Stream] = []
         self._parted: dict[frozenset[str], float] = {}
 
@@ -41,10 +42,10 @@ class Network:
 
     def delay(self) -> float:
         """Seconds until one message arrives: mostly a millisecond, seldom so long that its caller has given up."""
-        random = self.world.random
-        if random.random() >= self.slow:
-            return random.uniform(0.0005, 0.003)
-        return random.uniform(0.05, 0.5) if random.random() < 0.9 else random.uniform(1.0, 15.0)
+        random = self._random
+        if random() >= self.slow:
+            return 0.0005 + (0.003 - 0.0005) * random()
+        return 0.05 + (0.5 - 0.05) * random() if random() < 0.9 else 1.0 + (15.0 - 1.0) * random()
 
     def call(
         self,
@@ -76,7 +77,7 @@ class Network:
         if callee is None or not callee.alive:
             caller.after(self.delay(), partial(_refuse, reply, "connection refused"))
             return
-        callee.ended(lambda: caller.after(0.001, partial(_refuse, reply, "connection reset")))
+        callee.ended(partial(_reset, caller, reply))
         callee.spawn(self._answer(callee, caller, handle, reply))
 
     def _answer(
@@ -93,7 +94,7 @@ class Network:
         caller.after(self.delay(), answered)
 
     def _is_lost(self) -> bool:
-        return self.world.random.random() < self.lossy
+        return self._random() < self.lossy
 
     def connect(self, client: Process, server: Process, accept: Callable[["Stream"], None]) -> "Stream | None":
         """Opens a stream; None if the server is dead or out of reach. `accept` runs in the server."""
@@ -101,7 +102,7 @@ class Network:
             return None
         stream = Stream(self, client, server)
         self._streams.append(stream)
-        server.after(self.delay(), lambda: accept(stream))
+        server.after(self.delay(), partial(accept, stream))
         return stream
 
     def break_streams(self, process: Process) -> None:
@@ -126,6 +127,11 @@ class Network:
 
 def _members(one: Process, other: Process) -> frozenset[str]:
     return frozenset(process.name.partition(".")[0] for process in (one, other))
+
+
+def _reset(caller: Process, reply: Signal[Any]) -> None:
+    if not reply.done:
+        caller.after(0.001, partial(_refuse, reply, "connection reset"))
 
 
 def _refuse(reply: Signal[Any], problem: str) -> None:
@@ -153,9 +159,11 @@ class Stream:
     def carry(self, sender: "End", message: Any) -> None:
         """Delivers a message in order."""
         world, target = self._network.world, sender.peer
-        due = max(target.due, world.now + self._network.delay())
+        due = world.now + self._network.delay()
+        if due < target.due:
+            due = target.due
         target.due = due
-        world.at(due, lambda: target.owner.deliver(lambda: target.arrived(message)))
+        world.at(due, partial(target.arrived, message), target.owner)
 
     def delay(self) -> float:
         """Seconds until an end learns that the stream broke."""

@@ -210,7 +210,7 @@ class ParameterServer(Process):
         signal: Signal[None] = Signal()
         self._waiting.append(signal)
         if until is not None:
-            self.world.at(until, lambda: self.deliver(signal.set))
+            self.world.at(until, signal.set, self)
         return signal
 
     def notify(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.group import Open, Refused, SimulatedGroup
 from tests.simulation.network import End
 from tests.simulation.units import Unit, owner
-from tests.simulation.world import Signal, Task
+from tests.simulation.world import Condition, Task
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import SourceOverError
@@ -31,7 +31,7 @@ class SimulatedProtection:
         self._slots: dict[Unit, int] = {}
         self._protector: SimulatedGroup | None = None
         self._orders: dict[tuple[int, int], ReceiveOrder] = {}
-        self._formed: Signal[None] = Signal()
+        self._formed = Condition()
         self.group: SimulatedGroup | None = None
 
     @property
@@ -83,16 +83,12 @@ class SimulatedProtection:
         if server.index in owners and len(owners) > server.cluster.scenario.parity:
             self.group = SimulatedGroup(server, table)
         self._protector = self.group
-        self._notify()
-
-    def _notify(self) -> None:
-        formed, self._formed = self._formed, Signal()
-        formed.set()
+        self._formed.notify()
 
     def serve(self, end: End, opened: Open) -> Task[None]:
         """Takes the deltas of another server, once this one has the same table. Raises BrokenError."""
         deadline = self._server.world.now + _GROUP_SECONDS
-        self._server.after(_GROUP_SECONDS, self._notify)
+        self._server.after(_GROUP_SECONDS, self._formed.notify)
         try:
             while (found := self._member_of(opened)) is None:
                 if self._server.world.now >= deadline:
@@ -129,7 +125,7 @@ class SimulatedRebuild:
     transfer: Transfer
     applied: Mapping[int, AppliedBatches] = field(default_factory=dict)
     problem: str = ""
-    changed: Signal[None] = field(default_factory=Signal)
+    changed: Condition = field(default_factory=Condition)
 
     def __post_init__(self) -> None:
         lost = self.transfer.lost
@@ -144,7 +140,7 @@ class SimulatedRebuild:
     def progress(self, wait: float) -> Task[Mapping[int, AppliedBatches]]:
         """The batches in the rebuilt rows once all are sent, or none after the wait. Raises NotHeldError."""
         deadline = self.server.world.now + wait
-        self.server.after(wait, self._notify)
+        self.server.after(wait, self.changed.notify)
         while not self.applied and not self.problem and self.server.world.now < deadline:
             yield self.changed
         if self.problem:
@@ -163,15 +159,11 @@ class SimulatedRebuild:
             self._end(str(error))
             return
         self.applied = {members[member]: applied[member] for member in applied}
-        self._notify()
+        self.changed.notify()
 
     def _end(self, problem: str) -> None:
         self.problem = self.problem or problem
-        self._notify()
-
-    def _notify(self) -> None:
-        changed, self.changed = self.changed, Signal()
-        changed.set()
+        self.changed.notify()
 
 
 def _of(table: RoutingTable) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 from tests.simulation.units import Batch
-from tests.simulation.world import Signal, Task
+from tests.simulation.world import Condition, Task
 
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
 from emberscale_trainer.worker.rounds import RoundFigures, RoundLengths
@@ -56,7 +56,7 @@ class Turns:
     """As `RoundTurns`, for coroutines; what is trained and yet to be pushed is the names of batches."""
 
     def __init__(self) -> None:
-        self._changed: Signal[None] = Signal()
+        self._changed = Condition()
         self._taken = False
         self._closed = False
         self._trained = 0
@@ -77,7 +77,7 @@ class Turns:
     def give(self) -> None:
         """Ends the turn."""
         self._taken = False
-        self._notify()
+        self._changed.notify()
 
     def await_push(self, pushed: int) -> Task[None]:
         """Waits until more rounds than this are pushed. Raises ClosedError."""
@@ -95,14 +95,10 @@ class Turns:
     def close(self) -> None:
         """Ends all waiting."""
         self._closed = True
-        self._notify()
+        self._changed.notify()
 
     def _wait(self, over: Callable[[], bool]) -> Task[None]:
         while not self._closed and not over():
             yield self._changed
         if self._closed:
             raise ClosedError
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, Signal()
-        changed.set()

@@ -11,7 +11,7 @@ from tests.simulation.network import BrokenError, End, Hello, UnavailableError
 from tests.simulation.parameter_server import CallError, Request
 from tests.simulation.rounds import ClosedError, Turns, figures, lengths_of
 from tests.simulation.units import Batch, Unit, changed, owner
-from tests.simulation.world import Process, Signal, Task
+from tests.simulation.world import Condition, Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -75,7 +75,7 @@ class Queue(Generic[_Item]):
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._items: deque[_Item] = deque()
-        self._changed: Signal[None] = Signal()
+        self._changed = Condition()
         self._closed = False
 
     def put(self, item: _Item) -> Task[None]:
@@ -85,7 +85,7 @@ class Queue(Generic[_Item]):
         if self._closed:
             raise StopError("closed")
         self._items.append(item)
-        self._notify()
+        self._changed.notify()
 
     def get(self) -> Task[_Item]:
         """Waits for an item. Raises StopError once closed."""
@@ -94,17 +94,13 @@ class Queue(Generic[_Item]):
         if self._closed:
             raise StopError("closed")
         item = self._items.popleft()
-        self._notify()
+        self._changed.notify()
         return item
 
     def close(self) -> None:
         """Ends both sides."""
         self._closed = True
-        self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, Signal()
-        changed.set()
+        self._changed.notify()
 
 
 @dataclass

@@ -28,36 +28,44 @@ class SimulationError(AssertionError):
 class Signal(Generic[_Value]):
     """Something that happens once: a task waits for it and gets its value, or its error raised."""
 
-    __slots__ = ("_error", "_listeners", "_value", "done")
-
-    def __init__(self) -> None:
-        self.done = False
-        self._value: Any = None
-        self._error: Exception | None = None
-        self._listeners: list[Callable[[Any, Exception | None], None]] = []
+    done = False
+    value: Any = None
+    error: Exception | None = None
+    _listeners: "list[tuple[Process, Task[Any]]] | None" = None
 
     def set(self, value: Any = None) -> None:
         """It has happened. The first time counts."""
-        self._finish(value, None)
+        if not self.done:
+            self.done, self.value = True, value
+            self._wake(value, None)
 
     def fail(self, error: Exception) -> None:
         """It will not happen any more. The first time counts."""
-        self._finish(None, error)
+        if not self.done:
+            self.done, self.error = True, error
+            self._wake(None, error)
 
-    def listen(self, listener: Callable[[Any, Exception | None], None]) -> None:
-        """Calls the listener when it happens, or now if it has."""
-        if self.done:
-            listener(self._value, self._error)
+    def await_in(self, process: "Process", task: Task[Any]) -> None:
+        """Wakes a task of a process when it happens; it has not happened yet."""
+        if self._listeners is None:
+            self._listeners = [(process, task)]
         else:
-            self._listeners.append(listener)
+            self._listeners.append((process, task))
 
-    def _finish(self, value: Any, error: Exception | None) -> None:
-        if self.done:
-            return
-        self.done, self._value, self._error = True, value, error
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener(value, error)
+    def _wake(self, value: Any, error: Exception | None) -> None:
+        listeners = self._listeners
+        if listeners is not None:
+            self._listeners = None
+            for process, task in listeners:
+                process.wake(task, value, error)
+
+
+class Condition(Signal[None]):
+    """Something that happens again and again: a task waits for the next time."""
+
+    def notify(self) -> None:
+        """It happens now."""
+        self._wake(None, None)
 
 
 @dataclass
@@ -74,13 +82,13 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self._queue: list[tuple[float, int, Action]] = []
+        self._queue: list[tuple[float, int, Process | None, Action]] = []
         self._scheduled = 0
 
-    def at(self, time: float, action: Action) -> None:
-        """Runs an action at a time, or now if that is past."""
+    def at(self, time: float, action: Action, process: "Process | None" = None) -> None:
+        """Runs an action at a time, or now if that is past; in a process if it is given, once that one runs."""
         self._scheduled += 1
-        heappush(self._queue, (time if time > self.now else self.now, self._scheduled, action))
+        heappush(self._queue, (time if time > self.now else self.now, self._scheduled, process, action))
 
     def after(self, delay: float, action: Action) -> None:
         """Runs an action after so many seconds."""
@@ -90,13 +98,16 @@ class World:
         """Runs events until it is over, nothing is left, or the time has come."""
         queue = self._queue
         while queue and not self.over:
-            time, _, action = heappop(queue)
+            time, _, process, action = heappop(queue)
             if time > until:
                 self.now = until
                 return
             self.now = time
             self.steps += 1
-            action()
+            if process is None:
+                action()
+            else:
+                process.deliver(action)
 
     def trace(self, who: str, what: str) -> None:
         """Notes a line of the trace."""
@@ -126,11 +137,12 @@ class Process:
 
     def after(self, delay: float, action: Action) -> None:
         """Runs an action in this process after so many seconds."""
-        self.world.after(delay, partial(self.deliver, action))
+        world = self.world
+        world.at(world.now + delay, action, self)
 
     def spawn(self, task: Task[Any]) -> None:
         """Starts a thread of the process."""
-        self.deliver(lambda: self._resume(task, None, None))
+        self.wake(task, None, None)
 
     def sleep(self, seconds: float) -> Signal[None]:
         """Happens after so many seconds."""
@@ -171,7 +183,8 @@ class Process:
         if self.world.traced:
             self.world.trace(self.name, what)
 
-    def _heard(self, task: Task[Any], value: Any, error: Exception | None) -> None:
+    def wake(self, task: Task[Any], value: Any, error: Exception | None) -> None:
+        """Goes on with a task that waits, now, or when the process goes on."""
         if self.hung:
             self.deliver(partial(self._resume, task, value, error))
         else:
@@ -180,11 +193,10 @@ class Process:
     def _resume(self, task: Task[Any], value: Any, error: Exception | None) -> None:
         while self.alive:
             try:
-                signal = task.throw(error) if error is not None else task.send(value)
+                signal = task.send(value) if error is None else task.throw(error)
             except StopIteration:
                 return
-            if signal.done:
-                value, error = signal._value, signal._error
-                continue
-            signal.listen(partial(self._heard, task))
-            return
+            if not signal.done:
+                signal.await_in(self, task)
+                return
+            value, error = signal.value, signal.error
