@@ -259,9 +259,10 @@ class Observations:
         peak = max(known.vitals.peak_memory_bytes, vitals.peak_memory_bytes)
         if any(position > self.positions.get(token, position) for token, position in leases.items()):
             known = self._moved(known)
-        seen = self._with(member, replace(known, beat_at=self.watched, vitals=replace(vitals, peak_memory_bytes=peak)))
+        beat = replace(known, beat_at=self.watched, vitals=replace(vitals, peak_memory_bytes=peak))
         return replace(
-            seen,
+            self,
+            sightings={**self.sightings, member.slot: beat},
             leases={**self.leases, **dict.fromkeys(leases, self.watched)},
             positions={**self.positions, **leases},
         )

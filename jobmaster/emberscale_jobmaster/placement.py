@@ -54,7 +54,8 @@ def placed(
         after[thing] = taker
         above[taker] += weight[thing] * whole
     owned: list[list[tuple[int, int]]] = [[] for _ in range(servers)]  # (weight, thing) of each server, ascending
-    for entry in sorted(zip(weight, range(len(after)), strict=True)):
+    entries = zip(weight, range(len(after)), strict=True)
+    for entry in entries if weights is None else sorted(entries):
         owned[after[entry[1]]].append(entry)
     while True:
         giver, taker = above.index(max(above)), above.index(min(above))

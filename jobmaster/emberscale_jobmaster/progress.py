@@ -35,10 +35,18 @@ def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobStat
     """Applies all automatic transitions to `state`; `before` is the state before the event."""
     while (following := _following(state, spec)) is not state:
         state = following
-    told = (phase_of(before, spec), before.members.given_up(), routed_servers(before, spec))
-    if told != (phase_of(state, spec), state.members.given_up(), routed_servers(state, spec)):
+    if _plans_otherwise(before, state, spec):
         state = replace(state, plan_version=state.plan_version + 1)
     return state
+
+
+def _plans_otherwise(before: JobState, after: JobState, spec: TrainingJobSpec) -> bool:
+    """Whether the operator is to hear of another phase, other members to replace, or another number of servers."""
+    if phase_of(before, spec) is not phase_of(after, spec):
+        return True
+    if before.members is not after.members and before.members.given_up() != after.members.given_up():
+        return True
+    return routed_servers(before, spec) != routed_servers(after, spec)
 
 
 def fail(state: JobState, reason: str, message: str) -> JobState:

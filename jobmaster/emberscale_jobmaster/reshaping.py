@@ -71,21 +71,24 @@ def note_members(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     change = state.scaling.reshaping
     if change is None or state.over:
         return state
+    scaling = state.scaling
+    moves = scaling.target is not None or state.move is not None
+    if moves and len(change.joined) == 2:
+        return state
     wanted = wanted_sizes(state, spec)
     seconds = now - change.began_at
-    scaling = state.scaling
     for role in (Role.PS, Role.WORKER):
+        if role in change.joined:
+            continue
         new = [member for member in _beyond(wanted, change.before) if member[0] is role]
-        if role in change.joined or any(_slot(state, *member).process is None for member in new):
+        if any(_slot(state, *member).process is None for member in new):
             continue
         change = replace(change, joined=change.joined | {role})
         scaling = replace(scaling, reshaping=change)
         if new:
             scaling = with_step(scaling, "StartedMembers", f"{_names(new)} joined", seconds)
     state = with_scaling(state, scaling)
-    if len(change.joined) < 2:
-        return state
-    if scaling.target is not None or state.move is not None:
+    if moves or len(change.joined) < 2:
         return state
     superfluous = _beyond(change.before, wanted) + _beyond(change.after, wanted)
     if any(_slot(state, role, index).process is not None for role, index in superfluous):

@@ -287,7 +287,9 @@ def sizes_of(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
 
 def with_scaling(state: JobState, scaling: Scaling) -> JobState:
     """Returns the state with another scaling; the operator learns of it by a new version of the plan."""
-    return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)
+    if scaling is state.scaling or scaling == state.scaling:
+        return state
+    return replace(state, scaling=scaling, plan_version=state.plan_version + 1)
 
 
 def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:

@@ -119,8 +119,8 @@ class Cluster:
 
     def servers(self) -> list[ParameterServer]:
         """The parameter servers that live."""
-        found = {id(one): one for one in self._members.values() if isinstance(one, ParameterServer) and one.alive}
-        return list(found.values())
+        named = ((name, one) for name, one in self._members.items() if one.alive and one.name == name)
+        return [one for _, one in named if isinstance(one, ParameterServer)]
 
     def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
         """Calls whoever is the master now."""

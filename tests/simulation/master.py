@@ -217,6 +217,8 @@ class Master(Process):
                 self._changed.notify()
 
     def _carry_out(self) -> None:
+        if not self._effects:
+            return
         due = [effect for version, effect in self._effects if version <= self._durable]
         self._effects = [entry for entry in self._effects if entry[0] > self._durable]
         for effect in due:
@@ -511,4 +513,4 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
 
 def ranges_of(applied: AppliedBatches) -> dict[int, tuple[tuple[int, int], ...]]:
     """A server's record in the master's words."""
-    return {epoch: tuple(applied.ranges(epoch)) for epoch in applied.epochs() if applied.ranges(epoch)}
+    return {epoch: tuple(found) for epoch in applied.epochs() if (found := applied.ranges(epoch))}

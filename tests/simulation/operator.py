@@ -1,6 +1,6 @@
 """The operator: the real job machine over simulated processes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.simulation.master import Master, Plan
@@ -9,6 +9,7 @@ from tests.simulation.parameter_server import CallError
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_api.job.roles import Role as MemberRole
 from emberscale_api.job.status import JobPhase
@@ -93,9 +94,10 @@ class Operator(Process):
 
     def process(self, role: Role, index: int) -> Process | None:
         """The newest live process of a role and index."""
-        found = [one for key, one in self._running.items() if (key.role, key.index) == (role, index)]
-        live = [one.process for one in found if one.process.alive]
-        return live[-1] if live else None
+        for key, one in reversed(self._running.items()):
+            if key.role is role and key.index == index and one.process.alive:
+                return one.process
+        return None
 
     def all_of(self, role: Role) -> list[Process]:
         """All live processes of a role."""

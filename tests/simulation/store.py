@@ -41,9 +41,10 @@ class Disk:
 
     def write(self, kept: Kept) -> None:
         """Appends; what is older than the tail that can get lost needs no record."""
-        safe = [entry for entry in self._written if entry[0] <= self._world.now - LOST_TAIL_SECONDS]
-        recent = [entry for entry in self._written if entry[0] > self._world.now - LOST_TAIL_SECONDS]
-        self._written = [*safe[-1:], *recent, (self._world.now, kept)]
+        written, now = self._written, self._world.now
+        while len(written) > 1 and written[1][0] <= now - LOST_TAIL_SECONDS:
+            del written[0]
+        written.append((now, kept))
 
     def lose_tail(self, seconds: float) -> None:
         """Forgets what was written within the last so many seconds."""
@@ -79,7 +80,7 @@ class Redis(Process):
             kept = Kept(term, holder)
         if (kept.term, kept.holder) != (term, holder):
             raise DeposedError(f"term {kept.term} writes")
-        self._disk.write(replace(kept, state=state))
+        self._disk.write(Kept(kept.term, kept.holder, state))
         self._model.wrote(holder)
 
     def ping(self) -> Task[None]:

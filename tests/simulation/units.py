@@ -18,6 +18,8 @@ KEYS = (3, 17, 40, 101, 250, 777)
 PIECES = (0, DENSE_PIECES // 3, 2 * DENSE_PIECES // 3, DENSE_PIECES - 1)
 UNITS: tuple[Unit, ...] = (*(("key", key) for key in KEYS), *(("piece", piece) for piece in PIECES))
 
+_BUCKETS = {key: bucket_of(key) for key in KEYS}
+
 
 @lru_cache(maxsize=4096)
 def touched(batch: Batch) -> tuple[Unit, ...]:
@@ -31,6 +33,7 @@ def batches_in(header: Header) -> tuple[Batch, ...]:
     return tuple((header.epoch, number) for number in header.numbers)
 
 
+@lru_cache(maxsize=4096)
 def changed(batches: tuple[Batch, ...]) -> tuple[Unit, ...]:
     """The units that a round changes."""
     if len(batches) == 1:
@@ -42,11 +45,14 @@ def changed(batches: tuple[Batch, ...]) -> tuple[Unit, ...]:
 def owner(table: RoutingTable, unit: Unit) -> int:
     """The index of the server that owns a unit."""
     kind, number = unit
-    return table.bucket_owners[bucket_of(number)] if kind == "key" else table.piece_owners[number]
+    return table.bucket_owners[_BUCKETS[number]] if kind == "key" else table.piece_owners[number]
 
 
+@lru_cache(maxsize=4096)
 def request(units: tuple[Unit, ...]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Counts and keys of a request for units, keys first."""
-    keys = sum(kind == "key" for kind, _ in units)
-    counts = np.array([keys, len(units) - keys], dtype=np.uint32)
-    return counts, np.array([number for _, number in units], dtype=np.int64)
+    """Counts and keys of a request for units, keys first. Nobody may write to them."""
+    count = sum(kind == "key" for kind, _ in units)
+    counts = np.array([count, len(units) - count], dtype=np.uint32)
+    keys = np.array([number for _, number in units], dtype=np.int64)
+    counts.flags.writeable = keys.flags.writeable = False
+    return counts, keys

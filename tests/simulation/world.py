@@ -186,11 +186,8 @@ class Process:
     def wake(self, task: Task[Any], value: Any, error: Exception | None) -> None:
         """Goes on with a task that waits, now, or when the process goes on."""
         if self.hung:
-            self.deliver(partial(self._resume, task, value, error))
-        else:
-            self._resume(task, value, error)
-
-    def _resume(self, task: Task[Any], value: Any, error: Exception | None) -> None:
+            self.deliver(partial(self.wake, task, value, error))
+            return
         while self.alive:
             try:
                 signal = task.send(value) if error is None else task.throw(error)

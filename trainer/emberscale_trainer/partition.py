@@ -56,7 +56,12 @@ class AppliedBatches:
     def ranges(self, epoch: int) -> list[tuple[int, int]]:
         """The applied batches of an epoch as ascending [first, stop) pairs."""
         counts = self._counts.get(epoch)
-        return [] if counts is None else [(first, stop) for first, stop, times in _runs(counts > 0) if times]
+        if counts is None:
+            return []
+        applied = np.zeros(len(counts) + 2, np.bool_)
+        applied[1:-1] = counts
+        edges = np.flatnonzero(applied[1:] != applied[:-1]).tolist()
+        return list(zip(edges[::2], edges[1::2], strict=True))
 
     def epochs(self) -> list[int]:
         """The epochs of which something is recorded, ascending."""

@@ -52,6 +52,9 @@ class Lives:
     last_exit: InstanceExit | None = None
 
 
+_UNLIVED = Lives()
+
+
 def _nothing() -> Mapping[tuple[Role, int], Lives]:
     return MappingProxyType({})
 
@@ -65,7 +68,7 @@ class History:
 
     def of(self, role: Role, index: int) -> Lives:
         """The past of one role and index."""
-        return self.lives.get((role, index), Lives())
+        return self.lives.get((role, index), _UNLIVED)
 
     def with_reported(self, instance: InstanceId) -> "History":
         """Returns this history after an exit was reported to the master."""
