@@ -233,7 +233,8 @@ class SimulatedMover:
                 first = not outgoing.rounds
                 taken = set(UNITS) if first else self.dirty
                 self.dirty = set()
-                rows = {unit: frozenset(server.rows[unit]) for unit in taken & given.keys() if unit in server.rows}
+                moved = [unit for unit in given if unit in taken and unit in server.rows]
+                rows = {unit: frozenset(server.rows[unit]) for unit in moved}
                 if first:
                     yield server.sleep(server.world.random.choice(_COPY_SECONDS))
                 for peer in sorted(set(given.values())):

@@ -440,7 +440,7 @@ class Servers:
         """Opens what the table has and lacks here. Raises StopError."""
         self._table = table
         wanted = {server.incarnation: server for server in table.owners}
-        for gone in self._ends.keys() - wanted.keys():
+        for gone in sorted(self._ends.keys() - wanted.keys()):
             self._ends.pop(gone).close()
         for incarnation, server in wanted.items():
             if incarnation in self._ends:
