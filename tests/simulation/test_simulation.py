@@ -20,7 +20,7 @@ FOUND_AT = {
     "an unreachable file is damaged": 273,
     "a switch lets go of its barrier": 187,
     "other histories may push": 105,
-    "pulls that nobody knows count": 1075,
+    "pulls that nobody knows count": 627,
     "a successor answers for its predecessor": 337,
     "an edit is waited for while rows are lost": 144,
     "a dead lease may push": 111,
