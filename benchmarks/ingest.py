@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 import torch
 from matplotlib.figure import Figure
 
+from emberscale_api.dataset import Dataset, Split
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
-from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.convert import Conversion, convert_files
 from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.formats import format_reader
@@ -51,9 +51,9 @@ def emberscale(path: Path, data_format: DataFormat, shuffle: bool = True) -> Ite
     """The batches that a worker trains on."""
     reader = format_reader(data_format, CRITEO_COLUMNS, CSVSpec())
     files = expand([str(path)])
-    dataset = Dataset(training_files=files, training_blocks=reader.index_file(files[0], 0, BLOCK))
+    dataset = Dataset(tuple(files), tuple(reader.index_file(files[0], 0, BLOCK)))
     source = BatchSource(dataset, reader, BATCH, SEED, shuffle)
-    for batch in source.batches(Split.TRAINING_DATA, 0, 0, source.records(Split.TRAINING_DATA)):
+    for batch in source.batches(Split.TRAINING, 0, 0, source.records(Split.TRAINING)):
         yield torch.from_numpy(batch.labels), torch.from_numpy(batch.dense), torch.from_numpy(batch.ids)
 
 

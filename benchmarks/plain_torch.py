@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
+from emberscale_api.dataset import Block, DataFile, Dataset, Split
 from emberscale_api.job import InitializerType, TrainingJob, resolve_model
-from emberscale_api.rpc.master_pb2 import EVALUATION_DATA, TRAINING_DATA, Block, DataFile, Dataset
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
@@ -84,8 +84,8 @@ class NumberedData:
 def numbered(job: TrainingJob, most_rows: int = 0) -> NumberedData:
     """Reads a job's data. With `most_rows`, ids of a table share so many rows, as by DLRM's `--max-ind-range`."""
     source = indexed(job)
-    training = _batches(source, TRAINING_DATA, job.spec.training.epochs)
-    evaluation = _batches(source, EVALUATION_DATA, 1)
+    training = _batches(source, Split.TRAINING, job.spec.training.epochs)
+    evaluation = _batches(source, Split.EVALUATION, 1)
     ids = np.concatenate([ids for _, _, ids in training + evaluation])
     numbers, firsts = number_rows(ids % most_rows if most_rows else ids)
     rows = torch.split(torch.from_numpy(numbers), [len(ids) for _, _, ids in training + evaluation])
@@ -153,14 +153,14 @@ def indexed(job: TrainingJob) -> BatchSource:
     data, training = job.spec.data, job.spec.training
     reader = record_format(data)
 
-    def of(paths: tuple[str, ...]) -> tuple[list[DataFile], list[Block]]:
+    def of(paths: tuple[str, ...]) -> tuple[tuple[DataFile, ...], tuple[Block, ...]]:
         files = expand(paths)
-        blocks = [
+        blocks = tuple(
             block
             for number, file in enumerate(files)
             for block in reader.index_file(file, number, data.shuffling.block_records)
-        ]
-        return files, blocks
+        )
+        return tuple(files), blocks
 
     training_files, training_blocks = of(data.train)
     evaluation_files, evaluation_blocks = of(data.evaluation)
@@ -186,9 +186,9 @@ def number_rows(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     return numbers, firsts
 
 
-def _batches(source: BatchSource, split: int, epochs: int) -> Batches:
+def _batches(source: BatchSource, split: Split, epochs: int) -> Batches:
     return [
         (batch.labels, batch.dense, batch.ids)
         for epoch in range(epochs)
-        for batch in source.batches(split, epoch, 0, source.records(split))  # type: ignore[arg-type]  # a proto enum
+        for batch in source.batches(split, epoch, 0, source.records(split))
     ]

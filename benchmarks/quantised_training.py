@@ -22,8 +22,8 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score
 
+from emberscale_api.dataset import Split
 from emberscale_api.job import TrainingJob, parse_manifest
-from emberscale_api.rpc.master_pb2 import EVALUATION_DATA, TRAINING_DATA
 from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.partition import AppliedBatches
@@ -69,8 +69,8 @@ class Data:
 
     def __init__(self, of: TrainingJob) -> None:
         source = indexed(of)
-        self.training = list(source.batches(TRAINING_DATA, 0, 0, source.records(TRAINING_DATA)))
-        self.evaluation = list(source.batches(EVALUATION_DATA, 0, 0, source.records(EVALUATION_DATA)))
+        self.training = list(source.batches(Split.TRAINING, 0, 0, source.records(Split.TRAINING)))
+        self.evaluation = list(source.batches(Split.EVALUATION, 0, 0, source.records(Split.EVALUATION)))
 
 
 def restore(training: InProcessTraining, folder: Path, bits: int) -> None:

@@ -27,8 +27,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import reference_dlrm
+from emberscale_api.dataset import Split
 from emberscale_api.job import parse_manifest
-from emberscale_api.rpc.master_pb2 import TRAINING_DATA
 from plain_torch import indexed, number_rows
 from reference_dlrm import BOTTOM, DIMENSION, TOP
 from reporting import Ratio, arguments, report, say
@@ -96,7 +96,7 @@ def prepare(folder: Path, samples: int) -> tuple[Path, Path]:
     data, records = folder / "data", folder / "records.npz"
     synthesise(data, samples, "--evaluation-fraction", "0")
     source = indexed(parse_manifest(manifest("records", {"data": {"train": [str(data / "train-*.tsv")]}})))
-    batches = list(source.batches(TRAINING_DATA, 0, 0, samples))
+    batches = list(source.batches(Split.TRAINING, 0, 0, samples))
     labels, dense, ids = (
         np.concatenate([getattr(batch, column) for batch in batches]) for column in ("labels", "dense", "ids")
     )

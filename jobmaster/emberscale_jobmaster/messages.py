@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import role_from_wire, wire_role
+from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, role_from_wire, wire_file, wire_role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import Admission, ServerReport, Traffic, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
-from emberscale_jobmaster.state import DataFile, JobState, Stage
+from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
-from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Split, Task
+from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Task
 
 _MAX_INDEX = 1023
 _MAX_TEXT = 4096
@@ -31,7 +32,6 @@ _WIRE_KINDS = {
     Stage.TRAIN: pb.TRAIN,
     Stage.EVALUATE: pb.EVALUATE,
 }
-_WIRE_SPLITS = {Split.TRAINING: pb.TRAINING_DATA, Split.EVALUATION: pb.EVALUATION_DATA}
 
 
 def member_id(member: pb.Member, *allowed: Role) -> MemberId:
@@ -148,7 +148,9 @@ def finding(result: pb.TaskResult, stage: Stage) -> Finding:
     """Returns the finding of a finished task of a stage. Raises InvalidReportError."""
     match stage:
         case Stage.DISCOVER:
-            return Discovered(_files(result.training_files), _files(result.evaluation_files))
+            return Discovered(
+                tuple(map(file_from_wire, result.training_files)), tuple(map(file_from_wire, result.evaluation_files))
+            )
         case Stage.INDEX:
             return Indexed(sum(block.records for block in result.blocks))
         case Stage.EVALUATE:
@@ -183,13 +185,8 @@ def wire_task(task: Task) -> pb.Task:
         shard=task.shard,
         file=wire_file(task.file) if task.file is not None else None,
         file_number=task.file_number,
-        split=_WIRE_SPLITS[task.split] if task.split is not None else pb.SPLIT_UNSPECIFIED,
+        split=WIRE_SPLITS[task.split] if task.split is not None else pb.SPLIT_UNSPECIFIED,
     )
-
-
-def wire_file(file: DataFile) -> pb.DataFile:
-    """A data file."""
-    return pb.DataFile(uri=file.uri, bytes=file.bytes)
 
 
 def wire_routing(table: RoutingTable, ready: bool) -> pb.Routing:
@@ -236,10 +233,6 @@ def wire_applied(by_epoch: Mapping[int, Ranges]) -> list[pb.AppliedBatches]:
         for epoch, batches in sorted(by_epoch.items())
         if batches
     ]
-
-
-def _files(files: Iterable[pb.DataFile]) -> tuple[DataFile, ...]:
-    return tuple(DataFile(file.uri, file.bytes) for file in files)
 
 
 def _tally(evaluation: pb.Evaluation) -> Tally:

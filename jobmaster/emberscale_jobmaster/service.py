@@ -10,9 +10,11 @@ import grpc
 import structlog
 from pydantic import ValidationError
 
+from emberscale_api.dataset import DataFile, Split
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
+from emberscale_api.rpc.codec import wire_file
 from emberscale_jobmaster import draining, messages, status, stragglers, tasks
 from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
@@ -26,11 +28,10 @@ from emberscale_jobmaster.events import (
     TaskWanted,
 )
 from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
-from emberscale_jobmaster.messages import wire_file
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
-from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage, wanted_sizes
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
-from emberscale_jobmaster.tasks import InvalidReportError, Split, Task
+from emberscale_jobmaster.tasks import InvalidReportError, Task
 
 
 class DatasetNotReadyError(Exception):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from emberscale_api.checkpoint import ForgottenShare, number_of
+from emberscale_api.dataset import DataFile
 from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
@@ -51,19 +52,6 @@ PREPARATION = frozenset({Stage.DISCOVER, Stage.INDEX})
 
 
 OVER = frozenset({JobPhase.SUSPENDED, JobPhase.COMPLETE, JobPhase.FAILED})
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A data file; `records` is None until it is indexed.
-
-    One that was `trained` before the job, by the one whose checkpoint it started from, is not read: it has none.
-    """
-
-    uri: str
-    bytes: int
-    records: int | None = None
-    trained: bool = False
 
 
 NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owners=(), piece_owners=())

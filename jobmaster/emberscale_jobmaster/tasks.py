@@ -9,27 +9,20 @@ stale gradients for a shorter time.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from emberscale_api.dataset import DataFile, Split
 from emberscale_api.errors import InvalidError
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.progress import fail
-from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 
 
 class InvalidReportError(InvalidError):
     """A report that contradicts the task that it is about."""
-
-
-class Split(StrEnum):
-    """Which of the two data sets."""
-
-    TRAINING = "Training"
-    EVALUATION = "Evaluation"
 
 
 @dataclass(frozen=True)

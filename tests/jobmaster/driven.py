@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_priority, number_of, rows_suffix
+from emberscale_api.dataset import DataFile
 from emberscale_api.job.roles import Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -78,7 +79,7 @@ from emberscale_jobmaster.operations import (
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
+from emberscale_jobmaster.state import JobState, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
 Holding = dict[int, set[int]]

@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.jobmaster.fakes import job
 
+from emberscale_api.dataset import DataFile
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
@@ -13,7 +14,7 @@ from emberscale_jobmaster import lifecycle, progress, scaling, takeover, tasks
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import placed
-from emberscale_jobmaster.state import DataFile, JobState, Routing, Stage, phase_of
+from emberscale_jobmaster.state import JobState, Routing, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 from eventually import unwrap
 

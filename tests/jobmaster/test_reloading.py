@@ -9,6 +9,7 @@ from tests.jobmaster.driven import Driven, Fault
 from tests.jobmaster.fakes import job
 
 from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.dataset import DataFile
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
@@ -18,7 +19,7 @@ from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import ReloadPhase, Restored, Source
 from emberscale_jobmaster.ranges import normalised
-from emberscale_jobmaster.state import DataFile, JobState, Routing, phase_of
+from emberscale_jobmaster.state import JobState, Routing, phase_of
 from emberscale_jobmaster.status import explanation, job_status
 
 

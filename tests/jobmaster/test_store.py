@@ -8,6 +8,7 @@ import redis
 from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 
 from emberscale_api.checkpoint import CheckpointFile
+from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
@@ -30,7 +31,7 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import DataFile, JobState, Stage
+from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 from eventually import unwrap

@@ -11,6 +11,7 @@ from tests.simulation.store import DeposedError
 from tests.simulation.world import Condition, Process, Task
 
 from emberscale_api.checkpoint import CheckpointFile, number_of
+from emberscale_api.dataset import DataFile
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -70,7 +71,7 @@ from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, sizes_of, wanted_sizes
+from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_operator.machine import Scale

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from emberscale_api.dataset import DataFile
 from emberscale_api.job import ColumnMapping, DenseTransform, ListColumn
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
-from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.csv_text import CSV
 from emberscale_trainer.data.parquet import Parquet

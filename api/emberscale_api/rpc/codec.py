@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
+from emberscale_api.dataset import Block, DataFile, Dataset, Split
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.rpc import brain_pb2 as brain_pb
@@ -16,6 +17,10 @@ _PHASE_NUMBERS: Mapping[JobPhase, "pb.Phase.ValueType"] = {
     phase: pb.Phase.Value(phase.name) for phase in JobPhase if phase is not JobPhase.SUSPENDING
 }
 _PHASES = {number: phase for phase, number in _PHASE_NUMBERS.items()}
+WIRE_SPLITS: Mapping[Split, "pb.Split.ValueType"] = {
+    Split.TRAINING: pb.TRAINING_DATA,
+    Split.EVALUATION: pb.EVALUATION_DATA,
+}
 
 
 def wire_role(role: Role) -> "pb.Role.ValueType":
@@ -59,6 +64,36 @@ def evaluation_from_wire(message: pb.EvaluationStatus) -> EvaluationResult:
         logloss=_or_none(message.logloss),
         normalized_entropy=_or_none(message.normalized_entropy),
         calibration=_or_none(message.calibration),
+    )
+
+
+def wire_file(file: DataFile) -> pb.DataFile:
+    """Returns the message of a data file."""
+    return pb.DataFile(uri=file.uri, bytes=file.bytes)
+
+
+def file_from_wire(message: pb.DataFile) -> DataFile:
+    """Returns the data file of a message."""
+    return DataFile(message.uri, message.bytes)
+
+
+def wire_block(block: Block) -> pb.Block:
+    """Returns the message of a block."""
+    return pb.Block(**asdict(block))
+
+
+def block_from_wire(message: pb.Block) -> Block:
+    """Returns the block of a message."""
+    return Block(message.file_number, message.offset, message.length, message.first_record, message.records)
+
+
+def dataset_from_wire(message: pb.Dataset) -> Dataset:
+    """Returns the index of the data of a message."""
+    return Dataset(
+        training_files=tuple(map(file_from_wire, message.training_files)),
+        training_blocks=tuple(map(block_from_wire, message.training_blocks)),
+        evaluation_files=tuple(map(file_from_wire, message.evaluation_files)),
+        evaluation_blocks=tuple(map(block_from_wire, message.evaluation_blocks)),
     )
 
 

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
-from emberscale_api.rpc.master_pb2 import DataFile
 
 if TYPE_CHECKING:
     from emberscale_trainer.data.files import Target

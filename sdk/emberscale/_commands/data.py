@@ -14,9 +14,9 @@ from rich.table import Table
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
-from emberscale_api.rpc.master_pb2 import DataFile
 
 if TYPE_CHECKING:
     from emberscale_trainer.data.inspect import DataSummary, FrequentId

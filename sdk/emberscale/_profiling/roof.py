@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from emberscale._profiling.job_profile import Roof
+from emberscale_api.dataset import Dataset, Split
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_api.rpc.master_pb2 import TRAINING_DATA, Dataset
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import Batch, BatchSource
@@ -73,16 +73,17 @@ def ready_batches(job: TrainingJob, count: int) -> list[Ready]:
     reader = record_format(spec.data)
     file = expand(spec.data.train)[0]
     dataset = Dataset(
-        training_files=[file], training_blocks=reader.index_file(file, 0, spec.data.shuffling.block_records)
+        training_files=(file,),
+        training_blocks=tuple(reader.index_file(file, 0, spec.data.shuffling.block_records)),
     )
     size = spec.training.batch_size
     source = BatchSource(dataset, reader, size, spec.training.seed, spec.data.shuffling.enabled)
-    records = source.records(TRAINING_DATA)
+    records = source.records(Split.TRAINING)
     stop = min(records, count * size)
     dense = flat_copy(build_model(spec.model, resolved, spec.training.seed)).numpy()
     planner, store = KeyPlanner(_ONE_SERVER, resolved.tables, len(dense)), TableStore(resolved.tables)
     ready = []
-    for batch in source.batches(TRAINING_DATA, 0, 0, stop):
+    for batch in source.batches(Split.TRAINING, 0, 0, stop):
         plan = planner.plan(batch.ids, batch.lists)
         rows = np.empty(plan.values, np.float32)
         store.pull(plan.counts[0][:-1], plan.keys[0][: plan.distinct], rows)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from emberscale._cli import app
+from emberscale_api.dataset import DataFile
 from emberscale_api.job import TrainingJob, resolve_model
-from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.records import Columns, empty_columns
 from trained_run import KEYS, TrainedRun

@@ -1,11 +1,12 @@
 """Criteo lines in files, expanded and indexed."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from emberscale_api.rpc.master_pb2 import Dataset
+from emberscale_api.dataset import Block, DataFile, Dataset
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.files import expand
 
@@ -28,18 +29,13 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Data
 
     def make(training: Sequence[bytes], evaluation: Sequence[bytes] = (), block_records: int = 10) -> Dataset:
         folder = tmp_path_factory.mktemp("dataset")
-        dataset = Dataset()
-        for split, contents in (("training", training), ("evaluation", evaluation)):
-            files = expand(_write(folder, split, contents))
-            blocks = [
-                block
-                for number, file in enumerate(files)
-                for block in CriteoTSV().index_file(file, number, block_records)
-            ]
-            getattr(dataset, f"{split}_files").extend(files)
-            getattr(dataset, f"{split}_blocks").extend(blocks)
-            setattr(dataset, f"{split}_records", sum(block.records for block in blocks))
-        return dataset
+
+        def index(split: str, contents: Sequence[bytes]) -> tuple[tuple[DataFile, ...], tuple[Block, ...]]:
+            files = tuple(expand(_write(folder, split, contents)))
+            blocks = (CriteoTSV().index_file(file, number, block_records) for number, file in enumerate(files))
+            return files, tuple(chain.from_iterable(blocks))
+
+        return Dataset(*index("training", training), *index("evaluation", evaluation))
 
     return make
 

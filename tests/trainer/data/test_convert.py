@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from emberscale_api.dataset import Dataset, Split
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, ListColumn
 from emberscale_api.job.resolved import CRITEO_COLUMNS
-from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.convert import Conversion, Converted, convert_files
 from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.formats import format_reader
@@ -40,9 +40,9 @@ def convert(
 def batches(path: Path, data_format: DataFormat, columns: ColumnMapping) -> list[Batch]:
     reader = format_reader(data_format, columns, CSVSpec())
     files = expand([str(path)])
-    dataset = Dataset(training_files=files, training_blocks=reader.index_file(files[0], 0, 500))
+    dataset = Dataset(tuple(files), tuple(reader.index_file(files[0], 0, 500)))
     records = sum(block.records for block in dataset.training_blocks)
-    return list(BatchSource(dataset, reader, 64, 1, shuffle=False).batches(Split.TRAINING_DATA, 0, 0, records))
+    return list(BatchSource(dataset, reader, 64, 1, shuffle=False).batches(Split.TRAINING, 0, 0, records))
 
 
 def assert_same(one: list[Batch], other: list[Batch]) -> None:

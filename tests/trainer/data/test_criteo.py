@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job.resolved import CRITEO_COLUMNS
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV, split_lines
 from emberscale_trainer.data.records import DataUnavailableError, empty_columns
 
@@ -155,6 +155,6 @@ def test_a_block_that_holds_other_lines_than_indexed_is_refused(tmp_path: Path, 
     file = DataFile(uri=str(path), bytes=len(content))
     for wrong in {1, 2, 3, 4} - {records}:
         with pytest.raises(DataUnavailableError, match=r"a\.tsv: changed since it was indexed"):
-            CriteoTSV().read_block(file, Block(length=len(content), records=wrong))
+            CriteoTSV().read_block(file, Block(0, 0, len(content), 0, wrong))
     with pytest.raises(DataUnavailableError, match=r"a\.tsv: is shorter than when it was indexed"):
-        CriteoTSV().read_block(file, Block(length=len(content) + 1, records=records))
+        CriteoTSV().read_block(file, Block(0, 0, len(content) + 1, 0, records))

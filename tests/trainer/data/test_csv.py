@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.dataset import DataFile
 from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListColumn, ListOverflow
-from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.csv_text import CSV
 from emberscale_trainer.data.hashing import hash_bytes, is_utf8
 from emberscale_trainer.data.lines import LineIndexer

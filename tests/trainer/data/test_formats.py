@@ -3,9 +3,9 @@
 import csv
 import gzip
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.dataset import Block, DataFile, Dataset, Split
 from emberscale_api.job import ColumnMapping, CSVSpec, ListColumn
 from emberscale_api.job.resolved import CRITEO_COLUMNS
-from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.csv_text import CSV
 from emberscale_trainer.data.files import expand
@@ -143,27 +143,25 @@ CASES = {
 every_format = pytest.mark.parametrize("name", CASES)
 
 
-def index(reader: RecordFormat, folder: str, suffix: str, splits: Mapping[str, Sequence[bytes]]) -> Dataset:
+def index(
+    reader: RecordFormat, place: str, suffix: str, contents: Sequence[bytes]
+) -> tuple[tuple[DataFile, ...], tuple[Block, ...]]:
     """Writes the contents of files, and indexes them."""
-    dataset = Dataset()
-    for split, contents in splits.items():
-        paths = [f"{folder}/{split}-{number:03d}{suffix}" for number in range(len(contents))]
-        for path, content in zip(paths, contents, strict=True):
-            with fsspec.open(path, "wb") as file:
-                file.write(content)
-        files = expand(paths)
-        getattr(dataset, f"{split}_files").extend(files)
-        for number, file in enumerate(files):
-            getattr(dataset, f"{split}_blocks").extend(reader.index_file(file, number, BLOCK_RECORDS))
-    return dataset
+    paths = [f"{place}-{number:03d}{suffix}" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        with fsspec.open(path, "wb") as file:
+            file.write(content)
+    files = tuple(expand(paths))
+    blocks = (reader.index_file(file, number, BLOCK_RECORDS) for number, file in enumerate(files))
+    return files, tuple(chain.from_iterable(blocks))
 
 
 def write_case(case: Case, folder: str) -> Dataset:
-    splits = {
-        "training": [case.write(start, stop) for start, stop in FILES],
-        "evaluation": [case.write(start, stop) for start, stop in EVALUATION],
-    }
-    return index(case.make(), folder, case.suffix, splits)
+    training, evaluation = (
+        index(case.make(), f"{folder}/{split}", case.suffix, [case.write(start, stop) for start, stop in parts])
+        for split, parts in (("training", FILES), ("evaluation", EVALUATION))
+    )
+    return Dataset(*training, *evaluation)
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +206,7 @@ def test_any_shards_read_by_anyone_cover_every_record_once(
     order: "np.random.RandomState",
 ) -> None:
     dataset, make = datasets[name], CASES[name].make
-    whole = list(BatchSource(dataset, make(), batch_size, seed).batches(Split.TRAINING_DATA, epoch, 0, RECORDS))
+    whole = list(BatchSource(dataset, make(), batch_size, seed).batches(Split.TRAINING, epoch, 0, RECORDS))
     bounds = sorted({0, RECORDS, *(cut * batch_size for cut in cuts if cut * batch_size < RECORDS)})
     shards = list(pairwise(bounds))
     order.shuffle(shards)
@@ -216,7 +214,7 @@ def test_any_shards_read_by_anyone_cover_every_record_once(
     parts = [
         batch
         for turn, (start, stop) in enumerate(shards)
-        for batch in workers[turn % 2].batches(Split.TRAINING_DATA, epoch, start, stop)
+        for batch in workers[turn % 2].batches(Split.TRAINING, epoch, start, stop)
     ]
     assert sorted(numbers(parts)) == list(range(RECORDS))
     by_number = {batch.number: batch for batch in parts}
@@ -248,10 +246,10 @@ def test_blocks_can_be_read_in_any_order(datasets: dict[str, Dataset], name: str
 @every_format
 def test_each_epoch_is_shuffled_anew_and_evaluation_data_never(datasets: dict[str, Dataset], name: str) -> None:
     source = BatchSource(datasets[name], CASES[name].make(), 16, 0)
-    epochs = [numbers(list(source.batches(Split.TRAINING_DATA, epoch, 0, RECORDS))) for epoch in range(2)]
+    epochs = [numbers(list(source.batches(Split.TRAINING, epoch, 0, RECORDS))) for epoch in range(2)]
     assert epochs[0] != epochs[1] != sorted(epochs[1])
     for epoch in range(2):
-        assert numbers(list(source.batches(Split.EVALUATION_DATA, epoch, 0, 25))) == list(range(1000, 1025))
+        assert numbers(list(source.batches(Split.EVALUATION, epoch, 0, 25))) == list(range(1000, 1025))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "Criteo" not in name])
@@ -259,7 +257,7 @@ def test_a_record_has_the_same_features_in_every_format_with_columns(datasets: d
     case = CASES[name]
     source = BatchSource(datasets[name], case.make(), 16, 0)
     truncated = 0
-    for batch in source.batches(Split.TRAINING_DATA, 0, 0, RECORDS):
+    for batch in source.batches(Split.TRAINING, 0, 0, RECORDS):
         truncated += batch.truncated_records
         (lists,) = batch.lists
         for row, number in enumerate(batch.ids[:, 0].tolist()):
@@ -276,14 +274,14 @@ def test_files_are_read_through_any_file_system(tmp_path: Path, scheme: str, nam
     folder = f"{scheme}{tmp_path}" if scheme == "file://" else f"{scheme}/{uuid4()}"
     dataset = write_case(CASES[name], folder)
     source = BatchSource(dataset, CASES[name].make(), 16, 0)
-    assert sorted(numbers(list(source.batches(Split.TRAINING_DATA, 0, 0, RECORDS)))) == list(range(RECORDS))
+    assert sorted(numbers(list(source.batches(Split.TRAINING, 0, 0, RECORDS)))) == list(range(RECORDS))
 
 
 def test_a_criteo_record_reads_the_same_plain_and_compressed(datasets: dict[str, Dataset]) -> None:
     whole = []
     for name in ("CriteoTSV", "CriteoTSV, gzip", "CriteoTSV, zstd"):
         source = BatchSource(datasets[name], CriteoTSV(), 16, 0, shuffle=False)
-        whole.append(list(source.batches(Split.TRAINING_DATA, 0, 0, RECORDS)))
+        whole.append(list(source.batches(Split.TRAINING, 0, 0, RECORDS)))
     for batches in whole[1:]:
         for one, other in zip(whole[0], batches, strict=True):
             np.testing.assert_array_equal(one.dense, other.dense)

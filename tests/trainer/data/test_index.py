@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_api.dataset import Block, DataFile
 from emberscale_trainer.data import lines
 from emberscale_trainer.data.lines import LineIndexer, index_lines
 from emberscale_trainer.data.records import DataUnavailableError
@@ -66,7 +66,7 @@ def test_a_file_is_indexed_through_any_file_system(
 
 def test_an_empty_file_has_no_blocks(tmp_path: Path) -> None:
     (tmp_path / "empty.tsv").touch()
-    assert index_lines(DataFile(uri=str(tmp_path / "empty.tsv")), 0, 10) == []
+    assert index_lines(DataFile(str(tmp_path / "empty.tsv"), 0), 0, 10) == []
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.dataset import DataFile
 from emberscale_api.job import ColumnMapping, DenseTransform, ListColumn, ListOverflow
-from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.hashing import hash_bytes
 from emberscale_trainer.data.parquet import Parquet
 from emberscale_trainer.data.records import Columns, DataUnavailableError, empty_columns
@@ -217,7 +217,7 @@ def test_what_is_no_parquet_file_is_named(tmp_path: Path, content: bytes | None,
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataUnavailableError, match=rf"a\.parquet: {problem}"):
-        Parquet(ColumnMapping(label="y", categorical=("u",))).check_file(DataFile(uri=str(path)))
+        Parquet(ColumnMapping(label="y", categorical=("u",))).check_file(DataFile(str(path), 0))
 
 
 def test_a_damaged_page_is_named_by_its_file(tmp_path: Path) -> None:

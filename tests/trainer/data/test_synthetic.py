@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
+from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
-from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.calibration import RankStatistics, calibrate, expected_auc
 from emberscale_trainer.data.criteo import split_lines
 from emberscale_trainer.data.formats import format_reader

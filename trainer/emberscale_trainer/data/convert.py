@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.files import Target
 from emberscale_trainer.data.records import RecordFormat, empty_columns

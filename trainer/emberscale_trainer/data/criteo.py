@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job import ColumnMapping
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS, CRITEO_DENSE
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.compiled import kernel, load_word, prefetch
 from emberscale_trainer.data.lines import find_lines, index_lines, refuse_unreadable_head
 from emberscale_trainer.data.records import MISSING_ID, Columns, DataUnavailableError

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListOverflow
 from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.csv_kernels import (
     BAD_QUOTES,
     BLANK,

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from emberscale_api.rpc.master_pb2 import DataFile
+from emberscale_api.dataset import DataFile
 from emberscale_trainer.data.records import DataUnavailableError
 
 _SHOWN = 5

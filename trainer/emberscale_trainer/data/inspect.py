@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job import ColumnMapping
 from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.hashing import hash_bytes
 from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists, RecordFormat, empty_columns
 

@@ -7,7 +7,7 @@ looking into the lines.
 import numpy as np
 import numpy.typing as npt
 
-from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_api.dataset import Block, DataFile
 from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import DataUnavailableError, RecordFormat, empty_columns
 from emberscale_trainer.data.streams import compression_of, open_text

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job import ColumnMapping
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.arrow_columns import check_schema, decode, distinct_texts, holds_texts
 from emberscale_trainer.data.decoded import DecodedBlock
 from emberscale_trainer.data.files import open_filesystem
@@ -51,8 +51,8 @@ class Parquet:
             first, whole = 0, False
             for rows, offset, length in opened.groups():
                 if whole and rows and blocks[-1].records + rows <= block_records:
-                    blocks[-1].records += rows
-                    blocks[-1].length = offset + length - blocks[-1].offset
+                    last = blocks[-1]
+                    blocks[-1] = replace(last, records=last.records + rows, length=offset + length - last.offset)
                 else:
                     whole = rows <= block_records
                     blocks += [

@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.errors import UnavailableError
 from emberscale_api.job import ColumnMapping
 from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 
 
 class DataUnavailableError(UnavailableError):

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.dataset import Block, DataFile, Dataset, Split
 from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc.master_pb2 import Block, DataFile, Dataset, Split
 from emberscale_trainer.data.order import EpochOrder
 from emberscale_trainer.data.records import IdLists, RecordBlock, RecordFormat, empty_columns
 
@@ -85,8 +85,8 @@ class BatchSource:
         self, dataset: Dataset, record_format: RecordFormat, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
         self._splits = {
-            Split.TRAINING_DATA: _SplitBlocks.of(dataset.training_files, dataset.training_blocks, record_format),
-            Split.EVALUATION_DATA: _SplitBlocks.of(dataset.evaluation_files, dataset.evaluation_blocks, record_format),
+            Split.TRAINING: _SplitBlocks.of(dataset.training_files, dataset.training_blocks, record_format),
+            Split.EVALUATION: _SplitBlocks.of(dataset.evaluation_files, dataset.evaluation_blocks, record_format),
         }
         self._format = record_format
         self._batch_size = batch_size
@@ -98,7 +98,7 @@ class BatchSource:
             lambda split, epoch, block: self._order(split, epoch).permutation(block)
         )
 
-    def records(self, split: Split.ValueType) -> int:
+    def records(self, split: Split) -> int:
         """The number of positions in an epoch of a split."""
         return sum(block.records for block in self._splits[split].blocks)
 
@@ -106,7 +106,7 @@ class BatchSource:
         """The number of batches at positions [start, stop), of which the last one may be short."""
         return -(-(stop - start) // self._batch_size)
 
-    def batches(self, split: Split.ValueType, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+    def batches(self, split: Split, epoch: int, start: int, stop: int) -> Iterator[Batch]:
         """The batches at positions [start, stop) of an epoch.
 
         Raises ValueError if the range does not begin and end with a batch, and DataUnavailableError.
@@ -119,7 +119,7 @@ class BatchSource:
         for first in range(start, stop, self._batch_size):
             yield self._batch(split, epoch, first, min(first + self._batch_size, stop), following)
 
-    def _batch(self, split: Split.ValueType, epoch: int, start: int, stop: int, following: Mapping[int, int]) -> Batch:
+    def _batch(self, split: Split, epoch: int, start: int, stop: int, following: Mapping[int, int]) -> Batch:
         columns = empty_columns(stop - start, self._format.columns)
         bad_records: list[BadRecord] = []
         filled = 0
@@ -144,15 +144,15 @@ class BatchSource:
             truncated_records=columns.truncated_records,
         )
 
-    def _load_block(self, place: tuple[Split.ValueType, int]) -> RecordBlock:
+    def _load_block(self, place: tuple[Split, int]) -> RecordBlock:
         split, number = place
         blocks = self._splits[split]
         block = blocks.blocks[number]
         return self._format.read_block(blocks.files[block.file_number], block)
 
-    def _make_order(self, split: Split.ValueType, epoch: int) -> EpochOrder:
+    def _make_order(self, split: Split, epoch: int) -> EpochOrder:
         sizes = [block.records for block in self._splits[split].blocks]
-        enabled = self._shuffle and split == Split.TRAINING_DATA
+        enabled = self._shuffle and split is Split.TRAINING
         return EpochOrder(sizes, self._seed, epoch, enabled, self._splits[split].chains)
 
 

@@ -12,8 +12,8 @@ from itertools import groupby
 
 import numpy as np
 
+from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.records import DataUnavailableError, RecordFormat, empty_columns
 from emberscale_trainer.hot.access import AccessLog, IdRecords, log_accesses
 

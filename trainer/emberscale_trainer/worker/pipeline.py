@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NoReturn
 
+from emberscale_api.dataset import Split
 from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.source import Batch, BatchSource
@@ -159,7 +160,7 @@ class Pipeline:
         while True:
             task = next_task(lambda: self._failure is not None)
             training = task.kind == master_pb2.TRAIN
-            split = master_pb2.TRAINING_DATA if training else master_pb2.EVALUATION_DATA
+            split = Split.TRAINING if training else Split.EVALUATION
             batches = self._source.batches(split, task.epoch, task.start, task.stop)
             in_rounds = training and self._lengths.begin_lease(task.token)
             while True:

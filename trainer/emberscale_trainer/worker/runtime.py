@@ -11,6 +11,7 @@ from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, TrainingJob
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
+from emberscale_api.rpc.codec import dataset_from_wire
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.records import DataUnavailableError
 from emberscale_trainer.data.source import BatchSource
@@ -111,7 +112,7 @@ class Worker:
             self._master.stub.GetDataset, master_pb2.GetDatasetRequest(member=self._master.member)
         )
         source = BatchSource(
-            dataset,
+            dataset_from_wire(dataset),
             record_format(job.spec.data),
             job.spec.training.batch_size,
             job.spec.training.seed,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from emberscale_api.job import DataSpec
 from emberscale_api.rpc import master_pb2
+from emberscale_api.rpc.codec import file_from_wire, wire_block, wire_file
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.membership import JobOverError, MasterClient
@@ -61,9 +62,10 @@ class TaskFeed:
         if task.kind == master_pb2.DISCOVER:
             return master_pb2.TaskResult(
                 token=task.token,
-                training_files=expand(self._data.train),
-                evaluation_files=expand(self._data.evaluation),
+                training_files=map(wire_file, expand(self._data.train)),
+                evaluation_files=map(wire_file, expand(self._data.evaluation)),
             )
-        self._format.check_file(task.file)
-        blocks = self._format.index_file(task.file, task.file_number, self._data.shuffling.block_records)
-        return master_pb2.TaskResult(token=task.token, blocks=blocks)
+        file = file_from_wire(task.file)
+        self._format.check_file(file)
+        blocks = self._format.index_file(file, task.file_number, self._data.shuffling.block_records)
+        return master_pb2.TaskResult(token=task.token, blocks=map(wire_block, blocks))
