@@ -31,8 +31,8 @@ from emberscale._profiling.measure import ProfileFailedError, train_until
 from emberscale._run.interruption import Interruption
 from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest
+from emberscale_api.job.status import JobPhase
 from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.table import TableStore
@@ -81,7 +81,7 @@ class SharedWindow:
     def is_over(self, job: int, snapshot: RunView) -> bool:
         """Of what one of the jobs, each in a thread of its own, sees of itself."""
         status = snapshot.status
-        if status is None or status.phase != pb.TRAINING:
+        if status is None or status.phase is not JobPhase.TRAINING:
             return self.cancelled
         with self._lock:
             self._trained[job] = status.samples

@@ -18,21 +18,6 @@ COSTS_KEPT = 50
 
 
 @dataclass(frozen=True)
-class CheckpointCost:
-    """What a persistent checkpoint cost.
-
-    * `seconds`: that it took. `held_seconds`: for which it held pushes.
-    * `written_bytes`: in its own folder. `bytes`: of it and of what it builds on, which a restore reads.
-    """
-
-    checkpoint: str
-    seconds: float
-    held_seconds: float
-    written_bytes: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Chain:
     """The checkpoint with all rows that was taken last, and those that build on it.
 

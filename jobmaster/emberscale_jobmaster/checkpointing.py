@@ -12,9 +12,10 @@ from emberscale_api.checkpoint import FLASH_PREFIX, PRIORITY_PREFIX, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
+from emberscale_api.job.running import CheckpointCost
 from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
-from emberscale_jobmaster.chains import COSTS_KEPT, Chain, CheckpointCost
+from emberscale_jobmaster.chains import COSTS_KEPT, Chain
 from emberscale_jobmaster.effects import (
     CallServer,
     CheckpointTaken,

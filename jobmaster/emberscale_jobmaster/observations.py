@@ -15,6 +15,7 @@ from functools import reduce
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import Traffic
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership
@@ -49,30 +50,6 @@ class Vitals:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bytes that workers exchanged with parameter servers, with headers, and their rounds.
-
-    `round_bytes` are those of keys and rows of rounds, `single_bytes` what their batches would have taken one by one.
-    """
-
-    bytes: int = 0
-    rounds: int = 0
-    round_batches: int = 0
-    round_bytes: int = 0
-    single_bytes: int = 0
-
-    def plus(self, other: "Traffic") -> "Traffic":
-        """Both together."""
-        return Traffic(
-            self.bytes + other.bytes,
-            self.rounds + other.rounds,
-            self.round_batches + other.round_batches,
-            self.round_bytes + other.round_bytes,
-            self.single_bytes + other.single_bytes,
-        )
-
-
-@dataclass(frozen=True)
 class WorkReport:
     """A worker's work since its previous report; the histograms are of predictions, by label.
 
@@ -85,7 +62,7 @@ class WorkReport:
     negatives: Sequence[int]
     stage_seconds: Mapping[str, float]
     truncated_records: int = 0
-    traffic: Traffic = Traffic()
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)
@@ -145,8 +122,8 @@ class Sighting:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     stage_seconds_before: Mapping[str, float] = field(default_factory=dict)
     """The work of earlier incarnations of a worker."""
-    traffic: Traffic = Traffic()
-    traffic_before: Traffic = Traffic()
+    traffic: Traffic = field(default_factory=Traffic)
+    traffic_before: Traffic = field(default_factory=Traffic)
     server: ServerReport | None = None
     troubled: tuple[int, float] | None = None
     repeated_before: int = 0

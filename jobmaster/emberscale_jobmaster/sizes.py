@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from emberscale_api.frozen import replace
 from emberscale_api.job import RoleSpec, TrainingJobSpec
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import ScalingStep
 from emberscale_api.shape import RoleShape
 
 
@@ -14,20 +15,6 @@ class RoleShapes:
 
     ps: RoleShape
     worker: RoleShape
-
-
-@dataclass(frozen=True)
-class ScalingStep:
-    """A completed step of a change of shape.
-
-    `number` ascends over the life of the job; `reason` is CamelCase; `seconds` says how long it took, 0 for what takes
-    no time.
-    """
-
-    number: int
-    reason: str
-    message: str
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import CheckpointCost
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster.chains import Chain, CheckpointCost
+from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Drain, Membership, Process

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from emberscale_api.errors import UnavailableError
 from emberscale_api.frozen import replace
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_operator.machine import (
     Action,
     Decision,
@@ -29,7 +29,7 @@ from emberscale_operator.machine import (
     WaitUntil,
     decide,
 )
-from emberscale_operator.master_link import MasterAddress, MasterLink, sizes_of
+from emberscale_operator.master_link import MasterAddress, MasterLink
 
 _UNHEARD_SECONDS = 1.0
 
@@ -64,9 +64,9 @@ class News:
 
     before: JobStanding
     decision: Decision
-    plan_before: pb.Plan | None
-    plan: pb.Plan | None
-    status: pb.JobStatus | None
+    plan_before: JobPlan | None
+    plan: JobPlan | None
+    status: JobStatus | None
     answers: bool
 
 
@@ -84,7 +84,7 @@ class Backend(Protocol):
     async def observe(self, now: float) -> Observed | Pause | None:
         """Returns what is there; None once the job is gone."""
 
-    async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
+    async def recall(self) -> tuple[JobStanding, JobPlan | None]:
         """Returns what a controller before this one reported; called once, after the first observation."""
 
     async def address_of(self, master: InstanceId) -> MasterAddress:
@@ -112,8 +112,8 @@ class JobController:
         self._open_link = open_link
         self._woken = asyncio.Event()
         self._standing: JobStanding | None = None
-        self._plan: pb.Plan | None = None
-        self._status: pb.JobStatus | None = None
+        self._plan: JobPlan | None = None
+        self._status: JobStatus | None = None
         self._link: MasterLink | None = None
         self._link_to: InstanceId | None = None
         self._reports: dict[InstanceId, asyncio.Task[bool]] = {}
@@ -173,7 +173,7 @@ class JobController:
             return self._link.report()
         # until this master has told its plan, the last one stands
         report = self._link.report() if self._link is not None else MasterReport()
-        return replace(report, sizes=sizes_of(self._plan)) if self._plan is not None else report
+        return replace(report, sizes=self._plan.shapes) if self._plan is not None else report
 
     async def _converse(self, master: InstanceId | None, standing: JobStanding) -> None:
         """Keeps up the conversation with the newest master, and takes what it says."""

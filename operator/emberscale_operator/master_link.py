@@ -1,7 +1,7 @@
 """The conversation with one job's master, which may come, go and come back."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -9,13 +9,14 @@ import grpc.aio
 import structlog
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan, JobStatus, MemberName
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
-from emberscale_api.rpc.codec import phase_from_wire, role_from_wire, wire_role
+from emberscale_api.rpc.codec import wire_role
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.running_codec import plan_from_wire, status_from_wire
 from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
-from emberscale_api.shape import RoleShape
 from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews, Scale
 from emberscale_operator.master_bounds import MAX_CHARACTERS, MAX_MESSAGE_BYTES, bounded
 
@@ -87,8 +88,8 @@ class MasterLink:
         self._cannot_be_told = False
         self._reached = asyncio.Event()
         self._asking = asyncio.Lock()
-        self.plan: pb.Plan | None = None
-        self.status: pb.JobStatus | None = None
+        self.plan: JobPlan | None = None
+        self.status: JobStatus | None = None
         self._tasks = [asyncio.create_task(self._follow_plan()), asyncio.create_task(self._follow_status())]
 
     @property
@@ -99,21 +100,22 @@ class MasterLink:
     def report(self) -> MasterReport:
         """Returns the master's latest reports, as the job machine takes them."""
         plan, status = self.plan, self.status
+        asked = plan.asked if plan is not None else None
         end = None
-        if plan is not None and (phase := phase_from_wire(plan.phase)) in RESTING:
-            end = PhaseNews(phase, plan.reason, plan.message)
+        if plan is not None and plan.phase in RESTING:
+            end = PhaseNews(plan.phase, plan.reason, plan.message)
         said = None
-        if status is not None and (phase := phase_from_wire(status.phase)) is not None:
-            said = PhaseNews(phase, status.reason, status.message)
+        if status is not None and status.phase is not None:
+            said = PhaseNews(status.phase, status.reason, status.message)
         return MasterReport(
-            sizes=sizes_of(plan) if plan is not None else None,
+            sizes=plan.shapes if plan is not None else None,
             plan_heard=plan is not None,
-            asked=_asked_of(plan) if plan is not None else None,
+            asked=Scale(asked.ps, asked.workers, asked.waits) if asked is not None else None,
             told_at=self._scaled_at,
             end=end,
             status=said,
-            silent=frozenset(_silent_of(plan)) if plan is not None else frozenset(),
-            joined=frozenset(_joined_of(status)) if status is not None else None,
+            silent=_incarnations(plan.silent) if plan is not None else frozenset(),
+            joined=_incarnations(one.member for one in status.members) if status is not None else None,
             answers=self.answers,
             answers_since=self._answers_since,
             heard_at=self._heard_at,
@@ -184,7 +186,7 @@ class MasterLink:
                     self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
                 await self._explain(error.details() or "")
             else:
-                self.status = bounded(status)
+                self.status = status_from_wire(bounded(status))
                 if self._answers_since is None or self._unanswered_since is not None:
                     self._answers_since = self._clock()
                 self._heard_at, self._unanswered_since = self._clock(), None
@@ -239,10 +241,10 @@ class MasterLink:
             known = self.plan.version if self.plan else 0
             try:
                 call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
-                async for plan in call:  # type: ignore[attr-defined]  # the stubs know of threads only
-                    self.plan = bounded(plan)
-                    if plan.HasField("final"):  # the master may be gone before it can be asked
-                        self.status = plan.final
+                async for message in call:  # type: ignore[attr-defined]  # the stubs know of threads only
+                    self.plan = plan_from_wire(bounded(message))
+                    # the master may be gone before it can be asked
+                    self.status = self.plan.final or self.status
                     await self.refresh_status()
                     self._wake()
             except grpc.aio.AioRpcError:
@@ -265,27 +267,5 @@ def retry_pause(silent: float, shortest: float = 1.0) -> float:
     return min(max(shortest, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)
 
 
-def sizes_of(plan: pb.Plan) -> dict[Role, RoleShape]:
-    """Returns the shape of each role in a plan."""
-    return {
-        role: RoleShape(part.replicas, part.cpu_cores or None, part.memory_bytes or None)
-        for part in plan.roles
-        if (role := role_from_wire(part.role)) is not None
-    }
-
-
-def _asked_of(plan: pb.Plan) -> Scale | None:
-    """Returns the edit that the master has heard of; None from a master that does not follow edits."""
-    return Scale(plan.asked.ps, plan.asked.workers, plan.asked.waits) if plan.HasField("asked") else None
-
-
-def _silent_of(plan: pb.Plan) -> Iterator[tuple[Role, int, str]]:
-    for member in plan.silent:
-        if (role := role_from_wire(member.role)) is not None:
-            yield role, member.index, member.incarnation
-
-
-def _joined_of(status: pb.JobStatus) -> Iterator[tuple[Role, int, str]]:
-    for one in status.members:
-        if (role := role_from_wire(one.member.role)) is not None:
-            yield role, one.member.index, one.member.incarnation
+def _incarnations(members: Iterable[MemberName]) -> frozenset[tuple[Role, int, str]]:
+    return frozenset((member.role, member.index, member.incarnation) for member in members)

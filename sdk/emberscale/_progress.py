@@ -18,18 +18,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP
+from emberscale_api.job.running import JobStatus, MemberName, ScalingStep, SlowMember
+from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP, JobPhase
 from emberscale_api.job.units import clock_time
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import phase_from_wire
 from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
 
-def figures(status: pb.JobStatus) -> list[str]:
+def figures(status: JobStatus) -> list[str]:
     """Speed, loss, AUC, as far as they are known."""
     parts = []
-    if status.phase == pb.TRAINING and status.samples_per_second > 0:
+    if status.phase is JobPhase.TRAINING and status.samples_per_second > 0:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     if status.samples and math.isfinite(status.loss):
         parts.append(f"loss {status.loss:.4f}")
@@ -43,12 +42,12 @@ def headline(snapshot: RunView) -> str:
     status = snapshot.status
     if status is None:
         return "Starting"
-    name = "Stopping" if snapshot.suspending else phase_from_wire(status.phase) or "Starting"
-    if status.phase == pb.TRAINING and status.epochs > 1:
+    name = "Stopping" if snapshot.suspending else status.phase or "Starting"
+    if status.phase is JobPhase.TRAINING and status.epochs > 1:
         return f"{name} epoch {status.epoch + 1} of {status.epochs}"
-    if status.phase == pb.EVALUATING:
+    if status.phase is JobPhase.EVALUATING:
         return f"{name}: {status.evaluated_samples:,} samples" if status.evaluated_samples else name
-    return f"{name}: {status.message}" if status.message and status.phase != pb.TRAINING else name
+    return f"{name}: {status.message}" if status.message and status.phase is not JobPhase.TRAINING else name
 
 
 def remarks(before: RunView | None, after: RunView) -> list[str]:
@@ -83,61 +82,51 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         count = "1 malformed record was" if new.bad_records == 1 else f"{new.bad_records:,} malformed records were"
         lines.append(f"{count} found so far{where}")
     lines.extend(
-        f"epoch {evaluation.epoch}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
-        f"normalised entropy {evaluation.normalized_entropy:.4f}, calibration {evaluation.calibration:.3f}"
-        for evaluation in new.evaluations[len(old.evaluations) :]
+        f"epoch {result.epoch}: held-out AUC {_figure(result.auc)}, log loss {_figure(result.logloss)}, "
+        f"normalised entropy {_figure(result.normalized_entropy)}, calibration {_figure(result.calibration, 3)}"
+        for result in new.evaluations[len(old.evaluations) :]
     )
     return lines
 
 
-def _slow_remarks(old: pb.JobStatus, new: pb.JobStatus) -> list[str]:
+def _figure(value: float | None, digits: int = 4) -> str:
+    return "nan" if value is None else f"{value:.{digits}f}"
+
+
+def _slow_remarks(old: JobStatus, new: JobStatus) -> list[str]:
     """Who has become slower than its peers, or something else is done about it; and who no longer is."""
     before, after = (
-        {(one.member.role, one.member.index): one for one in status.members if one.HasField("slowness")}
+        {one.member.slot: (one.member, one.slowness) for one in status.members if one.slowness is not None}
         for status in (old, new)
     )
     lines = [
-        slow_remark(member)
-        for key, member in after.items()
-        if key not in before or before[key].slowness.remedy != member.slowness.remedy
+        slow_remark(member, slowness)
+        for slot, (member, slowness) in after.items()
+        if slot not in before or before[slot][1].remedy != slowness.remedy
     ]
-    if new.phase == old.phase == pb.TRAINING:
-        lines.extend(
-            f"{member_name(member.member)} is no longer slower than its peers"
-            for key, member in before.items()
-            if key not in after
-        )
+    if new.phase is old.phase is JobPhase.TRAINING:
+        lines.extend(f"{slot} is no longer slower than its peers" for slot in before if slot not in after)
     return lines
 
 
-def _memory_remarks(old: pb.JobStatus, new: pb.JobStatus) -> list[str]:
+def _memory_remarks(old: JobStatus, new: JobStatus) -> list[str]:
     """Who has come near its memory limit and delays pushes."""
-    known = {(one.member.role, one.member.index) for one in old.members if one.delays_for_memory}
-    return [
-        f"{member_name(one.member)} is near its memory limit and slows pushes down"
-        for one in new.members
-        if one.delays_for_memory and (one.member.role, one.member.index) not in known
-    ]
+    known, now = ([one.member.slot for one in status.members if one.delays_for_memory] for status in (old, new))
+    return [f"{slot} is near its memory limit and slows pushes down" for slot in now if slot not in known]
 
 
-def slow_remark(status: pb.MemberStatus) -> str:
+def slow_remark(member: MemberName, slowness: SlowMember) -> str:
     """How slow a member is, and what is done about it."""
-    slowness = status.slowness
     remedy = f": {slowness.remedy}" if slowness.remedy else ""
-    return f"{member_name(status.member)} is {slowness.factor:g} times slower than its peers{remedy}"
+    return f"{member.slot} is {slowness.factor:g} times slower than its peers{remedy}"
 
 
-def member_name(member: pb.Member) -> str:
-    """The role and the index, as `worker-0`."""
-    return f"{pb.Role.Name(member.role).lower()}-{member.index}"
-
-
-def _has_rows(status: pb.JobStatus | None) -> bool:
+def _has_rows(status: JobStatus | None) -> bool:
     """Whether servers hold rows that no checkpoint may have."""
-    return status is not None and status.phase in (pb.TRAINING, pb.EVALUATING, pb.SAVING)
+    return status is not None and status.phase in (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
 
 
-def _new_steps(old: pb.JobStatus, new: pb.JobStatus) -> list[pb.ScalingStep]:
+def _new_steps(old: JobStatus, new: JobStatus) -> list[ScalingStep]:
     """Steps of a change of shape that were not told yet; what a plan of the brain changes was told as such."""
     known = max((step.number for step in old.sizing.steps), default=0)
     by_plan = bool(new.sizing.plan_version) and _changes_shape(old, new)
@@ -146,14 +135,14 @@ def _new_steps(old: pb.JobStatus, new: pb.JobStatus) -> list[pb.ScalingStep]:
     ]
 
 
-def step_remark(step: pb.ScalingStep) -> str:
+def step_remark(step: ScalingStep) -> str:
     """A step of a change of shape, or a recovery, and how long it took."""
     what = "recovery" if step.reason in RECOVERY_STEPS else "scaling"
     what = "start" if step.reason == STARTED_STEP else what
     return f"{what}: {step.message}" + (f" ({step.seconds:.2f} s)" if step.seconds else "")
 
 
-def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:
+def _changes_shape(old: JobStatus, new: JobStatus) -> bool:
     return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
 
 
@@ -193,7 +182,7 @@ class PlainProgress:
         for remark in remarks(self._before, snapshot):
             self.say(remark)
         self._before = snapshot
-        known = None if snapshot.status is None else phase_from_wire(snapshot.status.phase)
+        known = None if snapshot.status is None else snapshot.status.phase
         phase = known or "Starting"
         if phase == self._phase and snapshot.seconds < self._next:
             return
@@ -218,7 +207,7 @@ def _plain_line(snapshot: RunView) -> str:
         share = status.samples / status.expected_samples
         parts.append(f"{share:6.1%}  {status.samples:,} of {status.expected_samples:,} samples")
     parts.extend(figures(status))
-    if status.phase == pb.TRAINING and status.eta_seconds >= 0:
+    if status.phase is JobPhase.TRAINING and status.eta_seconds >= 0:
         parts.append(f"ETA {clock_time(status.eta_seconds)}")
     return "  ".join(parts)
 
@@ -270,7 +259,7 @@ class LiveProgress(RedrawnProgress):
 
 def live_view(name: str, snapshot: RunView) -> RenderableType:
     """The job in three lines: what it does, how far it is, how fast and how good."""
-    status = snapshot.status or pb.JobStatus()
+    status = snapshot.status or JobStatus()
     title = Text.assemble(
         (name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + clock_time(snapshot.seconds), "dim")
     )
@@ -278,7 +267,9 @@ def live_view(name: str, snapshot: RunView) -> RenderableType:
     title.overflow = "ellipsis"
     total = status.expected_samples
     bar = Table.grid(padding=(0, 1))
-    eta = f"ETA {clock_time(status.eta_seconds)}" if status.phase == pb.TRAINING and status.eta_seconds >= 0 else ""
+    eta = (
+        f"ETA {clock_time(status.eta_seconds)}" if status.phase is JobPhase.TRAINING and status.eta_seconds >= 0 else ""
+    )
     bar.add_row(
         ProgressBar(total=total or None, completed=status.samples, width=40, pulse=not total),
         Text(f"{status.samples / total:6.1%}" if total else "", "bold"),

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import Traffic
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership, Process
 from emberscale_jobmaster.observations import (
@@ -11,7 +12,6 @@ from emberscale_jobmaster.observations import (
     Admission,
     Observations,
     ServerReport,
-    Traffic,
     Vitals,
     WorkReport,
 )

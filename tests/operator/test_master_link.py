@@ -15,13 +15,14 @@ from structlog.testing import capture_logs
 from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.shape import RoleShape
 from emberscale_operator import master_link
 from emberscale_operator.machine import Scale
 from emberscale_operator.master_bounds import bounded
-from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause, sizes_of
+from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
 from eventually import until, unwrap
 
 TLS_HANDSHAKE = b"\x16"
@@ -110,7 +111,7 @@ async def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_e
     async with linked(1, wake=woken.set, hangs=hangs, final=final) as link:
         await link.refresh_status()
         hangs.set()  # it answers no further call
-        await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
+        await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
         assert unwrap(link.status).samples == 54_000
 
 
@@ -127,10 +128,10 @@ async def test_what_a_master_says_is_brought_within_bounds() -> None:
     async with linked(1, hangs=hangs, final=final, roles=roles) as link:
         await link.refresh_status()
         hangs.set()
-        await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
+        await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
         assert link.plan is not None
         assert link.status is not None
-        assert sizes_of(link.plan) == {Role.MASTER: RoleShape(1, 2.0, 1 << 30)}
+        assert link.plan.shapes == {Role.MASTER: RoleShape(1, 2.0, 1 << 30)}
         assert (link.status.samples_per_second, link.status.eta_seconds) == (0.0, 1e15)
         assert (len(link.status.warnings), len(link.status.warnings[0])) == (4096, 4096)
         assert link.status.rows == {"a": 7}
@@ -152,8 +153,8 @@ async def test_a_status_of_many_megabytes_is_not_taken_in() -> None:
         assert not link.answers
 
 
-async def until_status(link: MasterLink, phase: "pb.Phase.ValueType") -> None:
-    while link.status is None or link.status.phase != phase:
+async def until_status(link: MasterLink, phase: JobPhase) -> None:
+    while link.status is None or link.status.phase is not phase:
         await asyncio.sleep(0.02)
 
 
@@ -181,7 +182,7 @@ async def test_a_master_that_comes_late_and_again_is_heard() -> None:
         assert not link.answers
         second, _ = await start(2, port)
         await until_plan(link, woken, 2)
-        assert unwrap(link.status).phase == pb.TRAINING
+        assert unwrap(link.status).phase is JobPhase.TRAINING
         await second.stop(None)
         third, _ = await start(3, port)
         await until_plan(link, woken, 3)

@@ -2,21 +2,20 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import pytest
 
 from emberscale._reports.pictures import draw_metrics
 from emberscale._run.record import COLUMNS, MetricsRecorder
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.running import JobStatus
+from emberscale_api.job.status import JobPhase
 from emberscale_operator.local import RunView
 
 
-def snapshot(seconds: float, phase: "pb.Phase.ValueType" = pb.TRAINING, **fields: float) -> RunView:
-    status = pb.JobStatus(phase=phase, rows={"C1": 3, "C2": 4})
-    for name, value in fields.items():
-        setattr(status, name, value)
-    return RunView(seconds, status, (), {}, (), False)
+def snapshot(seconds: float, phase: JobPhase = JobPhase.TRAINING, **fields: Any) -> RunView:
+    return RunView(seconds, JobStatus(phase, rows={"C1": 3, "C2": 4}, **fields), (), {}, (), False)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -47,7 +46,7 @@ def test_a_row_can_be_read_while_the_job_runs(tmp_path: Path) -> None:
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
     with MetricsRecorder(tmp_path / "metrics.csv", 0.0) as recorder:
         recorder.record(RunView(0.1, None, (), {}, (), False))
-        recorder.record(snapshot(1.0, pb.PREPARING))
+        recorder.record(snapshot(1.0, JobPhase.PREPARING))
         recorder.record(snapshot(2.0, samples=5, loss=float("nan"), auc=0.5))
     first, second = rows(tmp_path / "metrics.csv")
     assert (first["loss"], first["auc"], first["samples_per_second"], first["rows"]) == ("", "", "", "7")

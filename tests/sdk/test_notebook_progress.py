@@ -7,12 +7,13 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from emberscale._progress import NotebookProgress
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.running import JobStatus
+from emberscale_api.job.status import JobPhase
 from emberscale_operator.local import RunView
 
 
 def snapshot(seconds: float, samples: int, suspending: bool = False) -> RunView:
-    status = pb.JobStatus(phase=pb.TRAINING, samples=samples, expected_samples=1000, epochs=1)
+    status = JobStatus(JobPhase.TRAINING, samples=samples, expected_samples=1000, epochs=1)
     return RunView(seconds, status, (), {}, (), suspending)
 
 

@@ -13,8 +13,10 @@ from emberscale._profiling.job_profile import Reading, Roof, TimeBreakdown, prof
 from emberscale._profiling.picture import draw_profile
 from emberscale._profiling.roof import measure_roof, ready_batches
 from emberscale_api.job import load_manifest
+from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobStatus, MemberName, MemberNow
+from emberscale_api.job.status import JobPhase
 from emberscale_api.metrics import WORKER_STAGES
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.server.metrics import ServerMetrics
@@ -81,11 +83,12 @@ def test_what_the_processes_serve_is_what_a_profile_needs() -> None:
     registry.register(WorkerMetrics(statistics))
     state = ServerState()
     ServerMetrics(state, RowProtection(state, "secret"), servers)
-    status = pb.JobStatus(phase=pb.TRAINING)
-    serving = []
-    for role, exposed in ((pb.WORKER, registry), (pb.PS, servers)):
-        serving.append(start_http_server(0, addr="127.0.0.1", registry=exposed)[0])
-        status.members.add(member=pb.Member(role=role), metrics_address=f"127.0.0.1:{serving[-1].server_port}")
+    serving = [start_http_server(0, addr="127.0.0.1", registry=exposed)[0] for exposed in (registry, servers)]
+    members = tuple(
+        MemberNow(MemberName(role), metrics_address=f"127.0.0.1:{one.server_port}")
+        for role, one in zip((Role.WORKER, Role.PS), serving, strict=True)
+    )
+    status = JobStatus(JobPhase.TRAINING, members=members)
     reading = take_reading(RunView(0.0, status, (), {}, (), False))
     for http_server in serving:
         http_server.shutdown()

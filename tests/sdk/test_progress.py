@@ -1,20 +1,25 @@
 """What a person sees while a job runs."""
 
 import io
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from emberscale._progress import PlainProgress, live_view, remarks
+from emberscale_api.job.data import BadRecord
+from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobStatus, MemberName, MemberNow, SlowMember
+from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.job.units import clock_time
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
 
 def snapshot(
-    status: pb.JobStatus | None = None,
+    status: JobStatus | None = None,
     seconds: float = 1.0,
     exits: tuple[MemberExit, ...] = (),
     suspending: bool = False,
@@ -22,9 +27,9 @@ def snapshot(
     return RunView(seconds, status, (), {"worker": len(exits)}, exits, suspending)
 
 
-def training(samples: int = 500, **fields: object) -> pb.JobStatus:
-    status = pb.JobStatus(
-        phase=pb.TRAINING,
+def training(samples: int = 500, **fields: Any) -> JobStatus:
+    status = JobStatus(
+        phase=JobPhase.TRAINING,
         samples=samples,
         expected_samples=1000,
         samples_per_second=50_000,
@@ -33,9 +38,7 @@ def training(samples: int = 500, **fields: object) -> pb.JobStatus:
         eta_seconds=75,
         epochs=1,
     )
-    for name, value in fields.items():
-        setattr(status, name, value)
-    return status
+    return replace(status, **fields)
 
 
 def plain(*snapshots: RunView) -> list[str]:
@@ -67,7 +70,7 @@ def test_lines_come_every_few_seconds_and_at_every_change_of_phase() -> None:
         snapshot(training(), 2.0),
         snapshot(training(), 5.9),
         snapshot(training(), 6.1),
-        snapshot(pb.JobStatus(phase=pb.SAVING), 6.2),
+        snapshot(JobStatus(phase=JobPhase.SAVING), 6.2),
     )
     assert [line.split()[:2] for line in lines] == [
         ["0.0s", "Starting"],
@@ -112,14 +115,13 @@ def test_a_full_disk_is_told_once_in_the_place_of_all_that_fails_by_it() -> None
 
 
 def test_an_evaluation_that_has_counted_nothing_yet_names_no_number() -> None:
-    (line,) = plain(snapshot(pb.JobStatus(phase=pb.EVALUATING)))
+    (line,) = plain(snapshot(JobStatus(phase=JobPhase.EVALUATING)))
     assert line.endswith("Evaluating")
 
 
 def test_the_first_malformed_record_is_told_whatever_was_found_last() -> None:
-    status = training(bad_records=3)
-    for line in (90, 7, 40):
-        status.bad_record_samples.add(file="a.tsv", line=line, problem="40 fields expected, 3 found")
+    found = tuple(BadRecord("a.tsv", line, "40 fields expected, 3 found") for line in (90, 7, 40))
+    status = training(bad_records=3, bad_record_samples=found)
     (remark,) = remarks(snapshot(training()), snapshot(status))
     assert "the first at a.tsv:7:" in remark
 
@@ -130,25 +132,21 @@ def test_a_rollback_is_told() -> None:
 
 
 def test_a_malformed_record_is_told_with_its_file_and_line() -> None:
-    status = training(bad_records=1)
-    status.bad_record_samples.add(file="a.tsv", line=7, problem="40 fields expected, 3 found")
+    status = training(bad_records=1, bad_record_samples=(BadRecord("a.tsv", 7, "40 fields expected, 3 found"),))
     (line,) = remarks(snapshot(training()), snapshot(status))
     assert "a.tsv:7: 40 fields expected" in line
 
 
 def test_a_warning_is_told_once_also_if_it_is_there_from_the_first() -> None:
-    status = training()
-    status.warnings.append("a damaged checkpoint was left out")
-    warned = snapshot(status)
+    warned = snapshot(training(warnings=("a damaged checkpoint was left out",)))
     assert remarks(None, warned) == ["warning: a damaged checkpoint was left out"]
     assert remarks(snapshot(training()), warned) == ["warning: a damaged checkpoint was left out"]
     assert remarks(warned, warned) == []
 
 
 def test_an_evaluation_is_told() -> None:
-    status = training()
-    status.evaluations.add(epoch=1, auc=0.79, logloss=0.44, normalized_entropy=0.88, calibration=1.02)
-    assert remarks(snapshot(training()), snapshot(status)) == [
+    result = EvaluationResult(epoch=1, samples=9, auc=0.79, logloss=0.44, normalized_entropy=0.88, calibration=1.02)
+    assert remarks(snapshot(training()), snapshot(training(evaluations=(result,)))) == [
         "epoch 1: held-out AUC 0.7900, log loss 0.4400, normalised entropy 0.8800, calibration 1.020"
     ]
 
@@ -160,16 +158,16 @@ def test_the_first_ctrl_c_is_answered_once() -> None:
     assert remarks(asked, asked) == []
 
 
-@pytest.mark.parametrize("status", [None, pb.JobStatus(phase=pb.PENDING), pb.JobStatus(phase=pb.RESTORING)])
-def test_ctrl_c_promises_no_checkpoint_where_there_is_nothing_to_save(status: pb.JobStatus | None) -> None:
+@pytest.mark.parametrize("status", [None, JobStatus(phase=JobPhase.PENDING), JobStatus(phase=JobPhase.RESTORING)])
+def test_ctrl_c_promises_no_checkpoint_where_there_is_nothing_to_save(status: JobStatus | None) -> None:
     (line,) = remarks(snapshot(status), snapshot(status, suspending=True))
     assert "nothing new to save" in line
 
 
 @pytest.mark.parametrize(
-    "status", [None, training(), training(0, expected_samples=0), pb.JobStatus(phase=pb.EVALUATING)]
+    "status", [None, training(), training(0, expected_samples=0), JobStatus(phase=JobPhase.EVALUATING)]
 )
-def test_the_live_view_fits_a_narrow_terminal(status: pb.JobStatus | None) -> None:
+def test_the_live_view_fits_a_narrow_terminal(status: JobStatus | None) -> None:
     written = io.StringIO()
     Console(file=written, width=80).print(live_view("criteo-dlrm", snapshot(status)))
     lines = written.getvalue().splitlines()
@@ -185,12 +183,9 @@ def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
 
 
 def test_who_is_slow_is_told_when_it_begins_changes_and_ends() -> None:
-    def status(factor: float = 0.0, remedy: str = "") -> pb.JobStatus:
-        found = training()
-        member = found.members.add(member=pb.Member(role=pb.WORKER, index=2))
-        if factor:
-            member.slowness.CopyFrom(pb.Slowness(factor=factor, seconds=7, remedy=remedy))
-        return found
+    def status(factor: float = 0.0, remedy: str = "") -> JobStatus:
+        slowness = SlowMember(factor, seconds=7, remedy=remedy) if factor else None
+        return training(members=(MemberNow(MemberName(Role.WORKER, 2), slowness=slowness),))
 
     views = [
         snapshot(status()),

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_phase, wire_role
 from emberscale_api.shape import RoleShape
 from emberscale_operator.controller import Backend, JobController, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
@@ -85,17 +84,14 @@ class ScriptedLink:
         return self._master.phase is not None and self._master.unanswered_since is None
 
     @property
-    def plan(self) -> pb.Plan | None:
+    def plan(self) -> JobPlan | None:
         if self._master.phase is None:
             return None
-        plan = pb.Plan(version=1, phase=wire_phase(self._master.phase))
-        for role, size in self._master.sizes.items():
-            plan.roles.add(role=wire_role(role), replicas=size.replicas, cpu_cores=size.cpu_cores)
-        return plan
+        return JobPlan(version=1, shapes=dict(self._master.sizes), phase=self._master.phase)
 
     @property
-    def status(self) -> pb.JobStatus | None:
-        return None if self._master.phase is None else pb.JobStatus(phase=wire_phase(self._master.phase))
+    def status(self) -> JobStatus | None:
+        return None if self._master.phase is None else JobStatus(self._master.phase)
 
     def report(self) -> MasterReport:
         master = self._master
@@ -183,7 +179,7 @@ class FakeWorld:
         job = JobIntent(training_spec(**self._spec), suspend=self._suspend, policy=POLICY)
         return Observed(job, tuple(self._instances.values()), max(masters, default=None))
 
-    async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
+    async def recall(self) -> tuple[JobStanding, JobPlan | None]:
         return JobStanding(), None
 
     async def address_of(self, master: InstanceId) -> MasterAddress:

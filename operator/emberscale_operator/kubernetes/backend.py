@@ -15,8 +15,8 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan
 from emberscale_api.job.status import ConditionType, JobPhase, TrainingJobStatus, UnreadableStatusError
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
@@ -132,7 +132,7 @@ class KubernetesBackend:
         with self._calls():
             return await self._observe(now)
 
-    async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
+    async def recall(self) -> tuple[JobStanding, JobPlan | None]:
         """Returns what the operator before this one wrote."""
         status = self._known()
         return standing_of(status), plan_of(status.plan)

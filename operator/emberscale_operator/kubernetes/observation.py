@@ -6,9 +6,9 @@ from typing import Any
 from emberscale_api.frozen import replace
 from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan, JobStatus, ScalingStep, Sizing
 from emberscale_api.job.status import MemberStatus, PlanStatus
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_role
+from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.names import is_owned_by
 from emberscale_operator.kubernetes.pod_state import PodView, view_pod
 from emberscale_operator.kubernetes.record import DELETING
@@ -86,7 +86,7 @@ class Observation:
         """Whether the pod has vanished; it is not seen any more then."""
         return self._ghosts.pop(view.uid, None) is not None
 
-    def ready(self, views: Sequence[PodView], status: pb.JobStatus | None) -> dict[Role, int]:
+    def ready(self, views: Sequence[PodView], status: JobStatus | None) -> dict[Role, int]:
         """Returns the number of ready pods of each role; members are ready once the master hears them."""
         ready = dict.fromkeys((Role.MASTER, Role.PS, Role.WORKER), 0)
         heard = {entry.member.incarnation for entry in status.members if entry.alive} if status is not None else None
@@ -155,25 +155,25 @@ class Observation:
         return self._asked(view)
 
 
-def plan_of(written: PlanStatus | None) -> pb.Plan | None:
+def plan_of(written: PlanStatus | None) -> JobPlan | None:
     """Returns the plan that a status holds, which is in force until the master reports."""
     if written is None:
         return None
-    sizing = pb.Sizing(
+    sizing = Sizing(
         reason=written.reason,
         message=written.message,
         plan_version=written.brain_version,
         expected_samples_per_second=written.expected_samples_per_second,
         scalings=written.scalings,
-        steps=[pb.ScalingStep(number=written.step)] if written.step else [],
+        steps=(ScalingStep(written.step),) if written.step else (),
     )
-    plan = pb.Plan(sizing=sizing)
-    for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker)):
-        if part is not None:
-            plan.roles.add(
-                role=wire_role(role),
-                replicas=part.replicas,
-                cpu_cores=cpu_cores(part.cpu) if part.cpu else 0.0,
-                memory_bytes=memory_bytes(part.memory) if part.memory else 0,
-            )
-    return plan
+    shapes = {
+        role: RoleShape(
+            part.replicas,
+            cpu_cores(part.cpu) if part.cpu else None,
+            memory_bytes(part.memory) if part.memory else None,
+        )
+        for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker))
+        if part is not None
+    }
+    return JobPlan(shapes=shapes, sizing=sizing)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, MemberName, ProtectionStatus, Sizing, SlowMember
 from emberscale_api.job.status import (
     RECOVERY_STEPS,
     STARTED_STEP,
@@ -23,8 +24,6 @@ from emberscale_api.job.status import (
     TrainingJobStatus,
 )
 from emberscale_api.job.units import measured_time, rough_time
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import evaluation_from_wire
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.kubernetes.spreading import shared_nodes, sharing_text
@@ -59,8 +58,8 @@ class Facts:
     now: float
     ready: Mapping[Role, int] = field(default_factory=dict)
     blocked: tuple[str, str] | None = None
-    master: pb.JobStatus | None = None
-    plan: pb.Plan | None = None
+    master: JobStatus | None = None
+    plan: JobPlan | None = None
     image: str = ""
 
     @property
@@ -171,19 +170,19 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
         put(ConditionType.SUSPENDED, False, "JobResumed", "the job resumes from its last checkpoint")
-    sizing = facts.plan.sizing if facts.plan is not None else pb.Sizing()
+    sizing = facts.plan.sizing if facts.plan is not None else Sizing()
     changes = [step for step in sizing.steps if step.reason and step.reason not in (*RECOVERY_STEPS, STARTED_STEP)]
     if not resting and changes:
         put(ConditionType.SCALING, sizing.scaling, changes[-1].reason, changes[-1].message)
     elif resting and ConditionType.SCALING in conditions:
         put(ConditionType.SCALING, False, str(phase), "the job rests")
-    slow = [] if resting or facts.master is None else [one for one in facts.master.members if one.HasField("slowness")]
+    members = () if resting or facts.master is None else facts.master.members
+    slow = [_slow_text(one.member, one.slowness) for one in members if one.slowness is not None]
     if slow:
-        put(ConditionType.SLOW, True, "FoundSlowMembers", "; ".join(map(_slow_text, slow)))
+        put(ConditionType.SLOW, True, "FoundSlowMembers", "; ".join(slow))
     elif ConditionType.SLOW in conditions and (resting or facts.master is not None):
         put(ConditionType.SLOW, False, "NoSlowMembers", "no member is much slower than its peers")
-    members = [] if resting or facts.master is None else facts.master.members
-    full = [_member_name(one) for one in members if one.delays_for_memory]
+    full = [one.member.slot for one in members if one.delays_for_memory]
     if full:
         put(
             ConditionType.LOW_MEMORY,
@@ -195,41 +194,37 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.LOW_MEMORY, False, "EnoughMemory", "no parameter server is near its memory limit")
     if resting and ConditionType.FLASH_CHECKPOINT in conditions:
         put(ConditionType.FLASH_CHECKPOINT, False, str(phase), "the job rests")
-    elif not resting and facts.master is not None and facts.master.HasField("flash"):
+    elif not resting and facts.master is not None and facts.master.flash is not None:
         put(ConditionType.FLASH_CHECKPOINT, *_flash(facts.master.flash))
     if resting and ConditionType.PROTECTED in conditions:
         put(ConditionType.PROTECTED, False, str(phase), "the job rests")
-    elif not resting and facts.master is not None and facts.master.HasField("protection"):
-        put(ConditionType.PROTECTED, *_protection(facts.master, facts.members))
+    elif not resting and facts.master is not None and facts.master.protection is not None:
+        put(ConditionType.PROTECTED, *_protection(facts.master.protection, facts.master, facts.members))
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
 
 
-def _slow_text(member: pb.MemberStatus) -> str:
-    slowness = member.slowness
+def _slow_text(member: MemberName, slowness: SlowMember) -> str:
     remedy = f", {slowness.remedy}" if slowness.remedy else ""
-    return f"{_member_name(member)} is {slowness.factor:g} times slower than its peers{remedy}"
+    return f"{member.slot} is {slowness.factor:g} times slower than its peers{remedy}"
 
 
-def _member_name(member: pb.MemberStatus) -> str:
-    return f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
-
-
-def _protection(status: pb.JobStatus, members: Iterable[MemberStatus]) -> tuple[bool, str, str]:
+def _protection(
+    protection: ProtectionStatus, status: JobStatus, members: Iterable[MemberStatus]
+) -> tuple[bool, str, str]:
     """Whether any one parameter server can be lost without a roll-back, a reason, and a message."""
-    protection = status.protection
     if not protection.protected:
         reason = "Rebuilding" if protection.lost else "Unprotected"
         return False, reason, f"{protection.problem}; a parameter server that is lost now takes the job back"
     message = "the rows of any one parameter server can be rebuilt from parity on the others"
-    group = {one.member.index for one in status.members if one.member.role == pb.PS and one.buckets}
+    group = {one.member.index for one in status.members if one.member.role is Role.PS and one.buckets}
     if shared := shared_nodes(group, members):
         return True, SHARED_NODES, f"{message}; {sharing_text(shared)}"
     return True, "Protected", message
 
 
-def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:
+def _flash(flash: FlashStatus) -> tuple[bool, str, str]:
     """Whether flash checkpoints are taken, a reason, and a message that changes only with what it is about."""
     every = f"every {measured_time(round(flash.interval_seconds))}"
     if flash.problem:
@@ -239,9 +234,9 @@ def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:
     return True, "FlashCheckpointTaken", f"one is taken {every}"
 
 
-def _progress(status: pb.JobStatus, ended: bool) -> Progress:
+def _progress(status: JobStatus, ended: bool) -> Progress:
     expected = status.expected_samples
-    going = status.eta_seconds >= 0 and not ended and status.phase == pb.TRAINING
+    going = status.eta_seconds >= 0 and not ended and status.phase is JobPhase.TRAINING
     return Progress(
         samples=status.samples,
         expected_samples=expected,
@@ -252,7 +247,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         epochs=status.epochs,
         loss=_finite(status.loss),
         auc=_finite(status.auc),
-        evaluations=tuple(_rounded(evaluation_from_wire(result)) for result in status.evaluations),
+        evaluations=tuple(map(_rounded, status.evaluations)),
         checkpoint=status.checkpoint,
         recoveries=status.recoveries,
         pls=round(status.pls, 6),
@@ -263,8 +258,8 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
     )
 
 
-def _rebuilds(protection: pb.ProtectionStatus) -> Rebuilds | None:
-    if not protection.rebuilds:
+def _rebuilds(protection: ProtectionStatus | None) -> Rebuilds | None:
+    if protection is None or not protection.rebuilds:
         return None
     return Rebuilds(
         count=protection.rebuilds,
@@ -302,7 +297,7 @@ def _plan(facts: Facts) -> PlanStatus | None:
         return RolePlan(replicas=demand.replicas, cpu=cpu, memory=memory)
 
     plan = facts.plan
-    sizing = plan.sizing if plan else pb.Sizing()
+    sizing = plan.sizing if plan else Sizing()
     return PlanStatus(
         version=plan.version if plan else 0,
         reason=sizing.reason or "Manifest",

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan
 from emberscale_api.job.status import (
     RECOVERY_STEPS,
     ConditionType,
@@ -13,7 +14,6 @@ from emberscale_api.job.status import (
     PlanStatus,
     TrainingJobStatus,
 )
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
@@ -22,7 +22,6 @@ from emberscale_operator.kubernetes.status import FLASH_FAILED
 from emberscale_operator.machine import RESTING, InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
-_ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {"Recovered", "Returned"}
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are ready; workers index the data"),
@@ -89,16 +88,15 @@ def tell_exits(
     return told
 
 
-def tell_scaling(recorder: EventRecorder, job: Job, before: pb.Plan | None, after: pb.Plan) -> None:
+def tell_scaling(recorder: EventRecorder, job: Job, before: JobPlan | None, after: JobPlan) -> None:
     """The plan gives a role other numbers or resources: what, from what to what, and why is in its message."""
-    if before is None or after.phase in (pb.COMPLETE, pb.FAILED, pb.SUSPENDED):
+    if before is None or after.phase in RESTING:
         return
-    old = {role.role: role for role in before.roles}
-    for new in after.roles:
-        role, was = _ROLES.get(new.role), old.get(new.role)
-        if role is None or was is None or not was.replicas:
+    for role, new in after.shapes.items():
+        was = before.shapes.get(role)
+        if role is Role.MASTER or was is None or not was.replicas:
             continue
-        key = f"{role}-{new.replicas}-{new.cpu_cores:g}-{new.memory_bytes}-{after.sizing.scalings}"
+        key = f"{role}-{new.replicas}-{new.cpu_cores or 0:g}-{new.memory_bytes or 0}-{after.sizing.scalings}"
         text = f"{after.sizing.reason}: {after.sizing.message}"
         if new.replicas != was.replicas:
             way = "Up" if new.replicas > was.replicas else "Down"
@@ -107,7 +105,7 @@ def tell_scaling(recorder: EventRecorder, job: Job, before: pb.Plan | None, afte
             recorder.normal(job, f"Planned{_NOUNS[role]}Resources", text, key)
 
 
-def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, after: pb.Plan) -> None:
+def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, after: JobPlan) -> None:
     """Steps of a change of shape that are done since the status was written, and recoveries."""
     known = before.step if before is not None else 0
     for step in after.sizing.steps:

@@ -9,9 +9,8 @@ import psutil
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_phase
 from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
@@ -45,7 +44,6 @@ _START_SILENCE_SECONDS = 30.0
 _JOIN_SILENCE_SECONDS = 60.0
 _SUSPEND_SECONDS = 120.0
 _FULL_BYTES = 1 << 20
-_RESTING_PHASES = frozenset(wire_phase(phase) for phase in RESTING)
 
 
 @dataclass
@@ -100,8 +98,8 @@ class LocalBackend:
         self._observed: tuple[Instance, ...] = ()
         self._standing = JobStanding()
         self._exits: dict[InstanceId, MemberExit] = {}
-        self._status: pb.JobStatus | None = None
-        self._plan: pb.Plan | None = None
+        self._status: JobStatus | None = None
+        self._plan: JobPlan | None = None
 
     async def observe(self, now: float) -> Observed | None:
         """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
@@ -122,7 +120,7 @@ class LocalBackend:
         masters = (i.id for i in instances if i.id.role is Role.MASTER and i.state is InstanceState.RUNNING)
         return Observed(self._intent(), instances, max(masters, default=None))
 
-    async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
+    async def recall(self) -> tuple[JobStanding, JobPlan | None]:
         """Returns an empty standing: every launch begins anew, and only the master remembers earlier ones."""
         return JobStanding(), None
 
@@ -133,7 +131,7 @@ class LocalBackend:
     async def report(self, news: News, now: float) -> float:
         """Tells the observer."""
         self._standing, self._status = news.decision.standing, news.status
-        if news.plan is not None and news.plan.phase not in _RESTING_PHASES:
+        if news.plan is not None and news.plan.phase not in RESTING:
             self._plan = news.plan
         if not news.before.rests:
             self._note_exits()

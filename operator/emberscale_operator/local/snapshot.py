@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local.processes import ProcessView
 from emberscale_operator.machine import ExitReason
 
@@ -32,7 +32,7 @@ class RunView:
     """
 
     seconds: float
-    status: pb.JobStatus | None
+    status: JobStatus | None
     processes: tuple[ProcessView, ...]
     restarts: Mapping[str, int]
     exits: tuple[MemberExit, ...]
@@ -50,8 +50,8 @@ class RunOutcome:
     phase: JobPhase | None
     reason: str
     message: str
-    status: pb.JobStatus | None
+    status: JobStatus | None
     peak_memory: Mapping[str, int]
     restarts: Mapping[str, int]
     seconds: float
-    plan: pb.Plan | None = None
+    plan: JobPlan | None = None

@@ -13,8 +13,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from emberscale_api import metrics
+from emberscale_api.job.roles import Role
 from emberscale_api.metrics import SAMPLES_TOTAL
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 
 _TIMEOUT_SECONDS = 5.0
@@ -41,9 +41,8 @@ def take_reading(snapshot: RunView) -> Reading:
     """Asks the workers and servers of a running job. Raises OSError if one cannot be asked."""
     counters = {}
     for member in snapshot.status.members if snapshot.status is not None else ():
-        name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
-        if member.member.role in (pb.PS, pb.WORKER) and member.metrics_address:
-            counters[name] = _scrape(member.metrics_address)
+        if member.member.role in (Role.PS, Role.WORKER) and member.metrics_address:
+            counters[member.member.slot] = _scrape(member.metrics_address)
     return Reading(time.monotonic(), counters, _cpu_seconds(snapshot))
 
 

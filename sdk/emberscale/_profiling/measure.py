@@ -10,7 +10,7 @@ from pathlib import Path
 from emberscale._profiling.job_profile import Reading, TimeBreakdown, profile_of, take_reading
 from emberscale._run.interruption import Interruption
 from emberscale_api.job import TrainingJob
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.status import JobPhase
 from emberscale_operator.local import LocalJob, RunFolder, RunView
 
 _NEVER = 10 * 365 * 86400.0
@@ -60,7 +60,7 @@ class _Window:
     def see(self, snapshot: RunView) -> bool:
         """Whether the window is over."""
         status = snapshot.status
-        if status is None or status.phase != pb.TRAINING:
+        if status is None or status.phase is not JobPhase.TRAINING:
             return False
         if self.before is None and status.samples >= self.samples * _WARM_UP:
             self.before = take_reading(snapshot)

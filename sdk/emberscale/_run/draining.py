@@ -9,6 +9,7 @@ from emberscale._run.scaling import folder_under_way, live_servers, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.running_codec import status_from_wire
 
 _CALL_SECONDS = 20.0
 _REASON = "`emberscale drain`"
@@ -30,7 +31,7 @@ def drain_run(root: Path, index: int) -> None:
 
 def _replace(stub: MasterStub, index: int) -> None:
     """Raises InvalidError, and grpc.RpcError for any other answer of the master."""
-    status = stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
+    status = status_from_wire(stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS))
     servers = live_servers(status)
     check_runs(index, servers)
     asked = pb.DrainRequest(index=index, incarnation=servers[index], reason=_REASON)

@@ -12,10 +12,11 @@ import grpc
 from emberscale._drill import Look
 from emberscale._run.scaling import folder_under_way, live_servers, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.job.running import JobStatus, ProtectionStatus
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import phase_from_wire
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.running_codec import status_from_wire
 from emberscale_operator.local import KillRequest
 
 _CALL_SECONDS = 5.0
@@ -55,12 +56,13 @@ class DrilledRun:
     def look(self) -> Look:
         """Asks the master. Raises UnavailableError if it does not answer, and InvalidError once the run is over."""
         try:
-            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
+            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
             folder_under_way(self._root)
             raise UnavailableError(
                 f"{self._root}: the master of the run does not answer ({error.details()})"
             ) from error
+        status = status_from_wire(answer)
         self._incarnations = live_servers(status)
         return look_at_run(status, time.monotonic())
 
@@ -86,17 +88,17 @@ class DrilledRun:
         return time.monotonic()
 
 
-def look_at_run(status: pb.JobStatus, at: float) -> Look:
+def look_at_run(status: JobStatus, at: float) -> Look:
     """What a master says of its job."""
-    protection = status.protection
+    protection = status.protection or ProtectionStatus()
     return Look(
         at=at,
-        phase=phase_from_wire(status.phase) or JobPhase.PENDING,
+        phase=status.phase or JobPhase.PENDING,
         samples=status.samples,
         speed=status.samples_per_second,
         checkpoint=status.checkpoint,
         servers=tuple(sorted(live_servers(status))),
-        protected=protection.protected if status.HasField("protection") else None,
+        protected=None if status.protection is None else protection.protected,
         problem=protection.problem,
         recoveries=status.recoveries,
         pls=status.pls,

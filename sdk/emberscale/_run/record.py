@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
+from emberscale_api.job.running import JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import phase_from_wire
 from emberscale_operator.local import RunView
 
 
@@ -165,15 +164,15 @@ class MetricsRecorder:
         self._file.flush()
 
 
-def row(snapshot: RunView, status: pb.JobStatus, offset: float) -> tuple[object, ...]:
+def row(snapshot: RunView, status: JobStatus, offset: float) -> tuple[object, ...]:
     """The values of COLUMNS; what is not known is empty."""
     memory: Counter[str] = Counter()
     for process in snapshot.processes:
         memory[process.name.rpartition("-")[0]] += process.resident_bytes
-    training = status.phase == pb.TRAINING
+    training = status.phase is JobPhase.TRAINING
     return (
         f"{offset + snapshot.seconds:.2f}",
-        phase_from_wire(status.phase) or "",
+        status.phase or "",
         status.epoch,
         status.samples,
         f"{status.samples_per_second:.1f}" if training else "",

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobStatus
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local import RunFolder, edit_manifest
 
@@ -69,10 +70,10 @@ def open_master(root: Path, folder: RunFolder) -> grpc.Channel:
     return open_channel(address, token)
 
 
-def live_servers(status: pb.JobStatus) -> dict[int, str]:
+def live_servers(status: JobStatus) -> dict[int, str]:
     """Returns the incarnations of the parameter servers that the master takes for alive, by index."""
     return {
-        one.member.index: one.member.incarnation for one in status.members if one.member.role == pb.PS and one.alive
+        one.member.index: one.member.incarnation for one in status.members if one.member.role is Role.PS and one.alive
     }
 
 

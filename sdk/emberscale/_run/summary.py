@@ -9,10 +9,10 @@ from typing import Any
 
 from emberscale._run.audit import AuditReport
 from emberscale._run.record import RunStatus
+from emberscale_api.job.roles import Role
+from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, Sizing
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.metrics import WORKER_STAGES
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import evaluation_from_wire
 from emberscale_operator.local import RunOutcome
 
 
@@ -97,18 +97,8 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _traffic(traffic: pb.WorkerTraffic) -> dict[str, int]:
-    return {
-        "bytes": traffic.bytes,
-        "rounds": traffic.rounds,
-        "round_batches": traffic.round_batches,
-        "round_bytes": traffic.round_bytes,
-        "single_bytes": traffic.single_bytes,
-    }
-
-
-def _flash(flash: pb.FlashStatus) -> dict[str, Any] | None:
-    if not flash.checkpoint:
+def _flash(flash: FlashStatus | None) -> dict[str, Any] | None:
+    if flash is None or not flash.checkpoint:
         return None
     return {
         "checkpoint": flash.checkpoint,
@@ -119,37 +109,12 @@ def _flash(flash: pb.FlashStatus) -> dict[str, Any] | None:
     }
 
 
-def _forgotten(share: pb.ForgottenShare) -> dict[str, Any]:
-    return {
-        "servers": list(share.servers),
-        "checkpoint": share.checkpoint,
-        "samples": share.samples,
-        "share": share.share,
-        "pls": share.pls,
-        "priority_saves": share.priority_saves,
-        "batches": {
-            part.epoch: [list(span) for span in zip(part.ranges[::2], part.ranges[1::2], strict=True)]
-            for part in share.batches
-        },
-    }
-
-
-def _cost(cost: pb.CheckpointCost) -> dict[str, Any]:
-    return {
-        "checkpoint": cost.checkpoint,
-        "seconds": cost.seconds,
-        "held_seconds": cost.held_seconds,
-        "written_bytes": cost.written_bytes,
-        "bytes": cost.bytes,
-    }
-
-
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
     """Puts the master's last status and the observations of the processes together.
 
     `saved` is the audit of the newest checkpoint, which the status may be too old to know; None if there is none.
     """
-    status = outcome.status or pb.JobStatus()
+    status = outcome.status or JobStatus()
     quality, measured_on = _quality(status)
     return Summary(
         name=name,
@@ -168,41 +133,33 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         training_seconds=status.training_seconds,
         stages=_stages(status),
         rows=dict(sorted(status.rows.items())),
-        admission={
-            table: {"admitted": counts.admitted, "refused": counts.refused, "evicted": counts.evicted}
-            for table, counts in sorted(status.admission.items())
-        },
+        admission={table: asdict(counts) for table, counts in sorted(status.admission.items())},
         peak_memory_bytes=_peaks(outcome, status),
         restarts=dict(outcome.restarts),
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
-        traffic=_traffic(status.traffic),
+        traffic=asdict(status.traffic),
         recoveries=status.recoveries,
-        rebuilds=status.protection.rebuilds,
-        warnings=tuple(status.warnings),
+        rebuilds=status.protection.rebuilds if status.protection is not None else 0,
+        warnings=status.warnings,
         pls=status.pls,
-        forgotten=tuple(_forgotten(share) for share in status.forgotten),
+        forgotten=tuple(map(asdict, status.forgotten)),
         flash=_flash(status.flash),
-        checkpoints=tuple(_cost(cost) for cost in status.checkpoints),
+        checkpoints=tuple(map(asdict, status.checkpoints)),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,
         origin=saved.origin.model_dump(mode="json") if saved is not None and saved.origin is not None else None,
-        evaluations=tuple(evaluation_from_wire(result).model_dump() for result in status.evaluations),
+        evaluations=tuple(result.model_dump() for result in status.evaluations),
         plan=plan_document(outcome.plan, status.sizing),
     )
 
 
-def plan_document(plan: pb.Plan | None, sizing: pb.Sizing) -> dict[str, Any]:
+def plan_document(plan: JobPlan | None, sizing: Sizing) -> dict[str, Any]:
     """A plan in plain types: numbers and resources by role, and why."""
-    roles = {} if plan is None else {role.role: role for role in plan.roles}
     shape = {
-        name: {
-            "replicas": roles[number].replicas,
-            "cpu": roles[number].cpu_cores or None,
-            "memory_bytes": roles[number].memory_bytes or None,
-        }
-        for name, number in (("ps", pb.PS), ("worker", pb.WORKER))
-        if number in roles
+        str(role): {"replicas": one.replicas, "cpu": one.cpu_cores, "memory_bytes": one.memory_bytes}
+        for role, one in (plan.shapes if plan is not None else {}).items()
+        if role is not Role.MASTER
     }
     return {
         **shape,
@@ -214,28 +171,28 @@ def plan_document(plan: pb.Plan | None, sizing: pb.Sizing) -> dict[str, Any]:
     }
 
 
-def _quality(status: pb.JobStatus) -> tuple[EvaluationResult, str | None]:
+def _quality(status: JobStatus) -> tuple[EvaluationResult, str | None]:
     """The last evaluation, or else the progressive loss and AUC; and on what they were measured."""
     if status.evaluations:
-        return evaluation_from_wire(status.evaluations[-1]), "evaluation"
+        return status.evaluations[-1], "evaluation"
     if not status.samples:
         return EvaluationResult(epoch=0, samples=0), None
-    recent = pb.EvaluationStatus(auc=status.auc, logloss=status.loss, normalized_entropy=math.nan, calibration=math.nan)
-    progressive = evaluation_from_wire(recent)
-    return progressive, None if progressive.auc is None and progressive.logloss is None else "training"
+    auc, loss = (value if math.isfinite(value) else None for value in (status.auc, status.loss))
+    recent = EvaluationResult(epoch=0, samples=0, auc=auc, logloss=loss)
+    return recent, None if auc is None and loss is None else "training"
 
 
-def _stages(status: pb.JobStatus) -> dict[str, float]:
+def _stages(status: JobStatus) -> dict[str, float]:
     seconds: Counter[str] = Counter()
     for member in status.members:
-        if member.member.role == pb.WORKER:
-            seconds.update(dict(member.stage_seconds))
+        if member.member.role is Role.WORKER:
+            seconds.update(member.stage_seconds)
     return {stage: float(seconds[stage]) for stage in WORKER_STAGES}
 
 
-def _peaks(outcome: RunOutcome, status: pb.JobStatus) -> dict[str, int]:
+def _peaks(outcome: RunOutcome, status: JobStatus) -> dict[str, int]:
     peaks = dict(outcome.peak_memory)
     for member in status.members:
-        name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
+        name = member.member.slot
         peaks[name] = max(peaks.get(name, 0), member.peak_memory_bytes)
     return dict(sorted(peaks.items()))

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan
+from emberscale_api.shape import RoleShape
 from emberscale_operator.controller import Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
@@ -51,10 +53,10 @@ BUDGET = f"{BUDGETS}/ctr-ps"
 
 def route(routed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan asks for four servers, and so many of them are in the routing table."""
-    roles = [pb.RolePlan(role=pb.PS, replicas=4), pb.RolePlan(role=pb.WORKER, replicas=3)]
+    shapes = {Role.PS: RoleShape(4), Role.WORKER: RoleShape(3)}
 
-    async def recall(_: KubernetesBackend) -> tuple[JobStanding, pb.Plan]:
-        return JobStanding(), pb.Plan(roles=roles, routed_ps=routed)
+    async def recall(_: KubernetesBackend) -> tuple[JobStanding, JobPlan]:
+        return JobStanding(), JobPlan(shapes=shapes, routed_ps=routed)
 
     monkeypatch.setattr(KubernetesBackend, "recall", recall)
 

@@ -7,9 +7,10 @@ import pytest
 
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import JobPlan, Sizing
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.token import JobClaims, claims_of
+from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes import stories
 from emberscale_operator.kubernetes.job import Job, read_job
 from emberscale_operator.kubernetes.observation import plan_of
@@ -17,7 +18,6 @@ from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, bui
 from emberscale_operator.kubernetes.settings import Settings, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
 from emberscale_operator.machine import InstanceId, JobStanding, Resources, demands_of
-from emberscale_operator.master_link import sizes_of
 from eventually import unwrap
 from training_jobs import job_body
 
@@ -27,20 +27,18 @@ def open_job() -> Job:
     return read_job(job_body(ps={"maxReplicas": 4}, worker={"maxReplicas": 8}))
 
 
-def plan(workers: int, ps: int, cpu: float = 2.0, scalings: int = 0) -> pb.Plan:
-    sizing = pb.Sizing(
+def plan(workers: int, ps: int, cpu: float = 2.0, scalings: int = 0) -> JobPlan:
+    sizing = Sizing(
         reason="Scale", message="it pays", plan_version=3, expected_samples_per_second=900.4, scalings=scalings
     )
-    made = pb.Plan(version=5, reason="Training", sizing=sizing, phase=pb.TRAINING)
-    made.roles.add(role=pb.PS, replicas=ps, cpu_cores=cpu, memory_bytes=1 << 30)
-    made.roles.add(role=pb.WORKER, replicas=workers, cpu_cores=cpu, memory_bytes=1 << 30)
-    return made
+    shapes = {Role.PS: RoleShape(ps, cpu, 1 << 30), Role.WORKER: RoleShape(workers, cpu, 1 << 30)}
+    return JobPlan(version=5, reason="Training", shapes=shapes, sizing=sizing, phase=JobPhase.TRAINING)
 
 
-def counts(job: Job, given: pb.Plan | None, planned_by_brain: bool = True) -> dict[Role, int]:
+def counts(job: Job, given: JobPlan | None, planned_by_brain: bool = True) -> dict[Role, int]:
     return {
         demand.role: demand.replicas
-        for demand in demands_of(job.spec, sizes_of(given) if given else None, planned=planned_by_brain)
+        for demand in demands_of(job.spec, given.shapes if given else None, planned=planned_by_brain)
     }
 
 
@@ -84,7 +82,7 @@ def test_an_address_without_a_token_is_refused() -> None:
 
 def test_the_status_says_which_plan_is_in_force_and_why(open_job: Job) -> None:
     given = plan(6, 2, scalings=2)
-    demands = demands_of(open_job.spec, sizes_of(given), planned=True)
+    demands = demands_of(open_job.spec, given.shapes, planned=True)
     facts = Facts(
         name="toy",
         generation=1,
@@ -127,7 +125,7 @@ class Heard:
     ],
 )
 def test_every_change_of_shape_is_an_event(
-    open_job: Job, before: pb.Plan | None, after: pb.Plan, reasons: list[str]
+    open_job: Job, before: JobPlan | None, after: JobPlan, reasons: list[str]
 ) -> None:
     heard = Heard()
     stories.tell_scaling(heard, open_job, before, after)  # type: ignore[arg-type]  # it only listens

@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import (
+    FlashStatus,
+    JobPlan,
+    JobStatus,
+    MemberName,
+    MemberNow,
+    ProtectionStatus,
+    ScalingStep,
+    Sizing,
+    SlowMember,
+)
 from emberscale_api.job.status import ConditionType, JobPhase, MemberStatus, Rebuilds, TrainingJobStatus
 from emberscale_api.job.units import rough_time
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
@@ -81,13 +91,13 @@ def test_a_blocked_job_does_not_progress_and_says_why() -> None:
     assert (condition.status, condition.reason, condition.message) == ("False", "Unschedulable", "ps-0: no node")
 
 
-def steps(*reasons: str, scaling: bool = False) -> pb.Plan:
-    told = [pb.ScalingStep(number=n, reason=reason, message=f"{n}!") for n, reason in enumerate(reasons, 4)]
-    return pb.Plan(sizing=pb.Sizing(steps=told, scaling=scaling))
+def steps(*reasons: str, scaling: bool = False) -> JobPlan:
+    told = tuple(ScalingStep(n, reason, f"{n}!") for n, reason in enumerate(reasons, 4))
+    return JobPlan(sizing=Sizing(steps=told, scaling=scaling))
 
 
 def test_a_change_of_shape_is_a_condition_with_its_last_step() -> None:
-    first = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=pb.Plan()))
+    first = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=JobPlan()))
     assert conditions(first) == {"Progressing": "True"}
     planned = build_status(first, facts(JobPhase.TRAINING, plan=steps("PlannedScaling", scaling=True)))
     assert conditions(planned)["Scaling"] == "True"
@@ -112,14 +122,11 @@ def test_a_job_at_rest_does_not_scale() -> None:
     assert conditions(rests)["Scaling"] == "False"
 
 
-def of_master(*slow: tuple[int, float, str]) -> pb.JobStatus:
+def of_master(*slow: tuple[int, float, str]) -> JobStatus:
     """Three workers, of which these are so many times slower than their peers."""
-    status = pb.JobStatus(phase=pb.TRAINING)
-    for index in range(3):
-        status.members.add(member=pb.Member(role=pb.WORKER, index=index))
-    for index, factor, remedy in slow:
-        status.members[index].slowness.CopyFrom(pb.Slowness(factor=factor, seconds=9, remedy=remedy))
-    return status
+    slowness = {index: SlowMember(factor, seconds=9, remedy=remedy) for index, factor, remedy in slow}
+    workers = tuple(MemberNow(MemberName(Role.WORKER, index), slowness=slowness.get(index)) for index in range(3))
+    return JobStatus(JobPhase.TRAINING, members=workers)
 
 
 def test_slow_members_are_a_condition_and_told_once_and_when_it_is_over() -> None:
@@ -154,11 +161,9 @@ def test_a_job_at_rest_has_no_slow_members() -> None:
 
 
 def test_servers_near_their_memory_limit_are_a_condition_and_told_once_and_when_it_is_over() -> None:
-    def of_servers(*delays: bool) -> pb.JobStatus:
-        status = pb.JobStatus(phase=pb.TRAINING)
-        for index, delay in enumerate(delays):
-            status.members.add(member=pb.Member(role=pb.PS, index=index), delays_for_memory=delay)
-        return status
+    def of_servers(*delays: bool) -> JobStatus:
+        servers = (MemberNow(MemberName(Role.PS, n), delays_for_memory=delay) for n, delay in enumerate(delays))
+        return JobStatus(JobPhase.TRAINING, members=tuple(servers))
 
     recorder, job = Recorder(), read_job(job_body())
     status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of_servers(False, False)))
@@ -174,9 +179,9 @@ def test_servers_near_their_memory_limit_are_a_condition_and_told_once_and_when_
     ]
 
 
-def of_flash(problem: str = "", checkpoint: str = "flash-00000003") -> pb.JobStatus:
-    flash = pb.FlashStatus(checkpoint=checkpoint, interval_seconds=15, problem=problem)
-    return pb.JobStatus(phase=pb.TRAINING, flash=flash)
+def of_flash(problem: str = "", checkpoint: str = "flash-00000003") -> JobStatus:
+    flash = FlashStatus(checkpoint=checkpoint, interval_seconds=15, problem=problem)
+    return JobStatus(phase=JobPhase.TRAINING, flash=flash)
 
 
 def test_flash_checkpoints_that_fail_are_told_once_and_when_they_are_taken_again() -> None:
@@ -203,14 +208,14 @@ def test_flash_checkpoints_that_fail_are_told_once_and_when_they_are_taken_again
 
 
 def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
-    def of(protected: bool, problem: str = "", lost: str = "") -> pb.JobStatus:
-        protection = pb.ProtectionStatus(protected=protected, problem=problem, lost=lost)
-        return pb.JobStatus(phase=pb.TRAINING, protection=protection)
+    def of(protected: bool, problem: str = "", lost: str = "") -> JobStatus:
+        protection = ProtectionStatus(protected=protected, problem=problem, lost=lost)
+        return JobStatus(phase=JobPhase.TRAINING, protection=protection)
 
     def protected(status: TrainingJobStatus) -> tuple[str, str]:
         return next((one.status, one.reason) for one in status.conditions if one.type == "Protected")
 
-    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=pb.JobStatus(phase=pb.TRAINING)))
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING)))
     assert "Protected" not in conditions(status)
     said = []
     for master in (of(False, "rows of ps-0 are still sent"), of(True), of(False, "ps-1 is lost", "ps-1"), of(True)):
@@ -222,10 +227,8 @@ def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
 
 def test_a_node_that_would_take_two_servers_away_is_named_while_the_job_is_protected() -> None:
     def said(*nodes: str) -> tuple[str, str, str]:
-        servers = [
-            pb.MemberStatus(member=pb.Member(role=pb.PS, index=index), buckets=512) for index in range(len(nodes))
-        ]
-        master = pb.JobStatus(phase=pb.TRAINING, members=servers, protection=pb.ProtectionStatus(protected=True))
+        servers = tuple(MemberNow(MemberName(Role.PS, index), buckets=512) for index in range(len(nodes)))
+        master = JobStatus(JobPhase.TRAINING, members=servers, protection=ProtectionStatus(protected=True))
         members = tuple(
             MemberStatus(role="ps", index=index, node=node, state="Running") for index, node in enumerate(nodes)
         )
@@ -241,9 +244,9 @@ def test_a_node_that_would_take_two_servers_away_is_named_while_the_job_is_prote
 
 
 def test_the_last_rebuild_is_part_of_the_progress() -> None:
-    def of(rebuilds: int) -> pb.JobStatus:
-        protection = pb.ProtectionStatus(rebuilds=rebuilds, seconds=1.23456, bytes=7, rebuilt="ps-1")
-        return pb.JobStatus(phase=pb.TRAINING, protection=protection)
+    def of(rebuilds: int) -> JobStatus:
+        protection = ProtectionStatus(rebuilds=rebuilds, seconds=1.23456, bytes=7, rebuilt="ps-1")
+        return JobStatus(phase=JobPhase.TRAINING, protection=protection)
 
     told = [build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of(count))).progress for count in (0, 2)]
     assert [unwrap(one).rebuilds for one in told] == [None, Rebuilds(count=2, server="ps-1", seconds=1.235, bytes=7)]
@@ -279,7 +282,7 @@ class Recorder:
 
 
 def test_progress_that_is_not_a_number_is_left_out() -> None:
-    master = pb.JobStatus(phase=pb.TRAINING, samples=99, expected_samples=100, auc=float("nan"), eta_seconds=-1)
+    master = JobStatus(phase=JobPhase.TRAINING, samples=99, expected_samples=100, auc=float("nan"), eta_seconds=-1)
     progress = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=master)).progress
     assert progress is not None
     assert (progress.auc, progress.eta, progress.percent) == (None, "", "99%")
@@ -345,6 +348,6 @@ def test_memory_that_grew_is_asked_for() -> None:
 
 
 def test_signs_that_a_job_is_not_what_was_wanted_are_in_the_status() -> None:
-    told = pb.JobStatus(samples=1, expected_samples=1, warnings=["spec.training.batchSize is larger than the data"])
+    told = JobStatus(samples=1, expected_samples=1, warnings=("spec.training.batchSize is larger than the data",))
     status = build_status(TrainingJobStatus(), facts(JobPhase.COMPLETE, master=told))
     assert unwrap(status.progress).warnings == ("spec.training.batchSize is larger than the data",)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from emberscale_api.job.running import AdmissionCounts
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import Outcome
-from emberscale_trainer.table import AdmissionCounts, Snapshot, TableStore
+from emberscale_trainer.table import Snapshot, TableStore
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
 
-from emberscale_trainer.table.admission import AdmissionCounts, holds_sketches, with_sketches
+from emberscale_trainer.table.admission import holds_sketches, with_sketches
 from emberscale_trainer.table.compaction import Compaction, compact, trim_heap
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.deltas import DeltaLog
@@ -26,7 +26,6 @@ from emberscale_trainer.table.snapshot import Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
 
 __all__ = [
-    "AdmissionCounts",
     "Compaction",
     "DeltaLog",
     "DensePieces",

@@ -11,25 +11,10 @@ within some `min_count * 2^19` pushes of keys without rows, over the table, to b
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from emberscale_api.job import InitializerSpec, InitializerType, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_trainer.table.layout import FLOAT_BYTES
 from emberscale_trainer.table.rows import SKETCH_COUNTERS
-
-
-@dataclass(frozen=True)
-class AdmissionCounts:
-    """What became of keys and rows of a table since its store was made.
-
-    * `admitted`: keys that got a row, in a table with admission.
-    * `refused`: pushes that were only counted.
-    * `evicted`: rows that were removed because of `eviction`.
-    """
-
-    admitted: int = 0
-    refused: int = 0
-    evicted: int = 0
 
 
 def sketches_of(spec: TableSpec) -> TableSpec:

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
+from emberscale_api.job.running import AdmissionCounts
 from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import initializers, kernels, optimizers
-from emberscale_trainer.table.admission import AdmissionCounts, with_sketches
+from emberscale_trainer.table.admission import with_sketches
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.deltas import DELTA_BYTES, DeltaLog
 from emberscale_trainer.table.dense import DensePieces
