@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import structlog
 
-from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
@@ -21,13 +20,12 @@ from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service import learning
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.first_plan import WarmStarts
-from emberscale_brain.service.in_force import UnacceptablePlanError, refreshed
+from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce, UnacceptablePlanError, refreshed
 from emberscale_brain.service.instruments import Meters, SteadyClock
-from emberscale_brain.service.messages import explanation_to, plan_to
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import ChangeRecorder
 from emberscale_brain.service.rounds import PlanningRounds
-from emberscale_brain.service.runtime import BrainRuntime, Reported, UnknownJobError
+from emberscale_brain.service.runtime import BrainRuntime, JobSummary, Reported, UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState
 
@@ -112,7 +110,7 @@ class Brain:
 
     # -- what others say and ask ----------------------------------------------------------------------------------
 
-    def submit(self, submitted: JobSubmitted) -> tuple[pb.BrainPlan, Future[bool]]:
+    def submit(self, submitted: JobSubmitted) -> tuple[PlanInForce, Future[bool]]:
         """Makes a job known and gives it its first plan; a job that is known keeps its plan in force.
 
         Looks at all past jobs: not for a thread that must not wait.
@@ -126,10 +124,10 @@ class Brain:
             self._wake.set()
         return answer.plan, answer.durable
 
-    def first_plan(self, submitted: JobSubmitted) -> pb.BrainPlan:
+    def first_plan(self, submitted: JobSubmitted) -> PlanInForce:
         """The plan that a job would start with; not for a thread that must not wait."""
         started = self._warm_starts.find(submitted, self._runtime.past_jobs())
-        return plan_to(replace(self._runtime.proposal(submitted, started, self.clock()), version=0))
+        return PlanInForce.of(replace(self._runtime.proposal(submitted, started, self.clock()), version=0))
 
     def report(self, job: JobId, reports: Sequence[ProfileReported], start_ups: Sequence[StartUpObserved]) -> Reported:
         """Takes profiles and start-ups of a job, and refuses implausible ones."""
@@ -150,11 +148,11 @@ class Brain:
         """Counts profiles that were refused before they could be reported."""
         self.meters.profiles.labels(reason.value).inc(count)
 
-    def plan(self, job: JobId) -> pb.BrainPlan:
+    def plan(self, job: JobId) -> PlanInForce:
         """The plan in force. Raises UnknownJobError."""
         return self._runtime.plan(job)
 
-    def explain(self, job: JobId) -> pb.PlanExplanation:
+    def explain(self, job: JobId) -> ExplainedPlan:
         """Explains the plan in force; for a job that has ended, its last one. Raises UnknownJobError.
 
         Reads earlier plans from the database: not for a thread that must not wait.
@@ -167,12 +165,12 @@ class Brain:
         if known is None:
             if not earlier:
                 raise UnknownJobError(job)
-            return explanation_to(plan_to(earlier[0]), earlier[0], earlier[1:])
+            return ExplainedPlan(PlanInForce.of(earlier[0]), earlier[0], tuple(earlier[1:]))
         network = self._runtime.conditions.network_bytes_per_second
-        return explanation_to(
+        return ExplainedPlan(
             known.in_force,
             None if known.made is None else refreshed(known.made, known.latest),
-            [plan for plan in earlier if plan.version < known.in_force.version],
+            tuple(plan for plan in earlier if plan.version < known.in_force.version),
             remaining_samples=known.remaining_samples,
             profiles=known.profiles,
             constants=ModelConstants.of(known.metadata, network),
@@ -185,7 +183,7 @@ class Brain:
         self._notify(ended.job)
         return durable
 
-    def jobs(self) -> list[pb.JobSummary]:
+    def jobs(self) -> list[JobSummary]:
         """Returns the jobs that have not ended, by their submission."""
         return self._runtime.summaries()
 

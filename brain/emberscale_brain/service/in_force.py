@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.shape import JobProfile
 from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
-from emberscale_brain.service.messages import advice_to, no_plan, plan_to
 from emberscale_brain.service.state import BrainState, Conditions
 
 
@@ -90,47 +90,71 @@ class Reasons:
         return replace(chosen, explanation=known)
 
 
-class PlansInForce:
-    """Messages are made before they are put in force, and never changed after: they may be on their way to somebody.
+@dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """A job's plan as it stands.
 
-    `stale_because` says why the plans are older than they should be; empty while they are not.
+    * `made`: None before the first plan is in force. `advice`: the newest on how the job recovers best.
+    * `stale_because`: why the plan is older than it should be; empty while it is not.
     """
+
+    job: JobId
+    made: PlanMade | None
+    advice: FaultToleranceAdvice | None = None
+    stale_because: str = ""
+
+    @property
+    def version(self) -> int:
+        """The plan's version; 0 before the first."""
+        return self.made.version if self.made is not None else 0
+
+    @classmethod
+    def of(cls, plan: PlanMade) -> "PlanInForce":
+        """A plan with its own advice."""
+        return cls(plan.job, plan, plan.planned.explanation.fault_tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPlan:
+    """The numbers behind a plan; with `constants`, also the fit's prediction for every measured shape.
+
+    `made` is the plan with present knowledge; None for a plan that was never made.
+    """
+
+    plan: PlanInForce
+    made: PlanMade | None
+    earlier: tuple[PlanMade, ...]
+    remaining_samples: int = 0
+    profiles: tuple[JobProfile, ...] = ()
+    constants: ModelConstants | None = None
+
+
+class PlansInForce:
+    """`stale_because` says why the plans are older than they should be; empty while they are not."""
 
     def __init__(self) -> None:
         self.stale_because = ""
-        self._messages: dict[JobId, pb.BrainPlan] = {}
+        self._plans: dict[JobId, PlanInForce] = {}
         self._reasons = Reasons()
 
-    def put(self, plan: PlanMade, message: pb.BrainPlan | None = None) -> None:
-        """Puts a new version in force; `message` is the plan as a message, if it was made already."""
-        self._messages[plan.job] = message or plan_to(plan)
+    def put(self, plan: PlanMade) -> None:
+        """Puts a new version in force."""
+        self._plans[plan.job] = PlanInForce.of(plan)
         self._reasons.give(plan.job, plan.planned)
 
-    def keep(self, job: JobId, planned: PlannedShape | None, message: pb.BrainPlan | None) -> None:
-        """Keeps the version in force, with new reasons or a new message; None for what has not changed."""
+    def keep(self, job: JobId, planned: PlannedShape | None, advice: FaultToleranceAdvice | None) -> None:
+        """Keeps the version in force, with new reasons or new advice; None for what has not changed."""
         if planned is not None:
             self._reasons.give(job, planned)
-        if message is not None:
-            self._messages[job] = message
+        if advice is not None:
+            self._plans[job] = replace(self._plan(job), advice=advice)
 
-    def advised(self, job: JobId, advice: FaultToleranceAdvice | None) -> pb.BrainPlan | None:
-        """The message in force with other advice in it; None without advice."""
-        if advice is None:
-            return None
-        message = pb.BrainPlan()
-        message.CopyFrom(self._messages.get(job) or no_plan(job))
-        message.fault_tolerance.CopyFrom(advice_to(advice))
-        return message
+    def plan(self, job: JobId) -> PlanInForce:
+        """The plan as it stands."""
+        return replace(self._plan(job), stale_because=self.stale_because)
 
-    def message(self, job: JobId) -> pb.BrainPlan:
-        """The plan as a message; version 0 before the first plan is in force."""
-        message = self._messages.get(job) or no_plan(job)
-        if not self.stale_because:
-            return message
-        stale = pb.BrainPlan()
-        stale.CopyFrom(message)
-        stale.stale_because = self.stale_because
-        return stale
+    def _plan(self, job: JobId) -> PlanInForce:
+        return self._plans.get(job) or PlanInForce(job, None)
 
     def latest(self, job: JobId) -> PlannedShape | None:
         """The last round's plan for the job; None before the first."""
@@ -138,7 +162,7 @@ class PlansInForce:
 
     def end(self, job: JobId) -> PlannedShape | None:
         """Forgets the job; what stays to be told of it."""
-        self._messages.pop(job, None)
+        self._plans.pop(job, None)
         return self._reasons.end(job)
 
 

@@ -4,19 +4,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PastJob
-from emberscale_brain.service.messages import explanation_to, plan_to
+from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
 from emberscale_brain.service.settings import CapacitySettings
 
 _PLANS = 11
 _PROFILES = 256
 
 
-def recall(database: str, uid: str) -> pb.PlanExplanation | None:
+def recall(database: str, uid: str) -> ExplainedPlan | None:
     """A job's last plan with its reasons; None where it never had one.
 
     Raises DatabaseAwayError, and DatabaseUnusableError for an address that cannot be one or a newer schema.
@@ -31,11 +30,11 @@ def recall(database: str, uid: str) -> pb.PlanExplanation | None:
         metadata = store.metadata(job)
         constants = None if metadata is None else ModelConstants.of(metadata, CapacitySettings().bandwidth())
         last, *earlier = plans
-        return explanation_to(
-            plan_to(last),
+        return ExplainedPlan(
+            PlanInForce.of(last),
             last,
-            earlier,
-            profiles=store.profiles(job, _PROFILES),
+            tuple(earlier),
+            profiles=tuple(store.profiles(job, _PROFILES)),
             constants=constants,
         )
     finally:

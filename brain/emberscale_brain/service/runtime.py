@@ -11,8 +11,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_api.shape import JobProfile
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -24,9 +23,8 @@ from emberscale_brain.history.changes import (
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, PlannedShape, ScalingOverheads
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import first_plan
-from emberscale_brain.service.in_force import PlansInForce, acceptable, adopt_one, with_reasons
+from emberscale_brain.service.in_force import PlanInForce, PlansInForce, acceptable, adopt_one, with_reasons
 from emberscale_brain.service.learning import Learned
-from emberscale_brain.service.messages import plan_to, summary_to
 from emberscale_brain.service.state import BrainState, Conditions
 from emberscale_brain.warm_start import WarmStart
 
@@ -44,7 +42,7 @@ class UnknownJobError(Exception):
 class Submitted:
     """The outcome of a submission: the plan in force, and the first plan if the job is new and got one."""
 
-    plan: pb.BrainPlan
+    plan: PlanInForce
     new: bool
     first: PlanMade | None
     durable: Future[bool]
@@ -69,10 +67,22 @@ class JobNow:
 
     made: PlanMade | None
     latest: PlannedShape | None
-    in_force: pb.BrainPlan
+    in_force: PlanInForce
     profiles: tuple[JobProfile, ...]
     remaining_samples: int
     metadata: JobMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job in one line; `throughput` is that of its last of so many `profiles`, 0 without any."""
+
+    submitted: JobSubmitted
+    current: JobShape | None
+    plan: PlanInForce
+    remaining_samples: int
+    profiles: int
+    throughput: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,7 @@ class BrainRuntime:
                     changes.append(first)
                 for change in changes:
                     self._apply(change)
-            return Submitted(self._in_force.message(submitted.job), new, first, self._record(changes, ()))
+            return Submitted(self._in_force.plan(submitted.job), new, first, self._record(changes, ()))
 
     def proposal(self, submitted: JobSubmitted, started: WarmStart, now: float) -> PlanMade:
         """The plan that a job would start with."""
@@ -194,12 +204,12 @@ class BrainRuntime:
 
     # -- what callers ask -----------------------------------------------------------------------------------------
 
-    def plan(self, job: JobId) -> pb.BrainPlan:
+    def plan(self, job: JobId) -> PlanInForce:
         """The plan in force. Raises UnknownJobError."""
         with self._lock:
             if job not in self._state.jobs:
                 raise UnknownJobError(job)
-            return self._in_force.message(job)
+            return self._in_force.plan(job)
 
     def job_now(self, job: JobId) -> JobNow | None:
         """Returns what is known of a job; None if it has ended."""
@@ -210,17 +220,27 @@ class BrainRuntime:
             return JobNow(
                 made=known.plan,
                 latest=self._in_force.latest(job),
-                in_force=self._in_force.message(job),
+                in_force=self._in_force.plan(job),
                 profiles=tuple(known.profiles),
                 remaining_samples=known.remaining_samples,
                 metadata=known.submitted.metadata,
             )
 
-    def summaries(self) -> list[pb.JobSummary]:
+    def summaries(self) -> list[JobSummary]:
         """Jobs that have not ended, by their submission."""
         with self._lock:
             known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
-            return [summary_to(entry, self._in_force.message(job)) for job, entry in known]
+            return [
+                JobSummary(
+                    submitted=entry.submitted,
+                    current=entry.shape,
+                    plan=self._in_force.plan(job),
+                    remaining_samples=entry.remaining_samples,
+                    profiles=len(entry.profiles),
+                    throughput=entry.profiles[-1].throughput if entry.profiles else 0.0,
+                )
+                for job, entry in known
+            ]
 
     @property
     def job_ids(self) -> frozenset[JobId]:
@@ -325,14 +345,13 @@ class BrainRuntime:
             submitted, last = known.submitted, known.plan
             advice = self._state.fault_tolerance(job, overheads)
         adopted = adopt_one(submitted, last, planned, advice, planner, now)
-        message = None if adopted.change is None else plan_to(adopted.change)
         with self._lock:
             if self._state.jobs.get(job) is not known:
                 return None
             if adopted.change is None:
-                self._in_force.keep(job, adopted.planned, self._in_force.advised(job, advice))
+                self._in_force.keep(job, adopted.planned, advice)
             else:
-                self._apply(adopted.change, message)
+                self._apply(adopted.change)
         return adopted.change
 
     def reasons_of_now(self) -> list[PlanMade]:
@@ -352,9 +371,9 @@ class BrainRuntime:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _apply(self, change: Change, message: pb.BrainPlan | None = None) -> None:
+    def _apply(self, change: Change) -> None:
         self._state.apply(change)
         if self._unsent is not None:
             self._unsent.append(change)
         if isinstance(change, PlanMade):
-            self._in_force.put(change, message)
+            self._in_force.put(change)

@@ -26,9 +26,14 @@ from emberscale_api.rpc.token import (
 )
 from emberscale_brain.history.changes import ProfileReported
 from emberscale_brain.planner.types import JobId
+from emberscale_brain.service.answers import explanation_to, plan_to, summary_to
 from emberscale_brain.service.brain import Brain
-from emberscale_brain.service.checks import MOST_PROFILES, MOST_START_UPS, MalformedRequestError, Refusal, check_count
-from emberscale_brain.service.messages import (
+from emberscale_brain.service.checks import Refusal
+from emberscale_brain.service.requests import (
+    MOST_PROFILES,
+    MOST_START_UPS,
+    MalformedRequestError,
+    check_count,
     job_from,
     outcome_from,
     profile_from,
@@ -132,7 +137,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         plan, durable = await self._loop.run_in_executor(self._comparers, self._brain.submit, submitted)
-        return pb.SubmitJobReply(plan=plan, durable=await _known_soon(durable))
+        return pb.SubmitJobReply(plan=plan_to(plan), durable=await _known_soon(durable))
 
     async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:
         """A plan that nothing is recorded of."""
@@ -140,7 +145,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted)
+        return plan_to(await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted))
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:
         """Answers when the accepted profiles are in the database, or it is known that they are not."""
@@ -181,7 +186,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:
         """From memory; NOT_FOUND for a job that is not known."""
         try:
-            return self._brain.plan(JobId(request.job_uid))
+            return plan_to(self._brain.plan(JobId(request.job_uid)))
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
@@ -202,7 +207,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                 known = True
                 if plan.version > seen:
                     seen = plan.version
-                    yield plan
+                    yield plan_to(plan)
                 await news.wait()
         finally:
             self._watchers[job].discard(news)
@@ -216,7 +221,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
-            return await self._loop.run_in_executor(self._readers, self._brain.explain, job)
+            return explanation_to(await self._loop.run_in_executor(self._readers, self._brain.explain, job))
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
@@ -232,7 +237,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
         """Lists the jobs that have not ended."""
-        return pb.ListJobsReply(jobs=self._brain.jobs())
+        return pb.ListJobsReply(jobs=map(summary_to, self._brain.jobs()))
 
     def _wake_from_thread(self, job: JobId) -> None:
         self._loop.call_soon_threadsafe(self._wake, job)

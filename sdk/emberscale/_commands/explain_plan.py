@@ -83,15 +83,16 @@ def _remembered(job: str) -> pb.PlanExplanation:
         raise InvalidError(f"{root}: no job of this user was ever planned: {database} does not exist")
     # the brain's libraries take a second to import, which no other command should
     from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
+    from emberscale_brain.service.answers import explanation_to
     from emberscale_brain.service.learning import recall
 
     try:
-        explanation = recall(f"sqlite:///{database}", uid)
+        explained = recall(f"sqlite:///{database}", uid)
     except (DatabaseAwayError, DatabaseUnusableError) as error:
         raise InvalidError(f"{database}: {error}") from error
-    if explanation is None:
+    if explained is None:
         raise InvalidError(f"{root}: no plan was made for this run: its manifest gives its sizes, or --brain was off")
-    return explanation
+    return explanation_to(explained)
 
 
 def _ask(job: str, brain: str, token: str, authority: bytes | None, timeout: float) -> pb.PlanExplanation:

@@ -18,6 +18,7 @@ from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, P
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_brain.service import first_plan
+from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.runtime import UnknownJobError
@@ -46,9 +47,22 @@ def metrics(brain: Brain) -> str:
     return generate_latest(brain.meters.registry).decode()
 
 
+def plan_of(brain: Brain) -> pb.BrainPlan:
+    return plan_to(brain.plan(JOB))
+
+
+def plan_for(brain: Brain, job: JobSubmitted) -> pb.BrainPlan:
+    plan, _ = brain.submit(job)
+    return plan_to(plan)
+
+
+def explain(brain: Brain) -> pb.PlanExplanation:
+    return explanation_to(brain.explain(JOB))
+
+
 def until(brain: Brain, holds: Callable[[pb.BrainPlan], bool]) -> pb.BrainPlan:
-    eventually(lambda: holds(brain.plan(JOB)))
-    return brain.plan(JOB)
+    eventually(lambda: holds(plan_of(brain)))
+    return plan_of(brain)
 
 
 def database_is_up(brain: Brain) -> bool:
@@ -72,7 +86,7 @@ def test_profiles_lead_to_a_plan_and_the_listener_hears_of_it(start_brain: Start
 def test_a_fixed_job_counts_but_is_never_planned(start_brain: StartBrain) -> None:
     brain = start_brain("cluster.cpu=23")
     brain.submit(submitted(fixed=True, current=TWO))
-    other, _ = brain.submit(submitted(JobId("other")))
+    other = plan_for(brain, submitted(JobId("other")))
     assert other.action == "Wait"
     brain.report(JOB, [profile(1)], ())
     eventually(lambda: "emberscale_brain_planning_seconds_count 0" not in metrics(brain))
@@ -112,7 +126,7 @@ def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
     start_brain: StartBrain, planner: str, complaint: str
 ) -> None:
     brain = start_brain(f"planner.name={planner}")
-    first, _ = brain.submit(submitted())
+    first = plan_for(brain, submitted())
     stale = until(brain, lambda plan: plan.stale_because != "")
     assert complaint in stale.stale_because
     assert (stale.version, stale.shape) == (first.version, first.shape)
@@ -144,16 +158,16 @@ def test_plans_for_more_than_the_cluster_has_are_refused_whole(start_brain: Star
 
 def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> None:
     brain = start_brain("cluster.cpu=35", "planning.interval=1h")
-    assert brain.submit(submitted())[0].shape.workers == 6
-    waiting, _ = brain.submit(submitted(JobId("other")))
+    assert plan_for(brain, submitted()).shape.workers == 6
+    waiting = plan_for(brain, submitted(JobId("other")))
     assert (waiting.action, waiting.HasField("shape")) == ("Wait", False)
     assert "12 cores are needed and 7 of 35 are free, for no more than 2 workers" in waiting.reason
 
 
 def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain) -> None:
     brain = start_brain("cluster.cpu=45", "planning.interval=1h")
-    assert brain.submit(submitted())[0].shape.workers == 6
-    cut, _ = brain.submit(submitted(JobId("other")))
+    assert plan_for(brain, submitted()).shape.workers == 6
+    cut = plan_for(brain, submitted(JobId("other")))
     assert (cut.action, cut.shape.workers) == ("Start", 3)
     assert "cut to 3 workers x 4 cores" in cut.reason
     assert "28 cores are needed and 17 of 45 are free" in cut.reason
@@ -164,7 +178,7 @@ def test_a_first_plan_keeps_to_the_owners_quota_and_the_largest_node(start_brain
         "quotas={ann: {cpu: 3}}", "cluster.largestNodeCpu=2", "bounds.cpuStep=0.5", "planning.interval=1h"
     )
     free = ShapeBounds(cpu_step=0.5, worker_cpu=(0.5, 16), ps_cpu=(0.5, 16))
-    shape = brain.submit(submitted(bounds=free))[0].shape
+    shape = plan_for(brain, submitted(bounds=free)).shape
     assert max(shape.worker_cpu, shape.ps_cpu) <= 2
     assert shape.workers * shape.worker_cpu + shape.ps * shape.ps_cpu == 3
 
@@ -173,14 +187,14 @@ def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: StartBrain
     brain = start_brain("planning.interval=1h", "cluster.memory=14Gi")
     free = replace(BOUNDS, workers=(1, 2), worker_memory=(1 * GIB, 8 * GIB), ps_memory=(1 * GIB, 64 * GIB))
     large = JobShape(1, 1, 4, 4, 4 * GIB, 8 * GIB)
-    cold, _ = brain.submit(submitted(bounds=replace(free, worker_memory=(8 * GIB, 8 * GIB))))
+    cold = plan_for(brain, submitted(bounds=replace(free, worker_memory=(8 * GIB, 8 * GIB))))
     assert (cold.action, cold.shape.worker_memory) == ("Start", 8 * GIB)
     assert cold.shape.ps_memory <= 6 * GIB
     brain.end(JobEnded(JOB, "Complete", time.time(), final_shape=large)).result(timeout=60)
-    warm, _ = brain.submit(submitted(JobId("second"), free))
+    warm = plan_for(brain, submitted(JobId("second"), free))
     assert warm.action == "Start"
     assert warm.shape.ps_memory >= 8 * GIB
-    waiting, _ = brain.submit(submitted(JobId("third"), free))
+    waiting = plan_for(brain, submitted(JobId("third"), free))
     assert waiting.action == "Wait"
     assert "GiB are needed" in waiting.reason
 
@@ -192,12 +206,12 @@ def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain)
     plan = until(first, lambda plan: plan.shape.workers == 3)
     first.stop()
     again = start_brain("planning.interval=1h", "planner.name=missing")
-    assert again.plan(JOB).shape == plan.shape
-    explained = again.explain(JOB)
+    assert plan_of(again).shape == plan.shape
+    explained = explain(again)
     assert explained.fit.profiles == 3
     assert [point.profile.samples for point in explained.measured] == [1000, 2000]
     assert again.report(JOB, [profile(2)], ()).accepted == 1
-    assert len(again.explain(JOB).measured) == 2
+    assert len(explain(again).measured) == 2
 
 
 def test_a_restarted_brain_says_of_a_plan_that_was_kept_what_it_said_before(
@@ -209,13 +223,13 @@ def test_a_restarted_brain_says_of_a_plan_that_was_kept_what_it_said_before(
     plan = until(brain, lambda plan: plan.version == 1)
     assert (plan.action, plan.reason) == ("Scale", "1 profiles")
     brain.report(JOB, [profile(2, workers=3)], ())
-    eventually(lambda: brain.explain(JOB).kept == "2 profiles")
+    eventually(lambda: explain(brain).kept == "2 profiles")
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
     eventually(lambda: store.plans(JOB, 1)[0].kept == "2 profiles")
     store.close()
-    before = brain.explain(JOB)
+    before = explain(brain)
     brain.stop()
-    after = start_brain("planning.interval=1h", "planner.name=missing").explain(JOB)
+    after = explain(start_brain("planning.interval=1h", "planner.name=missing"))
     assert (after.plan.version, after.plan.action, after.plan.reason) == (1, "Scale", "1 profiles")
     assert (after.plan.shape, after.kept) == (before.plan.shape, "2 profiles")
 
@@ -230,10 +244,10 @@ def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: Sta
         brain.plan(JOB)
     with pytest.raises(UnknownJobError):
         brain.end(JobEnded(JOB, "Complete", time.time()))
-    assert brain.explain(JOB).plan.version == 1
+    assert explain(brain).plan.version == 1
     with pytest.raises(UnknownJobError):
         brain.explain(JobId("never"))
-    warm = brain.first_plan(submitted(JobId("next")))
+    warm = plan_to(brain.first_plan(submitted(JobId("next"))))
     assert warm.shape.workers == 2
     assert "warm start" in warm.reason
     assert brain.jobs() == []
@@ -275,7 +289,7 @@ def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> No
     before = start_brain("planning.interval=1h")
     assert before.submit(submitted(current=TWO))[1].result(timeout=60)
     before.stop()
-    assert start_brain("planning.interval=1h").jobs()[0].job_uid == JOB
+    assert start_brain("planning.interval=1h").jobs()[0].submitted.job == JOB
     after = start_brain("planning.interval=1h", "planning.takeOver=false")
     assert after.jobs() == []
     assert after.submit(submitted(current=TWO))[1].result(timeout=60)
@@ -302,7 +316,7 @@ def test_the_advice_outlives_the_job(start_brain: StartBrain) -> None:
     brain.report(JOB, [profile(1)], ())
     until(brain, lambda plan: plan.HasField("fault_tolerance"))
     assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
-    assert "FullRecovery is expected to cost" in brain.explain(JOB).plan.fault_tolerance.reason
+    assert "FullRecovery is expected to cost" in explain(brain).plan.fault_tolerance.reason
 
 
 def test_plans_of_a_job_that_comes_back_have_versions_above_those_that_it_followed(start_brain: StartBrain) -> None:
@@ -395,8 +409,8 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     aside.replace(database)
     eventually(lambda: database_is_up(again))
     assert again.plan(JobId("quiet")).version == 0
-    assert {job.job_uid for job in again.jobs()} == {JOB, "quiet"}
-    assert [point.profile.samples for point in again.explain(JOB).measured] == [2000, 3000, 4000]
+    assert {job.submitted.job for job in again.jobs()} == {JOB, "quiet"}
+    assert [point.profile.samples for point in explain(again).measured] == [2000, 3000, 4000]
     assert again.report(JOB, [profile(3), profile(5, workers=3)], ()).accepted == 2
     known = until(again, lambda plan: plan.shape.workers == 4)
     assert known.version > away.version
@@ -437,10 +451,10 @@ def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: Star
     set_by[0] = jump
     report(2, 3)  # it has taken the shape on
     until(brain, lambda plan: plan.shape.workers == 4)
-    times = [point.profile.time for point in brain.explain(JOB).measured]
+    times = [point.profile.time for point in explain(brain).measured]
     assert times == sorted(times)
     assert times[-1] - times[0] < 3600
-    assert [job.job_uid for job in brain.jobs()] == [JOB]
+    assert [job.submitted.job for job in brain.jobs()] == [JOB]
 
 
 def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(

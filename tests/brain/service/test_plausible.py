@@ -6,8 +6,16 @@ import pytest
 
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.planner.types import JobId, ShapeBounds
-from emberscale_brain.service.checks import MOST_PROFILES, MalformedRequestError, check_count
-from emberscale_brain.service.messages import job_from, outcome_from, profile_from, start_up_from, submission_from
+from emberscale_brain.service.requests import (
+    MOST_PROFILES,
+    MalformedRequestError,
+    check_count,
+    job_from,
+    outcome_from,
+    profile_from,
+    start_up_from,
+    submission_from,
+)
 
 NOW = 1000.0
 Submission = Callable[..., pb.SubmitJobRequest]

@@ -1,0 +1,201 @@
+"""Decodes requests, and checks that they make sense by themselves."""
+
+import math
+from collections.abc import Sequence, Sized
+
+from emberscale_api.errors import InvalidError
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc.codec import profile_from_wire, shape_from_wire
+from emberscale_api.shape import JobShape
+from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
+from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
+from emberscale_brain.service.checks import LARGEST, MOST_SAMPLES
+
+MOST_PROFILES, MOST_START_UPS = 1024, 4096
+_LONGEST_TEXT = 255  # of a column
+_MOST_BATCH = (1 << 31) - 1  # of a column
+_MOST_PROCESSES = 10_000
+_MOST_CORES = 10_000.0
+_MOST_MEMORY = 1 << 46
+_FINEST_STEP = 1e-3
+_MOST_PRIORITY = 1e6
+_MOST_STAGES = 64
+_PHASES = (COMPLETE, JobPhase.FAILED.value, JobPhase.SUSPENDED.value)
+
+
+class MalformedRequestError(InvalidError):
+    """The request is invalid; the text names the field."""
+
+
+def check_text(field: str, value: str) -> str:
+    """The text. Raises MalformedRequestError for one that is too long, or that PostgreSQL cannot hold."""
+    if len(value) > _LONGEST_TEXT:
+        raise MalformedRequestError(f"{field}: has {len(value)} characters, {_LONGEST_TEXT} are allowed")
+    if "\0" in value:
+        raise MalformedRequestError(f"{field}: must not contain NUL")
+    return value
+
+
+def check_number(field: str, value: float, least: float, most: float) -> None:
+    """Raises MalformedRequestError for what is not a number from `least` to `most`."""
+    if not (math.isfinite(value) and least <= value <= most):
+        raise MalformedRequestError(f"{field}: must be from {least:g} to {most:g}, not {value:g}")
+
+
+def check_count(field: str, values: Sized, most: int) -> None:
+    """Raises MalformedRequestError for more of something than one request may hold."""
+    if len(values) > most:
+        raise MalformedRequestError(f"{field}: {len(values)} of them; up to {most} are allowed")
+
+
+def check_shape(field: str, shape: pb.Shape) -> None:
+    """Raises MalformedRequestError for processes that no cluster has; 0 stands for what is not said."""
+    check_number(f"{field}.workers", shape.workers, 0, _MOST_PROCESSES)
+    check_number(f"{field}.ps", shape.ps, 0, _MOST_PROCESSES)
+    check_number(f"{field}.worker_cpu", shape.worker_cpu, 0, _MOST_CORES)
+    check_number(f"{field}.ps_cpu", shape.ps_cpu, 0, _MOST_CORES)
+    check_number(f"{field}.worker_memory", shape.worker_memory, 0, _MOST_MEMORY)
+    check_number(f"{field}.ps_memory", shape.ps_memory, 0, _MOST_MEMORY)
+
+
+def check_submission(request: pb.SubmitJobRequest) -> None:
+    """Raises MalformedRequestError for the first field that makes no sense by itself."""
+    if not request.job_uid:
+        raise MalformedRequestError("job_uid: is required")
+    description, limits = request.description, request.limits
+    for field, value in (
+        ("job_uid", request.job_uid),
+        ("owner", request.owner),
+        ("description.name", description.name),
+        ("description.architecture", description.architecture),
+        ("description.optimizer", description.optimizer),
+    ):
+        check_text(field, value)
+    check_number("description.batch_size", description.batch_size, 0, _MOST_BATCH)
+    for name, most in (
+        ("dense_bytes", LARGEST),
+        ("total_samples", MOST_SAMPLES),
+        ("data_bytes", LARGEST),
+        ("most_rows", LARGEST),
+        ("target_pls", 1),
+    ):
+        check_number(f"description.{name}", getattr(description, name), 0, most)
+    check_shape("limits.least", limits.least)
+    check_shape("limits.most", limits.most)
+    if limits.cpu_step:
+        check_number("limits.cpu_step", limits.cpu_step, _FINEST_STEP, _MOST_CORES)
+    check_shape("current", request.current)
+    check_number("priority", request.priority, 0, _MOST_PRIORITY)
+    check_number("submitted_at", request.submitted_at, 0, LARGEST)
+    check_number("last_plan", request.last_plan, 0, LARGEST)
+
+
+def check_stages(stages: Sequence[str]) -> None:
+    """Raises MalformedRequestError for more stages, or other names of them, than a batch has."""
+    check_count("stage_fractions", stages, _MOST_STAGES)
+    for stage in stages:
+        check_text("stage_fractions", stage)
+
+
+def shape_from(message: pb.Shape) -> JobShape:
+    """A shape. Raises MalformedRequestError."""
+    check_shape("shape", message)
+    try:
+        return shape_from_wire(message)
+    except ValueError as error:
+        raise MalformedRequestError(f"shape: {error}") from error
+
+
+def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: float) -> JobSubmitted:
+    """A submission; limits that are 0 take the defaults. Raises MalformedRequestError."""
+    check_submission(request)
+    description = request.description
+    try:
+        metadata = JobMetadata(
+            architecture=description.architecture,
+            batch_size=description.batch_size,
+            dense_bytes=description.dense_bytes,
+            embedding_dimension=description.embedding_dimension,
+            tables=description.tables,
+            total_samples=description.total_samples,
+            name=description.name,
+            optimizer=description.optimizer,
+            data_bytes=description.data_bytes,
+            epochs=max(1, description.epochs),
+            most_rows=description.most_rows,
+            target_pls=description.target_pls,
+        )
+    except ValueError as error:
+        raise MalformedRequestError(f"description: {error}") from error
+    return JobSubmitted(
+        job=JobId(request.job_uid),
+        owner=request.owner,
+        metadata=metadata,
+        bounds=_bounds_from(request.limits, defaults),
+        submitted_at=min(request.submitted_at or now, now),
+        current=shape_from(request.current) if request.HasField("current") else None,
+        priority=request.priority if request.priority > 0 else 1.0,
+        fixed=request.fixed,
+        last_plan=request.last_plan,
+    )
+
+
+def _bounds_from(limits: pb.ShapeLimits, defaults: ShapeBounds) -> ShapeBounds:
+    least, most = limits.least, limits.most
+    step = limits.cpu_step or defaults.cpu_step
+    try:
+        return ShapeBounds(
+            workers=(least.workers or defaults.workers[0], most.workers or defaults.workers[1]),
+            ps=(least.ps or defaults.ps[0], most.ps or defaults.ps[1]),
+            worker_cpu=(
+                least.worker_cpu or min(step, defaults.worker_cpu[0]),
+                most.worker_cpu or defaults.worker_cpu[1],
+            ),
+            ps_cpu=(least.ps_cpu or min(step, defaults.ps_cpu[0]), most.ps_cpu or defaults.ps_cpu[1]),
+            worker_memory=(
+                least.worker_memory or defaults.worker_memory[0],
+                most.worker_memory or defaults.worker_memory[1],
+            ),
+            ps_memory=(least.ps_memory or defaults.ps_memory[0], most.ps_memory or defaults.ps_memory[1]),
+            cpu_step=step,
+        )
+    except ValueError as error:
+        raise MalformedRequestError(f"limits: {error}") from error
+
+
+def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
+    """Decodes a reported profile, and checks only its sequence and shape. Raises MalformedRequestError."""
+    check_number("sequence", message.sequence, 0, LARGEST)
+    check_stages(list(message.stage_fractions))
+    check_shape("shape", message.shape)
+    try:
+        profile = profile_from_wire(message)
+    except ValueError as error:
+        raise MalformedRequestError(f"shape: {error}") from error
+    return ProfileReported(job, message.sequence, profile)
+
+
+def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserved:
+    """Decodes a reported start-up without checks; a time in the future becomes now."""
+    return StartUpObserved(job, message.role, min(message.time or now, now), message.seconds, message.paused_seconds)
+
+
+def job_from(uid: str) -> JobId:
+    """The name of a job that may be known. Raises MalformedRequestError."""
+    return JobId(check_text("job_uid", uid))
+
+
+def outcome_from(request: pb.ReportOutcomeRequest, now: float) -> JobEnded:
+    """Returns the end of a job. Raises MalformedRequestError."""
+    if request.phase not in _PHASES:
+        raise MalformedRequestError(f"phase: must be {', '.join(_PHASES)}, not {request.phase!r}")
+    check_number("finished_at", request.finished_at, 0, LARGEST)
+    check_number("rows", request.rows, 0, LARGEST)
+    return JobEnded(
+        job=job_from(request.job_uid),
+        phase=request.phase,
+        finished_at=min(request.finished_at or now, now),
+        final_shape=shape_from(request.final_shape) if request.HasField("final_shape") else None,
+        rows=request.rows,
+    )
