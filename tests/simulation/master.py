@@ -77,6 +77,7 @@ from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_operator.machine import Scale
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.staleness import OutstandingPull, Ticket
+from emberscale_trainer.worker.leases import FinishedTask
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -350,7 +351,7 @@ class Master(Process):
         return BeatReply(table.generation, table.version, dropped, job.over, live)
 
     def acquire_task(
-        self, member: MemberId, finished: Sequence[pb.TaskResult], wait: float
+        self, member: MemberId, finished: Sequence[FinishedTask], wait: float
     ) -> Task[tuple[pb.Task | None, bool]]:
         """Takes what a worker has done, and gives it more."""
         for result in finished:

@@ -29,7 +29,6 @@ from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touche
 from tests.simulation.world import SimulationError
 
 from emberscale_api.routing import RoutingTable, bucket_of
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.losses import in_parity
@@ -38,6 +37,7 @@ from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask
 from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.worker.leases import ShardLease
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -283,9 +283,9 @@ class Model:
         if before != (member, task):
             self._broken(f"{task} is granted to {member.slot}, and the token was given before for {before}")
 
-    def evaluated(self, worker: "Worker", task: pb.Task) -> None:
+    def evaluated(self, worker: "Worker", lease: ShardLease) -> None:
         """A worker has evaluated a shard."""
-        worker.trace(f"evaluated [{task.start}, {task.stop}) of epoch {task.epoch}")
+        worker.trace(f"evaluated [{lease.start}, {lease.stop}) of epoch {lease.epoch}")
 
     # The master
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -13,6 +13,7 @@ from tests.simulation.rounds import ClosedError, Turns, figures, lengths_of
 from tests.simulation.units import Batch, Unit, changed, owner
 from tests.simulation.world import Condition, Process, Signal, Task
 
+from emberscale_api.dataset import Split
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header, Kind, Status
@@ -29,7 +30,7 @@ from emberscale_trainer.worker.core import (
     Send,
     conversation,
 )
-from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.leases import FinishedTask, LeaseBook, ShardLease
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -110,7 +111,7 @@ class Work:
     `pushed` rounds were pushed before a round was pulled; after the pull, the next may have so many batches: `room`.
     """
 
-    task: pb.Task
+    lease: ShardLease
     batches: tuple[Batch, ...]
     stop: int
     table: RoutingTable
@@ -188,7 +189,7 @@ class Worker(Process):
     def _beat(self) -> Task[None]:
         member = self.cluster.member_of(self)
         while not self.stopping:
-            progress = {lease.token: lease.committed for lease in self.leases.progress()}
+            progress = self.leases.progress()
             self._sequence += 1
             try:
                 reply = yield from self.call(methodcaller("heartbeat", member, progress, 0, 0, self._sequence))
@@ -210,8 +211,8 @@ class Worker(Process):
                     self.pipeline.abort(StopError("leases revoked"))
             yield self.sleep(self.cluster.spec.sharding.heartbeat_interval)
 
-    def _next_task(self, unwanted: Callable[[], bool] = lambda: False) -> Task[pb.Task]:
-        """The next TRAIN or EVALUATE task; prepares data on the way. Raises StopError once it is `unwanted`."""
+    def _next_task(self, unwanted: Callable[[], bool] = lambda: False) -> Task[ShardLease]:
+        """The next lease; prepares data on the way. Raises StopError once it is `unwanted`."""
         member = self.cluster.member_of(self)
         while True:
             if self.stopping:
@@ -229,12 +230,13 @@ class Worker(Process):
                     yield self.sleep(0.4)
                 continue
             if task.kind in (pb.TRAIN, pb.EVALUATE):
-                return task  # type: ignore[no-any-return]  # the call answers whatever the master does
+                split = Split.TRAINING if task.kind == pb.TRAIN else Split.EVALUATION
+                return ShardLease(task.token, split, task.epoch, task.start, task.stop, task.shard)
             yield self.sleep(self.world.random.uniform(0.05, 0.3))
-            self.leases.finish(pb.TaskResult(token=task.token))
+            self.leases.finish(FinishedTask(task.token))
 
-    def next_task(self, unwanted: Callable[[], bool]) -> Task[pb.Task]:
-        """The next task, held in the lease book."""
+    def next_task(self, unwanted: Callable[[], bool]) -> Task[ShardLease]:
+        """The next lease, held in the lease book."""
         task = yield from self._next_task(unwanted)
         self.leases.hold(task)
         return task
@@ -315,23 +317,18 @@ class Pipeline:
 
     def _read(self) -> Task[None]:
         worker = self.worker
-        resumed = []
-        for task, committed in worker.leases.held():
-            rest = pb.Task()
-            rest.CopyFrom(task)
-            rest.start = committed
-            resumed.append(rest)
+        resumed = [replace(lease, start=committed) for lease, committed in worker.leases.held()]
         while True:
-            task = resumed.pop(0) if resumed else (yield from worker.next_task(lambda: self.closed))
+            lease = resumed.pop(0) if resumed else (yield from worker.next_task(lambda: self.closed))
             size = worker.cluster.spec.training.batch_size
-            in_rounds = task.kind == pb.TRAIN and worker.lengths.begin_lease(task.token)
-            start = task.start
-            while start < task.stop:
+            in_rounds = lease.trains and worker.lengths.begin_lease(lease.token)
+            start = lease.start
+            while start < lease.stop:
                 yield worker.sleep(worker.world.random.uniform(0.001, 0.01))
                 first, length = start // size, worker.lengths.length if in_rounds else 1
-                stop = min((first + length - first % length) * size, task.stop)
-                batches = tuple((task.epoch, number) for number in range(first, -(-stop // size)))
-                yield from self._planned.put(Work(task, batches, stop, self.table, in_rounds))
+                stop = min((first + length - first % length) * size, lease.stop)
+                batches = tuple((lease.epoch, number) for number in range(first, -(-stop // size)))
+                yield from self._planned.put(Work(lease, batches, stop, self.table, in_rounds))
                 start = stop
 
     def _pull(self) -> Task[None]:
@@ -339,11 +336,11 @@ class Pipeline:
         in_rounds = False
         while True:
             work = yield from self._planned.get()
-            if work.task.kind == pb.TRAIN and work.is_round is not in_rounds:
+            if work.lease.trains and work.is_round is not in_rounds:
                 in_rounds = work.is_round
                 yield from self._await_pushes()
             yield from self._unpushed.put(None)
-            purpose = Purpose.EVALUATE if work.task.kind == pb.EVALUATE else Purpose.TRAIN
+            purpose = Purpose.TRAIN if work.lease.trains else Purpose.EVALUATE
             if work.is_round:
                 yield from self._pull_round(work)
             else:
@@ -383,10 +380,10 @@ class Pipeline:
             if work.is_round:
                 self._turns.trained(work.batches)
                 worker.lengths.trained(figures(len(work.batches), seconds))
-            if work.task.kind == pb.EVALUATE:
-                if work.stop == work.task.stop:
-                    worker.leases.finish(pb.TaskResult(token=work.task.token))
-                    worker.cluster.model.evaluated(worker, work.task)
+            if not work.lease.trains:
+                if work.stop == work.lease.stop:
+                    worker.leases.finish(FinishedTask(work.lease.token))
+                    worker.cluster.model.evaluated(worker, work.lease)
                 yield from self._unpushed.get()
                 continue
             yield from self._computed.put(work)
@@ -408,7 +405,7 @@ class Pipeline:
             for batch in work.batches:
                 worker.cluster.model.committed(worker, batch, work.table)
             yield from self._unpushed.get()
-            worker.leases.commit(work.task.token, work.stop)
+            worker.leases.commit(work.lease.token, work.stop)
 
     def newer(self, version: int) -> Task[RoutingTable | None]:
         """A newer table of this generation; None if the history is another."""
@@ -501,11 +498,11 @@ class Servers:
         if how is Ending.STALE:
             raise StaleError("stale")
         if how is Ending.FENCED:
-            raise FencedError(work.task.token)
+            raise FencedError(work.lease.token)
         if how is Ending.LATER:
             raise PullLaterError
         if how is Ending.PARTIAL:
-            raise SplitError(work.task.token)
+            raise SplitError(work.lease.token)
         if how is not Ending.DONE:
             raise StopError(reason)
 
@@ -529,8 +526,8 @@ class Servers:
                 version=self._table.version,
                 epoch=epoch,
                 batch=number,
-                shard=work.task.shard,
-                token=work.task.token,
+                shard=work.lease.shard,
+                token=work.lease.token,
                 worker=self._worker.index,
                 batches=len(work.batches),
             ),

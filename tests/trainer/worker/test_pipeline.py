@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from emberscale_api.dataset import Split
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizerType, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.membership import JobOverError
@@ -26,7 +26,7 @@ from emberscale_trainer.transport import listen
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlanner
-from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalRows
 from emberscale_trainer.worker.pipeline import Pipeline
 from emberscale_trainer.worker.rounds import RoundLengths
@@ -156,22 +156,17 @@ class Worker:
         def make_planner(routing: RoutingTable, in_rounds: bool) -> KeyPlanner:
             return KeyPlanner(routing, replica.tables, replica.parameters, dense.type if in_rounds else None)
 
-        def next_task(unwanted: Callable[[], bool]) -> master_pb2.Task:
+        def next_task(unwanted: Callable[[], bool]) -> ShardLease:
             while not todo:
                 if unwanted() or not book.held():
                     raise JobOverError("done")
                 book.wait_for_finished(0.05)
                 book.take_finished()
             first, stop = todo.pop(0)
-            task = master_pb2.Task(
-                kind=master_pb2.TRAIN,
-                token=1 + 1000 * self.index + first,
-                start=first * RECORDS,
-                stop=stop * RECORDS,
-                shard=first * RECORDS,
-            )
-            book.hold(task)
-            return task
+            token, start = 1 + 1000 * self.index + first, first * RECORDS
+            lease = ShardLease(token, Split.TRAINING, 0, start, stop * RECORDS, shard=start)
+            book.hold(lease)
+            return lease
 
         pulls, pushes = (ParameterServers(routes, identity, make_planner, replica.layout) for _ in range(2))
         pipeline = Pipeline(

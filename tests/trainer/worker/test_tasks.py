@@ -5,11 +5,12 @@ from typing import Any, cast
 
 import pytest
 
+from emberscale_api.dataset import Split
 from emberscale_api.job import DataSpec
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.membership import MasterClient
 from emberscale_trainer.worker.channel import ChannelClosedError
-from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.tasks import TaskFeed
 
 
@@ -32,8 +33,8 @@ class MasterWithoutWork:
 
 def test_a_pipeline_that_is_torn_down_waits_for_no_further_lease() -> None:
     leases, master = LeaseBook(), MasterWithoutWork()
-    leases.hold(master_pb2.Task(kind=master_pb2.TRAIN, token=1, stop=8))
+    leases.hold(ShardLease(1, Split.TRAINING, 0, 0, 8, 0))
     feed = TaskFeed(cast(MasterClient, master), leases, DataSpec(train=["x"]), threading.Event())
     with pytest.raises(ChannelClosedError):
         feed.next(lambda: master.asked == 2)
-    assert [task.token for task, _ in leases.held()] == [1]
+    assert [lease.token for lease, _ in leases.held()] == [1]

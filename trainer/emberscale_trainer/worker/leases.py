@@ -3,12 +3,44 @@
 import threading
 from dataclasses import dataclass
 
-from emberscale_api.rpc import master_pb2
+from emberscale_api.dataset import Block, DataFile, Split
+from emberscale_trainer.worker.statistics import EvaluationTotals
+
+
+@dataclass(frozen=True)
+class ShardLease:
+    """Positions [start, stop) of an epoch, to train on or, of the evaluation data, to evaluate.
+
+    `shard` is where the shard as first cut begins; with the epoch it names the shard.
+    """
+
+    token: int
+    split: Split
+    epoch: int
+    start: int
+    stop: int
+    shard: int
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is one to train on."""
+        return self.split is Split.TRAINING
+
+
+@dataclass(frozen=True)
+class FinishedTask:
+    """What a task came to: files that were found, the blocks of a file, an evaluation, or nothing but its end."""
+
+    token: int
+    training_files: tuple[DataFile, ...] = ()
+    evaluation_files: tuple[DataFile, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    evaluation: EvaluationTotals | None = None
 
 
 @dataclass
 class _Progress:
-    task: master_pb2.Task
+    lease: ShardLease
     committed: int
 
 
@@ -18,17 +50,17 @@ class LeaseBook:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._held: dict[int, _Progress] = {}
-        self._finished: list[master_pb2.TaskResult] = []
+        self._finished: list[FinishedTask] = []
 
-    def hold(self, task: master_pb2.Task) -> None:
+    def hold(self, lease: ShardLease) -> None:
         """Adds a lease."""
         with self._changed:
-            self._held[task.token] = _Progress(task, task.start)
+            self._held[lease.token] = _Progress(lease, lease.start)
 
-    def held(self) -> list[tuple[master_pb2.Task, int]]:
+    def held(self) -> list[tuple[ShardLease, int]]:
         """Leases in the order in which they were granted, and the position up to which each is committed."""
         with self._changed:
-            return [(progress.task, progress.committed) for progress in self._held.values()]
+            return [(progress.lease, progress.committed) for progress in self._held.values()]
 
     def commit(self, token: int, position: int) -> bool:
         """Commits the lease up to `position`. Returns whether that completes the lease."""
@@ -37,22 +69,22 @@ class LeaseBook:
             if progress is None:
                 return False
             progress.committed = position
-            if position < progress.task.stop:
+            if position < progress.lease.stop:
                 return False
-            self._finish(master_pb2.TaskResult(token=token))
+            self._finish(FinishedTask(token))
             return True
 
-    def finish(self, result: master_pb2.TaskResult) -> None:
+    def finish(self, result: FinishedTask) -> None:
         """Notes that a task other than training is done."""
         with self._changed:
             self._finish(result)
 
-    def _finish(self, result: master_pb2.TaskResult) -> None:
+    def _finish(self, result: FinishedTask) -> None:
         self._held.pop(result.token, None)
         self._finished.append(result)
         self._changed.notify_all()
 
-    def take_finished(self) -> list[master_pb2.TaskResult]:
+    def take_finished(self) -> list[FinishedTask]:
         """Returns the results to report, each once."""
         with self._changed:
             finished, self._finished = self._finished, []
@@ -63,14 +95,11 @@ class LeaseBook:
         with self._changed:
             self._changed.wait_for(lambda: self._finished, timeout=seconds)
 
-    def progress(self) -> list[master_pb2.LeaseProgress]:
-        """Returns the leases for a heartbeat: all held, and the finished ones that are not reported yet."""
+    def progress(self) -> dict[int, int]:
+        """Returns how far each lease is, by its token: all held ones, and 0 for those whose end is yet to be told."""
         with self._changed:
-            held = [
-                master_pb2.LeaseProgress(token=token, committed=progress.committed)
-                for token, progress in self._held.items()
-            ]
-            return held + [master_pb2.LeaseProgress(token=result.token) for result in self._finished]
+            held = {token: progress.committed for token, progress in self._held.items()}
+            return held | {result.token: 0 for result in self._finished}
 
     def revoke(self, tokens: set[int]) -> bool:
         """Drops leases that the master has given to others. Returns whether this worker held any of them."""

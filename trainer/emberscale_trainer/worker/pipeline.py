@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NoReturn
 
-from emberscale_api.dataset import Split
-from emberscale_api.job.data import BadRecord
-from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
 from emberscale_trainer.worker.compute import Gradients, ModelReplica, Predictions
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner, RequestTooLargeError
-from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.leases import FinishedTask, LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalChanges, LocalRows
 from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths
 from emberscale_trainer.worker.routes import Routes
@@ -26,8 +23,8 @@ from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterS
 from emberscale_trainer.worker.statistics import EvaluationTotals, Span, WorkerStatistics
 from emberscale_trainer.worker.turns import RoundTurns
 
-NextTask = Callable[[Callable[[], bool]], master_pb2.Task]
-"""Waits for the next TRAIN or EVALUATE task.
+NextTask = Callable[[Callable[[], bool]], ShardLease]
+"""Waits for the next lease.
 
 Raises JobOverError when none will come, and ChannelClosedError once the argument says that none is wanted any more.
 """
@@ -37,7 +34,7 @@ Raises JobOverError when none will come, and ChannelClosedError once the argumen
 class _Planned:
     """A round, or a single batch as the only one of its round."""
 
-    task: master_pb2.Task
+    lease: ShardLease
     round: Round
     plan: KeyPlan
     name: BatchName
@@ -158,24 +155,22 @@ class Pipeline:
     def _read(self, next_task: NextTask) -> None:
         planners = _Planners(self._routes, self._make_planner)
         while True:
-            task = next_task(lambda: self._failure is not None)
-            training = task.kind == master_pb2.TRAIN
-            split = Split.TRAINING if training else Split.EVALUATION
-            batches = self._source.batches(split, task.epoch, task.start, task.stop)
-            in_rounds = training and self._lengths.begin_lease(task.token)
+            lease = next_task(lambda: self._failure is not None)
+            batches = self._source.batches(lease.split, lease.epoch, lease.start, lease.stop)
+            in_rounds = lease.trains and self._lengths.begin_lease(lease.token)
             while True:
                 began = time.perf_counter()
                 with self._statistics.stage("read"):
                     one = _next_round(batches, self._lengths.length if in_rounds else 1)
                 if one is None:
                     break
-                self._skip([record for batch in one.batches for record in batch.bad_records])
+                self._statistics.skipped([record for batch in one.batches for record in batch.bad_records])
                 for part, plan, is_round in self._plans(planners, one, in_rounds):
-                    if training:
+                    if lease.trains:
                         self._statistics.planned(plan.lookups, plan.distinct)
                     number, count = part.batches[0].number, len(part.batches)
-                    name = BatchName(task.epoch, number, task.shard, task.token, count, is_round)
-                    self._planned.put(_Planned(task, part, plan, name, (began, time.perf_counter())))
+                    name = BatchName(lease.epoch, number, lease.shard, lease.token, count, is_round)
+                    self._planned.put(_Planned(lease, part, plan, name, (began, time.perf_counter())))
                     began = time.perf_counter()
 
     def _plans(self, planners: "_Planners", one: Round, in_rounds: bool) -> Iterator[tuple[Round, KeyPlan, bool]]:
@@ -197,17 +192,11 @@ class Pipeline:
         else:
             yield one, plan, in_rounds
 
-    def _skip(self, records: list[BadRecord]) -> None:
-        if records:
-            self._statistics.skipped(
-                [master_pb2.BadRecord(file=one.file, line=one.line, problem=one.problem) for one in records]
-            )
-
     def _pull(self) -> None:
         in_rounds = False
         while True:
             planned = self._planned.get()
-            if planned.task.kind == master_pb2.TRAIN and planned.name.is_round is not in_rounds:
+            if planned.lease.trains and planned.name.is_round is not in_rounds:
                 in_rounds = planned.name.is_round
                 self._await_pushes()
             self._unpushed.put(None)
@@ -226,7 +215,7 @@ class Pipeline:
             self._unpushed.get()
 
     def _pulled(self, planned: _Planned) -> tuple[KeyPlan, Pulled, int]:
-        read_only = planned.task.kind == master_pb2.EVALUATE
+        read_only = not planned.lease.trains
         if not planned.name.is_round:
             return *self._pulls.pull(planned.plan, planned.round, planned.name, read_only), 0
         while True:
@@ -244,7 +233,7 @@ class Pipeline:
             self._statistics.waited(began, planned.reading, ready.pulling)
             self._before_compute()
             with self._statistics.stage("compute"):
-                if planned.task.kind == master_pb2.EVALUATE:
+                if not planned.lease.trains:
                     self._evaluate(ready)
                     self._unpushed.get()
                     continue
@@ -259,7 +248,7 @@ class Pipeline:
 
     def _train_round(self, ready: _Ready) -> LocalChanges:
         """Trains the batches of a round one after another; returns by how much they have changed rows and weights."""
-        one, task = ready.planned.round, ready.planned.task
+        one, lease = ready.planned.round, ready.planned.lease
         local = self._local = self._local or self._make_local()
         began = time.perf_counter()
         local.begin(ready.plan, ready.pulled.rows, ready.pulled.dense, self._turns.unseen(ready.pushed))
@@ -268,7 +257,7 @@ class Pipeline:
         changes = local.changes()
         self._turns.trained(changes)
         seconds, size = time.perf_counter() - began, ready.plan.exchange_bytes
-        of_lease = self._source.batches_in(task.start, task.stop)
+        of_lease = self._source.batches_in(lease.start, lease.stop)
         figures = RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds, of_lease)
         self._lengths.trained(figures)
         self._statistics.round_trained(figures)
@@ -278,14 +267,12 @@ class Pipeline:
         self._statistics.trained(predictions.probabilities, batch.labels, predictions.loss_sum, batch.truncated_records)
 
     def _evaluate(self, ready: _Ready) -> None:
-        task, batch = ready.planned.task, ready.planned.round.batches[0]
+        lease, batch = ready.planned.lease, ready.planned.round.batches[0]
         predictions = self._replica.evaluate(batch, ready.plan, ready.pulled)
-        totals = self._evaluations.setdefault(task.token, EvaluationTotals())
+        totals = self._evaluations.setdefault(lease.token, EvaluationTotals())
         totals.add(predictions.probabilities, batch.labels, predictions.loss_sum)
-        if batch.stop == task.stop:
-            self._leases.finish(
-                master_pb2.TaskResult(token=task.token, evaluation=self._evaluations.pop(task.token).to_proto())
-            )
+        if batch.stop == lease.stop:
+            self._leases.finish(FinishedTask(lease.token, evaluation=self._evaluations.pop(lease.token)))
 
     def _push(self) -> None:
         while True:
@@ -299,7 +286,7 @@ class Pipeline:
                     self._pushes.push(computed.plan, planned.round, planned.name, pushes.rows, pushes.dense)
             self._unpushed.get()
             self._statistics.moved(*self._pushes.take_traffic())
-            if self._leases.commit(planned.task.token, planned.round.stop):
+            if self._leases.commit(planned.lease.token, planned.round.stop):
                 self._lease_finished()
 
 

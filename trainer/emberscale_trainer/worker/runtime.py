@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from emberscale_api.environment import ProcessIdentity
+from emberscale_api.frozen import replace
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, TrainingJob
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
@@ -21,7 +22,7 @@ from emberscale_trainer.table import NonFiniteGradientError
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ComputeThreads, ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
-from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalRows
 from emberscale_trainer.worker.pipeline import NextTask, Pipeline
 from emberscale_trainer.worker.rounds import RoundLengths
@@ -173,7 +174,7 @@ class Worker:
             return ParameterServers(routes, identity, make_planner, replica.layout)
 
         with contextlib.closing(connect()) as pulls, contextlib.closing(connect()) as pushes:
-            resumed = [_rest(task, committed) for task, committed in self._leases.held()]
+            resumed = [replace(lease, start=committed) for lease, committed in self._leases.held()]
             self._pipeline = Pipeline(
                 source,
                 routes,
@@ -196,7 +197,10 @@ class Worker:
                 self._pipeline = None
 
     def _report(self, request: master_pb2.HeartbeatRequest) -> None:
-        request.leases.extend(self._leases.progress())
+        request.leases.extend(
+            master_pb2.LeaseProgress(token=token, committed=committed)
+            for token, committed in self._leases.progress().items()
+        )
         self._statistics.fill(request)
 
     def _heed(self, reply: master_pb2.HeartbeatReply) -> None:
@@ -213,18 +217,10 @@ class Worker:
             pipeline.abort(LeasesRevokedError())
 
 
-def _rest(task: master_pb2.Task, committed: int) -> master_pb2.Task:
-    """Returns the rest of a lease."""
-    rest = master_pb2.Task()
-    rest.CopyFrom(task)
-    rest.start = committed
-    return rest
-
-
-def _resumed_then(resumed: list[master_pb2.Task], next_task: NextTask) -> NextTask:
+def _resumed_then(resumed: list[ShardLease], next_task: NextTask) -> NextTask:
     """Yields the leases that an earlier pipeline left unfinished, then new ones."""
 
-    def following(unwanted: Callable[[], bool]) -> master_pb2.Task:
+    def following(unwanted: Callable[[], bool]) -> ShardLease:
         return resumed.pop(0) if resumed else next_task(unwanted)
 
     return following

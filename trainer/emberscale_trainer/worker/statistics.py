@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2
@@ -42,7 +43,7 @@ class WorkerStatistics:
         self._loss_sum = 0.0
         self._histogram = np.zeros((2, PROGRESS_BINS), dtype=np.int64)
         self._truncated_records = 0
-        self._bad_records: list[master_pb2.BadRecord] = []
+        self._bad_records: list[BadRecord] = []
         self.total_samples = 0
         self.total_batches = 0
         self.total_stages = dict.fromkeys(WORKER_STAGES, 0.0)
@@ -110,7 +111,7 @@ class WorkerStatistics:
             self.total_round_bytes += figures.bytes
             self.total_single_bytes += figures.single_bytes
 
-    def skipped(self, records: list[master_pb2.BadRecord]) -> None:
+    def skipped(self, records: list[BadRecord]) -> None:
         """Counts malformed records, which were left out."""
         with self._lock:
             self._bad_records += records
@@ -133,7 +134,9 @@ class WorkerStatistics:
             traffic.bytes = sum(self.total_traffic)
             traffic.rounds, traffic.round_batches = self.total_rounds, self.total_round_batches
             traffic.round_bytes, traffic.single_bytes = self.total_round_bytes, self.total_single_bytes
-            request.bad_records.extend(self._bad_records)
+            request.bad_records.extend(
+                master_pb2.BadRecord(file=one.file, line=one.line, problem=one.problem) for one in self._bad_records
+            )
             self._samples = self._batches = 0
             self._loss_sum = 0.0
             self._histogram[:] = 0

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 
+from emberscale_api.dataset import Split
 from emberscale_api.job import DataSpec
 from emberscale_api.rpc import master_pb2
 from emberscale_api.rpc.codec import file_from_wire, wire_block, wire_file
@@ -10,10 +11,11 @@ from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.membership import JobOverError, MasterClient
 from emberscale_trainer.worker.channel import ChannelClosedError
-from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.leases import FinishedTask, LeaseBook, ShardLease
 
 _IDLE_WAIT_SECONDS = 5.0
 _BUSY_WAIT_SECONDS = 0.1
+_SPLITS = {master_pb2.TRAIN: Split.TRAINING, master_pb2.EVALUATE: Split.EVALUATION}
 
 
 class TaskFeed:
@@ -26,16 +28,17 @@ class TaskFeed:
         self._format = record_format(data)
         self._stopping = stopping
 
-    def next(self, unwanted: Callable[[], bool] = lambda: False) -> master_pb2.Task:
-        """Returns the next TRAIN or EVALUATE task, which the lease book then holds. Reports finished tasks meanwhile.
+    def next(self, unwanted: Callable[[], bool] = lambda: False) -> ShardLease:
+        """Returns the next lease, which the lease book then holds. Reports finished tasks meanwhile.
 
         Raises ChannelClosedError once the task is `unwanted`, JobOverError, SupersededError, DataUnavailableError.
         """
         while True:
             task = self._acquire(unwanted)
-            if task.kind in (master_pb2.TRAIN, master_pb2.EVALUATE):
-                self._leases.hold(task)
-                return task
+            if task.kind in _SPLITS:
+                lease = ShardLease(task.token, _SPLITS[task.kind], task.epoch, task.start, task.stop, task.shard)
+                self._leases.hold(lease)
+                return lease
             self._leases.finish(self._prepare(task))
 
     def _acquire(self, unwanted: Callable[[], bool]) -> master_pb2.Task:
@@ -46,7 +49,7 @@ class TaskFeed:
             busy = bool(self._leases.held())
             request = master_pb2.AcquireTaskRequest(
                 member=self._master.member,
-                finished=self._leases.take_finished(),
+                finished=map(_wire_result, self._leases.take_finished()),
                 max_wait_seconds=0.0 if busy else _IDLE_WAIT_SECONDS,
             )
             reply = self._master.call(self._master.stub.AcquireTask, request, waits=request.max_wait_seconds)
@@ -58,14 +61,20 @@ class TaskFeed:
                 self._leases.wait_for_finished(_BUSY_WAIT_SECONDS)
         raise JobOverError("the job has no more work for this worker")
 
-    def _prepare(self, task: master_pb2.Task) -> master_pb2.TaskResult:
+    def _prepare(self, task: master_pb2.Task) -> FinishedTask:
         if task.kind == master_pb2.DISCOVER:
-            return master_pb2.TaskResult(
-                token=task.token,
-                training_files=map(wire_file, expand(self._data.train)),
-                evaluation_files=map(wire_file, expand(self._data.evaluation)),
-            )
+            return FinishedTask(task.token, tuple(expand(self._data.train)), tuple(expand(self._data.evaluation)))
         file = file_from_wire(task.file)
         self._format.check_file(file)
         blocks = self._format.index_file(file, task.file_number, self._data.shuffling.block_records)
-        return master_pb2.TaskResult(token=task.token, blocks=map(wire_block, blocks))
+        return FinishedTask(task.token, blocks=tuple(blocks))
+
+
+def _wire_result(finished: FinishedTask) -> master_pb2.TaskResult:
+    return master_pb2.TaskResult(
+        token=finished.token,
+        training_files=map(wire_file, finished.training_files),
+        evaluation_files=map(wire_file, finished.evaluation_files),
+        blocks=map(wire_block, finished.blocks),
+        evaluation=finished.evaluation.to_proto() if finished.evaluation is not None else None,
+    )
