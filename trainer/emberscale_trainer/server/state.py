@@ -352,13 +352,13 @@ class ServerState:
             evicts = self._eviction.active
             if evicts:
                 self._eviction.finish()
-            tables.reserve(counts, keys, values, changes_of=changes_of)
+            push = tables.reserve(counts, keys, values, changes_of=changes_of)
             self._check_pieces(counts, keys)
             self._core.record(session, header, began)
             try:
                 if evicts:
                     tables.clock = self._core.applied.total
-                tables.push_reserved(counts, keys, values, changes_of=changes_of)
+                push()
                 if self._watch is not None:
                     self._watch(tables, counts, keys)
                 if evicts:

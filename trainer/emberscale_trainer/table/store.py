@@ -172,12 +172,14 @@ class TableStore:
         gradients: NDArray[np.float32],
         *,
         changes_of: int = 0,
-    ) -> None:
-        """Makes sure of all that `push` of the same arguments needs, as if all keys were new; no row changes.
+    ) -> Callable[[], None]:
+        """Makes sure of all that `push` of these arguments needs, as if all keys were new; no row changes.
+
+        Returns that push, which must come before any other change. Then only the memory of an index can fail it: a
+        MemoryError leaves it half done, and the store must not be used any more.
 
         Raises ValueError for arrays of the wrong type, size or layout, for changes where a table takes none (see
-        `takes_changes`), and MemoryError. After it, and before any other change, only the memory of an index can fail
-        that push.
+        `takes_changes`), and MemoryError.
         """
         self._check(counts, keys, gradients, "changes" if changes_of else "gradients")
         if changes_of and not self.takes_changes:
@@ -196,6 +198,14 @@ class TableStore:
         if self._log is not None:
             self._log.make_room(int(self._delta_bytes @ counts))
 
+        def push() -> None:
+            arrays = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
+            done = kernels.push(self._requested_address, len(counts), *arrays, changes_of, self._scratch_address)
+            if done == kernels.NO_MEMORY:
+                raise MemoryError("no memory for the index of the embedding rows")
+
+        return push
+
     def push(
         self,
         counts: NDArray[np.uint32],
@@ -211,25 +221,9 @@ class TableStore:
         piece for each batch.
 
         The keys of one table are normally distinct; those that are not are stepped one after another. Raises as
-        `reserve` does, nothing being done. A MemoryError after a `reserve` of the same arguments leaves the push half
-        done: the store must not be used any more.
+        `reserve` does, nothing being done, and as what that returns.
         """
-        self.reserve(counts, keys, gradients, changes_of=changes_of)
-        self.push_reserved(counts, keys, gradients, changes_of=changes_of)
-
-    def push_reserved(
-        self,
-        counts: NDArray[np.uint32],
-        keys: NDArray[np.int64],
-        gradients: NDArray[np.float32],
-        *,
-        changes_of: int = 0,
-    ) -> None:
-        """As `push`, for arguments for which `reserve` was called last."""
-        arrays = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
-        done = kernels.push(self._requested_address, len(counts), *arrays, changes_of, self._scratch_address)
-        if done == kernels.NO_MEMORY:
-            raise MemoryError("no memory for the index of the embedding rows")
+        self.reserve(counts, keys, gradients, changes_of=changes_of)()
 
     def load(self, table: int, records: Records, buckets: NDArray[np.bool_] | None = None) -> None:
         """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
