@@ -13,7 +13,7 @@ from emberscale_api.job.running import Traffic
 from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, role_from_wire, wire_file, wire_role
+from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, role_from_wire, same_fields, wire_file, wire_role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import Admission, ServerReport, Vitals, WorkReport
@@ -89,13 +89,7 @@ def work_report(delta: pb.WorkerDelta) -> WorkReport:
         delta.negatives,
         dict(delta.stage_seconds),
         delta.truncated_records,
-        Traffic(
-            delta.traffic.bytes,
-            delta.traffic.rounds,
-            delta.traffic.round_batches,
-            delta.traffic.round_bytes,
-            delta.traffic.single_bytes,
-        ),
+        same_fields(Traffic, delta.traffic),
     )
 
 

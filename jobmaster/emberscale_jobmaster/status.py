@@ -217,10 +217,7 @@ def _sizing(state: JobState) -> pb.Sizing:
         expected_samples_per_second=scaling.expected_throughput,
         since=scaling.since,
         scalings=scaling.scalings,
-        steps=[
-            pb.ScalingStep(number=step.number, reason=step.reason, message=step.message, seconds=step.seconds)
-            for step in scaling.steps
-        ],
+        steps=[pb.ScalingStep(**vars(step)) for step in scaling.steps],
         scaling=scaling.reshaping is not None,
     )
 

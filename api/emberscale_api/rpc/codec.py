@@ -3,6 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from emberscale_api.dataset import Block, DataFile, Dataset, Split
 from emberscale_api.job.roles import Role
@@ -11,6 +14,7 @@ from emberscale_api.rpc import brain_pb2 as brain_pb
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import JobProfile, JobShape
 
+_Kind = TypeVar("_Kind")
 _ROLES: Mapping["pb.Role.ValueType", Role] = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 _PHASE_NUMBERS: Mapping[JobPhase, "pb.Phase.ValueType"] = {
@@ -21,6 +25,12 @@ WIRE_SPLITS: Mapping[Split, "pb.Split.ValueType"] = {
     Split.TRAINING: pb.TRAINING_DATA,
     Split.EVALUATION: pb.EVALUATION_DATA,
 }
+
+
+def same_fields(kind: type[_Kind], message: Message, **converted: Any) -> _Kind:
+    """A dataclass from the fields of a message that have the same names, but for those that are `converted`."""
+    names = (one.name for one in fields(kind))  # type: ignore[arg-type]  # every kind is a dataclass
+    return kind(**{name: converted[name] if name in converted else getattr(message, name) for name in names})
 
 
 def wire_role(role: Role) -> "pb.Role.ValueType":
@@ -84,7 +94,7 @@ def wire_block(block: Block) -> pb.Block:
 
 def block_from_wire(message: pb.Block) -> Block:
     """Returns the block of a message."""
-    return Block(message.file_number, message.offset, message.length, message.first_record, message.records)
+    return same_fields(Block, message)
 
 
 def dataset_from_wire(message: pb.Dataset) -> Dataset:
@@ -104,7 +114,7 @@ def wire_shape(shape: JobShape) -> brain_pb.Shape:
 
 def shape_from_wire(message: brain_pb.Shape) -> JobShape:
     """Returns the shape of a message. Raises ValueError for one that no job can have."""
-    return JobShape(**{one.name: getattr(message, one.name) for one in fields(JobShape)})
+    return same_fields(JobShape, message)
 
 
 def wire_profile(profile: JobProfile, sequence: int = 0) -> brain_pb.Profile:
@@ -115,9 +125,8 @@ def wire_profile(profile: JobProfile, sequence: int = 0) -> brain_pb.Profile:
 
 def profile_from_wire(message: brain_pb.Profile) -> JobProfile:
     """Returns the profile of a message without its sequence. Raises ValueError for a shape that no job can have."""
-    measured = {one.name: getattr(message, one.name) for one in fields(JobProfile)}
-    stages = dict(message.stage_fractions)
-    return JobProfile(**{**measured, "shape": shape_from_wire(message.shape), "stage_fractions": stages})
+    shape, stages = shape_from_wire(message.shape), dict(message.stage_fractions)
+    return same_fields(JobProfile, message, shape=shape, stage_fractions=stages)
 
 
 def _or_nan(value: float | None) -> float:

@@ -1,10 +1,6 @@
 """Reads the plan and the status of a running job from the master's messages."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message
 
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.running import (
@@ -24,10 +20,8 @@ from emberscale_api.job.running import (
     Traffic,
 )
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import evaluation_from_wire, phase_from_wire, role_from_wire
+from emberscale_api.rpc.codec import evaluation_from_wire, phase_from_wire, role_from_wire, same_fields
 from emberscale_api.shape import RoleShape
-
-_Kind = TypeVar("_Kind")
 
 
 def plan_from_wire(message: pb.Plan) -> JobPlan:
@@ -37,7 +31,7 @@ def plan_from_wire(message: pb.Plan) -> JobPlan:
         for part in message.roles
         if (role := role_from_wire(part.role)) is not None
     }
-    return _same(
+    return same_fields(
         JobPlan,
         message,
         shapes=shapes,
@@ -45,35 +39,29 @@ def plan_from_wire(message: pb.Plan) -> JobPlan:
         sizing=_sizing(message.sizing),
         silent=tuple(_names(message.silent)),
         final=status_from_wire(message.final) if message.HasField("final") else None,
-        asked=_same(HeardEdit, message.asked) if message.HasField("asked") else None,
+        asked=same_fields(HeardEdit, message.asked) if message.HasField("asked") else None,
     )
 
 
 def status_from_wire(message: pb.JobStatus) -> JobStatus:
     """Returns the status of a message, without members of a role that this version does not know."""
-    return _same(
+    return same_fields(
         JobStatus,
         message,
         phase=phase_from_wire(message.phase),
         evaluations=tuple(map(evaluation_from_wire, message.evaluations)),
         members=tuple(_members(message.members)),
         rows=dict(message.rows),
-        admission={table: _same(AdmissionCounts, counts) for table, counts in message.admission.items()},
-        bad_record_samples=tuple(_same(BadRecord, record) for record in message.bad_record_samples),
-        checkpoints=tuple(_same(CheckpointCost, cost) for cost in message.checkpoints),
-        flash=_same(FlashStatus, message.flash) if message.HasField("flash") else None,
-        protection=_same(ProtectionStatus, message.protection) if message.HasField("protection") else None,
+        admission={table: same_fields(AdmissionCounts, counts) for table, counts in message.admission.items()},
+        bad_record_samples=tuple(same_fields(BadRecord, record) for record in message.bad_record_samples),
+        checkpoints=tuple(same_fields(CheckpointCost, cost) for cost in message.checkpoints),
+        flash=same_fields(FlashStatus, message.flash) if message.HasField("flash") else None,
+        protection=same_fields(ProtectionStatus, message.protection) if message.HasField("protection") else None,
         forgotten=tuple(map(_forgotten, message.forgotten)),
         sizing=_sizing(message.sizing),
-        traffic=_same(Traffic, message.traffic),
+        traffic=same_fields(Traffic, message.traffic),
         warnings=tuple(message.warnings),
     )
-
-
-def _same(kind: type[_Kind], message: Message, **converted: Any) -> _Kind:
-    """A dataclass from the fields of a message that have the same names, but for those that are `converted`."""
-    names = (one.name for one in fields(kind))  # type: ignore[arg-type]  # every kind is a dataclass
-    return kind(**{name: converted[name] if name in converted else getattr(message, name) for name in names})
 
 
 def _names(members: Iterable[pb.Member]) -> Iterator[MemberName]:
@@ -85,17 +73,17 @@ def _names(members: Iterable[pb.Member]) -> Iterator[MemberName]:
 def _members(members: Iterable[pb.MemberStatus]) -> Iterator[MemberNow]:
     for one in members:
         for name in _names([one.member]):
-            yield _same(
+            yield same_fields(
                 MemberNow,
                 one,
                 member=name,
                 stage_seconds=dict(one.stage_seconds),
-                slowness=_same(SlowMember, one.slowness) if one.HasField("slowness") else None,
+                slowness=same_fields(SlowMember, one.slowness) if one.HasField("slowness") else None,
             )
 
 
 def _sizing(message: pb.Sizing) -> Sizing:
-    return _same(Sizing, message, steps=tuple(_same(ScalingStep, step) for step in message.steps))
+    return same_fields(Sizing, message, steps=tuple(same_fields(ScalingStep, step) for step in message.steps))
 
 
 def _forgotten(message: pb.ForgottenShare) -> Forgotten:
@@ -103,4 +91,4 @@ def _forgotten(message: pb.ForgottenShare) -> Forgotten:
         part.epoch: tuple(zip(part.ranges[::2], part.ranges[1::2], strict=False))  # a master may say anything
         for part in message.batches
     }
-    return _same(Forgotten, message, servers=tuple(message.servers), batches=batches)
+    return same_fields(Forgotten, message, servers=tuple(message.servers), batches=batches)

@@ -1,0 +1,65 @@
+"""A plan and a status as they come from a master, which may be of another version, or anybody's."""
+
+from emberscale_api.job.roles import Role
+from emberscale_api.job.running import (
+    CheckpointCost,
+    FlashStatus,
+    Forgotten,
+    HeardEdit,
+    MemberName,
+    ProtectionStatus,
+    SlowMember,
+    Traffic,
+)
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.running_codec import plan_from_wire, status_from_wire
+from emberscale_api.shape import RoleShape
+
+WORKER = pb.Member(role=pb.WORKER, index=2, incarnation="life-1")
+UNKNOWN = pb.Member(role=9, index=1)  # type: ignore[arg-type]  # a role of a later version
+
+
+def test_a_status_has_all_that_its_message_has() -> None:
+    message = pb.JobStatus(
+        phase=pb.SAVING,
+        members=[pb.MemberStatus(member=WORKER, alive=True, slowness=pb.Slowness(factor=3, remedy="it rests"))],
+        flash=pb.FlashStatus(checkpoint="flash-1", bytes=7),
+        protection=pb.ProtectionStatus(protected=True, rebuilds=2),
+        checkpoints=[pb.CheckpointCost(checkpoint="1", seconds=2, held_seconds=0.5, written_bytes=3, bytes=4)],
+        forgotten=[pb.ForgottenShare(servers=[1], batches=[pb.AppliedBatches(epoch=1, ranges=[2, 5, 7, 9])])],
+        traffic=pb.WorkerTraffic(bytes=9, rounds=1),
+    )
+    status = status_from_wire(message)
+    (member,) = status.members
+    assert (status.phase, member.member, member.alive) == (JobPhase.SAVING, MemberName(Role.WORKER, 2, "life-1"), True)
+    assert (member.member.slot, member.slowness) == ("worker-2", SlowMember(3, 0, "it rests"))
+    assert (status.flash, status.protection) == (
+        FlashStatus("flash-1", bytes=7),
+        ProtectionStatus(protected=True, rebuilds=2),
+    )
+    assert status.checkpoints == (CheckpointCost("1", 2, 0.5, 3, 4),)
+    assert status.forgotten == (Forgotten((1,), "", 0, 0, 0, {1: ((2, 5), (7, 9))}, 0),)
+    assert status.traffic == Traffic(9, 1)
+
+
+def test_what_is_absent_is_none() -> None:
+    status, plan = status_from_wire(pb.JobStatus()), plan_from_wire(pb.Plan())
+    assert (status.phase, status.flash, status.protection, plan.phase, plan.final, plan.asked) == (None,) * 6
+
+
+def test_a_plan_names_shapes_by_role_and_what_it_came_to() -> None:
+    roles = [pb.RolePlan(role=pb.PS, replicas=2, cpu_cores=1.5), pb.RolePlan(role=UNKNOWN.role, replicas=1)]
+    asked, final = pb.ScaleRequest(ps=2, waits="why"), pb.JobStatus(phase=pb.COMPLETE)
+    plan = plan_from_wire(pb.Plan(roles=roles, silent=[WORKER, UNKNOWN], asked=asked, final=final))
+    assert plan.shapes == {Role.PS: RoleShape(2, 1.5, None)}
+    assert plan.silent == (MemberName(Role.WORKER, 2, "life-1"),)
+    assert plan.asked == HeardEdit(2, 0, "why")
+    assert plan.final is not None
+    assert plan.final.phase is JobPhase.COMPLETE
+
+
+def test_a_status_that_makes_no_sense_is_read_all_the_same() -> None:
+    forgotten = [pb.ForgottenShare(batches=[pb.AppliedBatches(ranges=[1, 2, 3])])]
+    status = status_from_wire(pb.JobStatus(forgotten=forgotten, members=[pb.MemberStatus(member=UNKNOWN)]))
+    assert (status.forgotten[0].batches, status.members) == ({0: ((1, 2),)}, ())
