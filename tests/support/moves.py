@@ -6,19 +6,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.table import TableStore, keys_of
+from emberscale_trainer.table import DensePieces, TableStore, keys_of
 from emberscale_trainer.transport import listen
 from master_stand_in import spread_evenly
 from snapshots import all_rows
 
 TOKEN = "secret"
 SECONDS = 60.0
+TABLES, KEYS = 2, 3000
+_PARAMETERS = 500
 EVERYTHING = Ownership(np.ones(BUCKETS, dtype=np.bool_), np.ones(DENSE_PIECES, dtype=np.bool_))
 
 
@@ -34,6 +37,32 @@ def table_that_owns(owned: Ownership, version: int, generation: int = 1) -> Rout
     servers = tuple(PsAddress(index, f"ps-{index}", "", "") for index in range(2))
     buckets, pieces = (~owned.buckets).astype(int).tolist(), (~owned.pieces).astype(int).tolist()
     return RoutingTable(generation, version, servers, tuple(buckets), tuple(pieces))
+
+
+def trained_tables(optimizer: OptimizerType) -> TableStore:
+    """Empty tables, with dense pieces."""
+    rule = OptimizerSpec(type=optimizer, learning_rate=0.1)
+    specs = [TableSpec(number, f"C{number}", number, 4, rule, InitializerSpec(), seed=0) for number in range(TABLES)]
+    return TableStore(specs, DensePieces.of(np.zeros(_PARAMETERS, dtype=np.float32), rule))
+
+
+class Batch:
+    """The gradients of one batch, and the part of them that a server gets."""
+
+    def __init__(self, random: np.random.Generator, number: int, rows: int = 100) -> None:
+        self.number = number
+        self._keys = [np.sort(random.choice(KEYS, rows, replace=False)).astype(np.int64) for _ in range(TABLES)]
+        self._gradients = [random.standard_normal((rows, 4)).astype(np.float32) for _ in range(TABLES)]
+        self._dense = random.standard_normal((DENSE_PIECES, piece_length(_PARAMETERS))).astype(np.float32)
+
+    def part(self, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
+        """Counts, keys and gradients of what is owned, as `TableStore.push` takes them."""
+        masks = [owned.buckets[buckets_of(named)] for named in self._keys]
+        counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
+        pieces = np.flatnonzero(owned.pieces).astype(np.int64)
+        keys = np.concatenate([*(named[mask] for named, mask in zip(self._keys, masks, strict=True)), pieces])
+        values = [part[mask].reshape(-1) for part, mask in zip(self._gradients, masks, strict=True)]
+        return counts, keys, np.concatenate([*values, self._dense[owned.pieces].reshape(-1)])
 
 
 class MovingServer:

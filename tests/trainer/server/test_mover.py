@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import DENSE_PIECES, RoutingTable, buckets_of, piece_length
+from emberscale_api.job import OptimizerType
+from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
@@ -19,21 +19,15 @@ from emberscale_trainer.server.mover import CopyProgress
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
+from emberscale_trainer.table import Reader, TableStore, keys_of
 from eventually import eventually
 from master_stand_in import write_snapshot
-from moves import EVERYTHING, SECONDS, MovingServer, table_of
+from moves import EVERYTHING, SECONDS, Batch, MovingServer, table_of, trained_tables
 from snapshots import records_of
-
-PARAMETERS = 500
-LENGTH = piece_length(PARAMETERS)
-ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
-TABLES = [TableSpec(number, f"C{number}", number, 4, ADAGRAD, InitializerSpec(), seed=0) for number in range(2)]
-KEYS = 3000
 
 
 def tables() -> TableStore:
-    return TableStore(TABLES, DensePieces.of(np.zeros(PARAMETERS, dtype=np.float32), ADAGRAD))
+    return trained_tables(OptimizerType.ADAGRAD)
 
 
 class Servers:
@@ -52,25 +46,13 @@ class Servers:
 
     def push(self, rows: int = 200) -> None:
         """Trains one batch on all servers of the table in force."""
-        keys = [np.sort(self.random.choice(KEYS, rows, replace=False)).astype(np.int64) for _ in TABLES]
-        pieces = np.arange(DENSE_PIECES)
-        gradients = [self.random.standard_normal((rows, 4)).astype(np.float32) for _ in TABLES]
-        dense = self.random.standard_normal((DENSE_PIECES, LENGTH)).astype(np.float32)
-        number, self.batches = self.batches, self.batches + 1
-        for server in [None, *self.all[: len(self.table.servers)]]:
-            owned = EVERYTHING if server is None else Ownership.of(self.table, server.index)
-            masks = [owned.buckets[buckets_of(named)] for named in keys]
-            counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
-            named = np.concatenate(
-                [named[mask] for named, mask in zip(keys, masks, strict=True)] + [pieces[owned.pieces]]
-            )
-            values = [part[mask].reshape(-1) for part, mask in zip(gradients, masks, strict=True)]
-            flat = np.concatenate([*values, dense[owned.pieces].reshape(-1)])
-            if server is None:
-                self.whole.push(counts, named, flat)
-                continue
-            header = Header(Kind.PUSH, generation=1, version=self.table.version, batch=number, token=1, tables=3)
-            assert server.state.push(0, header, counts, named, flat) is Status.OK
+        batch = Batch(self.random, self.batches, rows)
+        self.batches += 1
+        self.whole.push(*batch.part(EVERYTHING))
+        for server in self.all[: len(self.table.servers)]:
+            header = Header(Kind.PUSH, generation=1, version=self.table.version, batch=batch.number, token=1, tables=3)
+            part = batch.part(Ownership.of(self.table, server.index))
+            assert server.state.push(0, header, *part) is Status.OK
 
     def prepare(self, count: int) -> RoutingTable:
         """Begins a move to so many servers; its number is its version."""

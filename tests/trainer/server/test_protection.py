@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from emberscale_api import metrics
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
+from emberscale_api.job import OptimizerType
+from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
@@ -23,42 +23,18 @@ from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import StreamSender
-from emberscale_trainer.table import DeltaLog, DensePieces, Reader, TableStore
+from emberscale_trainer.table import DeltaLog, Reader, TableStore
 from eventually import eventually, unwrap
-from moves import EVERYTHING, SECONDS, MovingServer, table_of
+from moves import EVERYTHING, KEYS, SECONDS, TABLES, Batch, MovingServer, table_of, trained_tables
 from snapshots import records_of
-
-PARAMETERS = 500
-LENGTH = piece_length(PARAMETERS)
-ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
-TABLES = [TableSpec(number, f"C{number}", number, 4, ADAM, InitializerSpec(), seed=0) for number in range(2)]
-KEYS = 3000
 
 
 def tables() -> TableStore:
-    return TableStore(TABLES, DensePieces.of(np.zeros(PARAMETERS, dtype=np.float32), ADAM))
+    return trained_tables(OptimizerType.ADAM)
 
 
 def rows_of(store: TableStore) -> list[dict[int, bytes]]:
     return [records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)]
-
-
-class Batch:
-    """The gradients of one batch, and the part of them that a server gets."""
-
-    def __init__(self, random: np.random.Generator, number: int, rows: int = 100) -> None:
-        self.number = number
-        self._keys = [np.sort(random.choice(KEYS, rows, replace=False)).astype(np.int64) for _ in TABLES]
-        self._gradients = [random.standard_normal((rows, 4)).astype(np.float32) for _ in TABLES]
-        self._dense = random.standard_normal((DENSE_PIECES, LENGTH)).astype(np.float32)
-
-    def part(self, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
-        masks = [owned.buckets[buckets_of(named)] for named in self._keys]
-        counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
-        pieces = np.flatnonzero(owned.pieces).astype(np.int64)
-        keys = np.concatenate([*(named[mask] for named, mask in zip(self._keys, masks, strict=True)), pieces])
-        values = [part[mask].reshape(-1) for part, mask in zip(self._gradients, masks, strict=True)]
-        return counts, keys, np.concatenate([*values, self._dense[owned.pieces].reshape(-1)])
 
 
 class Servers:
@@ -100,7 +76,7 @@ class Servers:
                 version=self.table.version,
                 batch=batch.number,
                 token=1,
-                tables=len(TABLES) + 1,
+                tables=TABLES + 1,
             )
             said.append(self.serving[index].state.push(0, header, *part))
             if said[-1] is Status.OK:
@@ -306,7 +282,7 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
     with ThreadPoolExecutor(1) as threads:
         with group.changed:  # it is lost while one of two has the deltas
             part = torn.part(Ownership.of(servers.table, 1))
-            header = Header(Kind.PUSH, generation=1, version=1, batch=torn.number, token=1, tables=len(TABLES) + 1)
+            header = Header(Kind.PUSH, generation=1, version=1, batch=torn.number, token=1, tables=TABLES + 1)
             pushing = threads.submit(servers.serving[1].state.push, 0, header, *part)
             holder = servers.serving[0].mover.protection.group
             assert holder is not None
@@ -356,7 +332,7 @@ def test_retired_rows_leave_nothing_in_the_parity(make_servers: Callable[[int], 
         servers.push(servers.batch())
     keys = np.arange(0, KEYS, 2)
     with servers.serving[1].state.lock:
-        for number in range(len(TABLES)):
+        for number in range(TABLES):
             servers.stores[1].retire(number, keys)
             servers.twins[1].retire(number, keys)
     servers.push(servers.batch())
@@ -372,7 +348,7 @@ def test_rows_that_a_lost_server_did_not_own_are_not_rebuilt(make_servers: Calla
     other.push(*servers.batch().part(Ownership.of(servers.table, 0)))
     snapshot = other.snapshot(Reader.FLASH, threading.RLock())
     with servers.serving[1].state.lock:  # as in a move that is given up, or of which the retiring goes on
-        for number in range(len(TABLES) + 1):
+        for number in range(TABLES + 1):
             for records in snapshot.read(number):
                 servers.stores[1].load(number, records)
     servers.push(servers.batch())
@@ -503,7 +479,7 @@ def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], S
     server, store = servers.serving[1], servers.stores[1]
     sent = group_of(server).lag, group_of(servers.serving[0]).holding.received(1)
     with server.state.lock:
-        for number in range(len(TABLES)):
+        for number in range(TABLES):
             store.retire(number, np.arange(KEYS))
             servers.twins[1].retire(number, np.arange(KEYS))
     holding = group_of(servers.serving[0]).holding
@@ -560,7 +536,7 @@ def test_changes_for_which_there_is_no_memory_are_sent_to_both_holders_later(
     monkeypatch.setattr(np, "concatenate", no_memory_once)
     server, store = servers.serving[2], servers.stores[2]
     with server.state.lock:  # rows of two tables, which have a holder in common
-        for number in range(len(TABLES)):
+        for number in range(TABLES):
             store.retire(number, np.arange(KEYS))
             servers.twins[2].retire(number, np.arange(KEYS))
     eventually(failed.is_set)
@@ -671,7 +647,7 @@ def test_a_server_counts_what_it_sends_to_other_holders(
     joined, table = servers.successors(1, 2)
     servers.rebuild(joined, table, 2)
     group = group_of(servers.serving[3])
-    halves = sum(len([*group.blocks.halves(frozenset({1, 2}), number)]) for number in range(len(TABLES) + 1))
+    halves = sum(len([*group.blocks.halves(frozenset({1, 2}), number)]) for number in range(TABLES + 1))
     assert group.rebuild_pieces == withdrawn[3] + halves > withdrawn[3]
 
 
