@@ -9,14 +9,14 @@ import numpy as np
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
-from emberscale_api.job.running import Traffic
+from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, role_from_wire, same_fields, wire_file, wire_role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import MemberId, Process
-from emberscale_jobmaster.observations import Admission, ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
@@ -102,7 +102,7 @@ def server_report(report: pb.PsReport) -> ServerReport:
         report.applied_batches,
         report.repeated_batches,
         dict(report.stage_seconds),
-        {table: Admission(told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
+        {table: same_fields(AdmissionCounts, told) for table, told in report.admission.items()},
         report.delays_for_memory,
         report.protected_version,
         _parity_trouble(report),

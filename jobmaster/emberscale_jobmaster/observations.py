@@ -15,7 +15,7 @@ from functools import reduce
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
-from emberscale_api.job.running import Traffic
+from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership
@@ -66,23 +66,6 @@ class WorkReport:
 
 
 @dataclass(frozen=True)
-class Admission:
-    """Of a table with admission or eviction: keys that got a row, pushes that were only counted, and rows evicted."""
-
-    admitted: int = 0
-    refused: int = 0
-    evicted: int = 0
-
-    def plus(self, other: "Admission") -> "Admission":
-        """Both together."""
-        return Admission(self.admitted + other.admitted, self.refused + other.refused, self.evicted + other.evicted)
-
-    def continues(self, earlier: "Admission") -> bool:
-        """Whether these counts can be those of the same table, later."""
-        return self.admitted >= earlier.admitted and self.refused >= earlier.refused and self.evicted >= earlier.evicted
-
-
-@dataclass(frozen=True)
 class ServerReport:
     """A parameter server's rows, and its work since it started."""
 
@@ -91,7 +74,7 @@ class ServerReport:
     applied_batches: int
     repeated_batches: int
     stage_seconds: Mapping[str, float]
-    admission: Mapping[str, Admission] = field(default_factory=dict)
+    admission: Mapping[str, AdmissionCounts] = field(default_factory=dict)
     """By table with admission or eviction, since the tables were made; a roll-back makes them anew."""
     delays_for_memory: bool = False
     """Whether pushes wait, as the server is near its limit of memory."""
@@ -128,7 +111,7 @@ class Sighting:
     troubled: tuple[int, float] | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
-    admission_before: Mapping[str, Admission] = field(default_factory=dict)
+    admission_before: Mapping[str, AdmissionCounts] = field(default_factory=dict)
     """What earlier incarnations counted, and this one in tables that it has no more."""
     trained: int = 0
     """Samples that a worker has told of in all, until `trained_at`."""
@@ -139,7 +122,7 @@ class Sighting:
     leased_batches: int = 0
     """The tasks that a worker was granted in all."""
 
-    def admission(self) -> Mapping[str, Admission]:
+    def admission(self) -> Mapping[str, AdmissionCounts]:
         """The counts of all tables that a parameter server has had."""
         return self.admission_before if self.server is None else _both(self.admission_before, self.server.admission)
 
@@ -304,7 +287,8 @@ class Observations:
         told = replace(known, server=report, stage_seconds=report.stage_seconds)
         before = known.server
         if before is not None and not all(
-            report.admission.get(table, Admission()).continues(counts) for table, counts in before.admission.items()
+            report.admission.get(table, AdmissionCounts()).continues(counts)
+            for table, counts in before.admission.items()
         ):
             told = replace(told, admission_before=known.admission())
         if training and before is not None and report.applied_batches >= before.applied_batches:
@@ -444,7 +428,7 @@ class Observations:
                     total[table] = total.get(table, 0) + rows
         return total
 
-    def admission(self) -> Mapping[str, Admission]:
+    def admission(self) -> Mapping[str, AdmissionCounts]:
         """By table with admission or eviction: the counts of all parameter servers, roll-backs included."""
         return reduce(_both, (seen.admission() for seen in self.sightings.values()), {})
 
@@ -463,7 +447,8 @@ class Observations:
         return replace(self, sightings={**self.sightings, member.slot: sighting})
 
 
-def _both(one: Mapping[str, Admission], other: Mapping[str, Admission]) -> Mapping[str, Admission]:
+def _both(one: Mapping[str, AdmissionCounts], other: Mapping[str, AdmissionCounts]) -> Mapping[str, AdmissionCounts]:
     return {
-        table: one.get(table, Admission()).plus(other.get(table, Admission())) for table in one.keys() | other.keys()
+        table: one.get(table, AdmissionCounts()).plus(other.get(table, AdmissionCounts()))
+        for table in one.keys() | other.keys()
     }

@@ -75,10 +75,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         checkpoints=[pb.CheckpointCost(**vars(cost)) for cost in state.checkpoint_costs],
         protection=_protection(state, spec),
         traffic=pb.WorkerTraffic(**vars(seen.traffic())),
-        admission={
-            table: pb.AdmissionCounts(admitted=told.admitted, refused=told.refused, evicted=told.evicted)
-            for table, told in seen.admission().items()
-        },
+        admission={table: pb.AdmissionCounts(**vars(told)) for table, told in seen.admission().items()},
     )
 
 

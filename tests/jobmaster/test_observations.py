@@ -4,12 +4,11 @@ from typing import Any
 import pytest
 
 from emberscale_api.job.roles import Role
-from emberscale_api.job.running import Traffic
+from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership, Process
 from emberscale_jobmaster.observations import (
     SILENT_STUCK_SECONDS,
-    Admission,
     Observations,
     ServerReport,
     Vitals,
@@ -25,7 +24,7 @@ def report(samples: int = 100, stages: dict[str, float] | None = None) -> WorkRe
     return WorkReport(samples, loss_sum=0.5 * samples, positives=(0, 1), negatives=(1, 0), stage_seconds=stages or {})
 
 
-def served(rows: int, repeated: int = 0, admission: Admission | None = None) -> ServerReport:
+def served(rows: int, repeated: int = 0, admission: AdmissionCounts | None = None) -> ServerReport:
     return ServerReport({"C1": rows}, 8, 1, repeated, {"pull": 1.0}, {"C1": admission} if admission else {})
 
 
@@ -174,15 +173,15 @@ def test_rows_are_summed_over_servers_and_repeats_over_their_incarnations() -> N
 
 def test_admission_is_counted_over_servers_incarnations_and_tables_made_anew() -> None:
     other, again = MemberId(Role.PS, 1, "q"), MemberId(Role.PS, 0, "p2")
-    seen = Observations().heard(SERVER).served(SERVER, served(10, admission=Admission(10, 40, 3)))
-    seen = seen.heard(other).served(other, served(20, admission=Admission(5, 7, 0)))
-    seen = seen.served(other, served(20, admission=Admission(6, 9, 1)))
-    assert seen.admission() == {"C1": Admission(16, 49, 4)}
-    seen = seen.served(other, served(20, admission=Admission(0, 2, 0)))  # it has rolled back
+    seen = Observations().heard(SERVER).served(SERVER, served(10, admission=AdmissionCounts(10, 40, 3)))
+    seen = seen.heard(other).served(other, served(20, admission=AdmissionCounts(5, 7, 0)))
+    seen = seen.served(other, served(20, admission=AdmissionCounts(6, 9, 1)))
+    assert seen.admission() == {"C1": AdmissionCounts(16, 49, 4)}
+    seen = seen.served(other, served(20, admission=AdmissionCounts(0, 2, 0)))  # it has rolled back
     seen = seen.heard(again)
-    assert seen.admission() == {"C1": Admission(16, 51, 4)}
-    seen = seen.served(again, served(7, admission=Admission(1, 1, 1)))
-    assert seen.admission() == {"C1": Admission(17, 52, 5)}
+    assert seen.admission() == {"C1": AdmissionCounts(16, 51, 4)}
+    seen = seen.served(again, served(7, admission=AdmissionCounts(1, 1, 1)))
+    assert seen.admission() == {"C1": AdmissionCounts(17, 52, 5)}
 
 
 def test_speed_is_what_was_done_lately() -> None:

@@ -194,6 +194,16 @@ class AdmissionCounts:
     refused: int = 0
     evicted: int = 0
 
+    def plus(self, other: "AdmissionCounts") -> "AdmissionCounts":
+        """Both together."""
+        return AdmissionCounts(
+            self.admitted + other.admitted, self.refused + other.refused, self.evicted + other.evicted
+        )
+
+    def continues(self, earlier: "AdmissionCounts") -> bool:
+        """Whether these counts can be those of the same table, later."""
+        return self.admitted >= earlier.admitted and self.refused >= earlier.refused and self.evicted >= earlier.evicted
+
 
 @dataclass(frozen=True)
 class JobStatus:
