@@ -5,8 +5,8 @@ generator, whose power laws are assumptions, or have uniform ids: 26 columns of 
 share. A run's rate is over its time of training. Bytes are those that its workers exchange with parameter servers. CPU
 time is that of the whole run, with the start of its processes.
 
-With two workers, rounds have no more than half as many batches as the bound on staleness admits, and the bound starts
-low (`stalenessWarmup`). `--warmup 0` has the whole bound from the first batch on; both sides have the same warm-up.
+With two workers, rounds have no more batches than the bound on staleness admits, and the bound starts low
+(`stalenessWarmup`). `--warmup 0` has the whole bound from the first batch on; both sides have the same warm-up.
 
 `--lo-mbit` holds the loopback of a network namespace to a bandwidth (root, `unshare`, `ip` and `tc`): that is what all
 processes send together, not what a link of each machine carries.

@@ -108,6 +108,17 @@ class TestStaleness:
         assert core.admit(3, of_round(16, 4, 3, 2), 0.0) == Wait(None)
         assert core.admit(1, of_round(4, 4), 0.0) is Status.LATER
 
+    def test_a_session_pulls_no_round_ahead_while_others_train(self) -> None:
+        core = serving(StalenessBound(64))
+        assert core.admit(1, of_round(0, 4), 0.0) is Status.OK
+        assert core.admit(2, of_round(8, 4, 2, 1), 0.0) is Status.OK
+        assert core.admit(1, of_round(4, 4), 0.0) is Status.LATER
+        assert push(core, of_round(0, 4)) is Status.OK
+        assert core.admit(1, of_round(4, 4), 0.0) is Status.OK
+        core.disconnected(2)
+        core.complete(1, of_round(0, 4))
+        assert core.admit(1, of_round(16, 4), 0.0) is Status.OK
+
     def test_no_session_pulls_ahead_of_one_that_waits(self) -> None:
         core = serving(StalenessBound(0))
         assert core.admit(1, of_round(0, 4), 0.0) is Status.OK
@@ -128,9 +139,9 @@ class TestStaleness:
         core = serving(StalenessBound(64))
         assert core.room(1) == MAX_ROUND
         core.admit(2, of_round(0, 4, 2, 1), 0.0)
-        assert core.room(1) == 32
+        assert core.room(1) == 64
         core.admit(3, of_round(8, 4, 3, 2), 0.0)
-        assert core.room(1) == 16
+        assert core.room(1) == 32
 
     def test_a_frame_says_how_much_room_there_is_however_large_the_bound(self) -> None:
         core = serving(StalenessBound(1 << 20))

@@ -91,20 +91,24 @@ class StalenessBound:
         return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound
 
     def room(self, session: int) -> int:
-        """The most batches of a round such that all sessions may train one and pull for the next at the same time."""
+        """The most batches of a round such that all sessions may have one outstanding at the same time."""
+        others = len(self._others(session))
+        return min(MAX_ROUND, max(1, self.in_force // others)) if others else MAX_ROUND
+
+    def _others(self, session: int) -> set[int]:
+        """The other sessions that train now."""
         pulls = (*self._outstanding, *self._under_way.values())
-        others = {one.ticket.session for one in pulls} | {ticket.session for ticket in self._waiting}
-        others.discard(session)
-        return min(MAX_ROUND, max(1, self.in_force // (2 * len(others)))) if others else MAX_ROUND
+        return ({one.ticket.session for one in pulls} | {ticket.session for ticket in self._waiting}) - {session}
 
     def may_pull(self, ticket: Ticket) -> bool:
         """Returns whether this pull keeps the invariant. An outstanding one always does: the worker asks again.
 
-        A session that has a round outstanding pulls for another one only while no other session waits.
+        A session that has a round outstanding pulls for another one only while it trains alone. Rows that are pulled a
+        round ahead lack all that others push meanwhile, so at the same staleness rounds would be half as long.
         """
         if self.is_outstanding(ticket):
             return True
-        if self.is_ahead(ticket) and any(one.session != ticket.session for one in self._waiting):
+        if self.is_ahead(ticket) and self._others(ticket.session):
             return False
         ahead = _batches(self._under_way.values(), ticket) + _batches(self._outstanding, ticket)
         return ahead <= self.in_force
