@@ -1,6 +1,7 @@
 """A process that hangs without dying, for good, at a random moment: the job is Complete soon all the same.
 
-EMBERSCALE_HANG_SEEDS says how many moments are tried for each kind of process; the suite tries one. On a quiet machine
+EMBERSCALE_HANG_SEEDS says how many moments are tried for each kind of process, and for workers and servers of a job
+that trains in rounds; the suite tries one. On a quiet machine
 a job ends within a minute of the hang: EMBERSCALE_HANG_SECONDS=60 checks that.
 """
 
@@ -9,6 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -30,10 +32,19 @@ def victims(job: Job, role: str) -> list[psutil.Process]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("role", ["master", "redis", "worker", "ps"])
-def test_a_process_that_hangs_for_good_is_replaced(make_job: Callable[..., Job], role: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("role", "rounds"),
+    [("master", False), ("redis", False), ("worker", False), ("ps", False), ("worker", True), ("ps", True)],
+)
+def test_a_process_that_hangs_for_good_is_replaced(
+    make_job: Callable[..., Job], role: str, rounds: bool, seed: int
+) -> None:
     choice = random.Random(f"{role}-{seed}")
-    job = make_job({"training": {"seed": seed}, "sharding": IMPATIENT})
+    spec: dict[str, Any] = {"training": {"seed": seed}, "sharding": IMPATIENT}
+    if rounds:
+        spec["hotEmbeddings"] = {"mode": "Enabled"}
+        spec["training"]["stalenessWarmup"] = 0  # two workers have rounds from the start
+    job = make_job(spec)
     job.start()
     moment = choice.randrange(ROWS_TRAINED * 3 // 4)
     assert job.wait_for(lambda: job.samples() >= moment)
@@ -42,5 +53,6 @@ def test_a_process_that_hangs_for_good_is_replaced(make_job: Callable[..., Job],
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert time.monotonic() - stopped_at < WITHIN_SECONDS
+    assert (finished.summary["traffic"]["rounds"] > 0) is rounds
     audit = job.exact_audit()
     assert audit["once"] == finished.summary["expected_samples"] == finished.summary["samples"]

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from emberscale_api.dataset import Split
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizerType, resolve_model
@@ -237,6 +238,33 @@ def test_rounds_and_single_batches_take_turns(cluster: Callable[[int], Cluster])
     worker.train([(first, first + 5) for first in range(0, 60, 5)])
     assert all(state.applied.ranges(0) == [(0, 60)] for state in servers.states)
     np.testing.assert_allclose(predictions(servers.stores), alone(60), rtol=2e-3, atol=1e-4)
+
+
+def test_auto_estimates_in_the_first_lease_and_begins_rounds_in_the_next_where_they_pay(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    servers = cluster(0)
+    worker = Worker(servers, 0, lengths(HotEmbeddingsMode.AUTO))
+    with capture_logs() as logs:
+        worker.train([(0, 20), (20, 40)])
+    (estimate,) = [one for one in logs if one["event"] == "rounds_estimated"]
+    assert estimate["batches"] == 16
+    assert estimate["pays"]
+    assert estimate["bytes"] < estimate["single_bytes"] / 2
+    assert worker.statistics.total_round_batches == 20
+    np.testing.assert_allclose(predictions(servers.stores), alone(40), rtol=2e-3, atol=1e-4)
+
+
+def test_auto_says_that_the_budget_is_too_small_and_trains_batch_by_batch(cluster: Callable[[int], Cluster]) -> None:
+    servers = cluster(0)
+    small = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO, budget="1Ki"), 60)
+    worker = Worker(servers, 0, small)
+    with capture_logs() as logs:
+        worker.train([(0, 20), (20, 40)])
+    (told,) = [one for one in logs if one["event"] == "hot_embeddings_budget_too_small"]
+    assert told["needed_for_two_batches"] > told["budget"] == 1024
+    assert not worker.statistics.total_rounds
+    assert all(state.applied.ranges(0) == [(0, 40)] for state in servers.states)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4, 20])

@@ -75,14 +75,41 @@ class TestLengths:
     def test_auto_rests_where_rounds_save_little_and_tries_again_later(self) -> None:
         lengths = RoundLengths(AUTO, 15)
         lengths.room(4)
+        assert lengths.estimated(40, 100)
         assert lengths.begin_lease(0)
         grown(lengths, saves=False)
-        begun = [lengths.begin_lease(token) for token in range(1, 100)]
-        assert not any(begun[:64])
-        assert any(begun[64:])
+        wanted = []
+        for token in range(1, 100):
+            wanted.append(lengths.wants_estimate)
+            assert not lengths.begin_lease(token)
+        assert not any(wanted[:64])
+        assert all(wanted[64:])
+        assert lengths.estimated(40, 100)
+        assert lengths.begin_lease(100)
+
+    def test_auto_begins_no_round_before_an_estimate(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        assert lengths.wants_estimate
+        assert not lengths.begin_lease(0)
+        assert not lengths.estimated(80, 100)
+        assert not lengths.wants_estimate
+        assert not any(lengths.begin_lease(token) for token in range(100))
+        assert lengths.wants_estimate
+
+    def test_an_estimate_is_of_rounds_that_would_be_admitted(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        assert lengths.longest(50) == 32
+        lengths.room(9)
+        assert lengths.longest(50) == 8
+        lengths.room(1)
+        assert lengths.longest(50) == 1
+
+    def test_a_job_that_fixes_the_mode_needs_no_estimate(self) -> None:
+        assert not RoundLengths(ENABLED, 15).wants_estimate
 
     def test_auto_rests_where_rounds_as_long_as_leases_save_little(self) -> None:
         lengths = RoundLengths(AUTO, 15)
+        lengths.estimated(40, 100)
         lengths.begin_lease(0)
         sizes = [2, 4, 8, 16, 32, 32, 32]
         resting = []
@@ -93,6 +120,7 @@ class TestLengths:
 
     def test_a_short_lease_is_no_reason_to_rest(self) -> None:
         lengths = RoundLengths(AUTO, 15)
+        lengths.estimated(40, 100)
         for size in (2, 4, 8):
             lengths.trained(figures(size, of_lease=64))
         lengths.trained(figures(3, saves=False, of_lease=3))
@@ -109,6 +137,7 @@ class TestLengths:
 
     def test_auto_goes_on_where_rounds_save_much(self) -> None:
         lengths = RoundLengths(AUTO, 15)
+        lengths.estimated(40, 100)
         grown(lengths)
         assert all(lengths.begin_lease(token) for token in range(100))
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NoReturn
 
+import structlog
+
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
 from emberscale_trainer.worker.compute import Gradients, ModelReplica, Predictions
@@ -22,6 +24,8 @@ from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled, PullLaterError
 from emberscale_trainer.worker.statistics import EvaluationTotals, Span, WorkerStatistics
 from emberscale_trainer.worker.turns import RoundTurns
+
+log = structlog.get_logger()
 
 NextTask = Callable[[Callable[[], bool]], ShardLease]
 """Waits for the next lease.
@@ -158,16 +162,21 @@ class Pipeline:
             lease = next_task(lambda: self._failure is not None)
             batches = self._source.batches(lease.split, lease.epoch, lease.start, lease.stop)
             in_rounds = lease.trains and self._lengths.begin_lease(lease.token)
+            trial = _Trial() if lease.trains and self._lengths.wants_estimate else None
             while True:
                 began = time.perf_counter()
                 with self._statistics.stage("read"):
                     one = _next_round(batches, self._lengths.length if in_rounds else 1)
                 if one is None:
+                    if trial is not None:
+                        self._estimate(planners, trial)
                     break
                 self._statistics.skipped([record for batch in one.batches for record in batch.bad_records])
                 for part, plan, is_round in self._plans(planners, one, in_rounds):
                     if lease.trains:
                         self._statistics.planned(plan.lookups, plan.distinct)
+                    if trial is not None:
+                        trial.add(part, plan)
                     number, count = part.batches[0].number, len(part.batches)
                     name = BatchName(lease.epoch, number, lease.shard, lease.token, count, is_round)
                     self._planned.put(_Planned(lease, part, plan, name, (began, time.perf_counter())))
@@ -191,6 +200,30 @@ class Pipeline:
                 yield from self._plans(planners, part, half > 0)
         else:
             yield one, plan, in_rounds
+
+    def _estimate(self, planners: "_Planners", trial: "_Trial") -> None:
+        """Estimates what a round of batches would have saved that are trained one by one."""
+        length, size, needed = self._lengths.longest(len(trial.batches)), 0, 0
+        while length > 1:
+            one = Round.of(trial.batches[:length])
+            try:
+                with self._statistics.stage("plan"):
+                    plan = planners.current(True).plan(one.ids, one.lists)
+            except RequestTooLargeError:
+                length //= 2
+                continue
+            needed = self._lengths.memory(plan.values)
+            if self._lengths.fits(plan.values):
+                size = plan.exchange_bytes
+                break
+            length //= 2
+        single = sum(trial.single_bytes[:length])
+        if size:
+            pays = self._lengths.estimated(size, single)
+            log.info("rounds_estimated", batches=length, bytes=size, single_bytes=single, pays=pays)
+        elif needed:
+            self._lengths.estimated(single, single)
+            log.warning("hot_embeddings_budget_too_small", budget=self._lengths.budget, needed_for_two_batches=needed)
 
     def _pull(self) -> None:
         in_rounds = False
@@ -288,6 +321,24 @@ class Pipeline:
             self._statistics.moved(*self._pushes.take_traffic())
             if self._leases.commit(planned.lease.token, planned.round.stop):
                 self._lease_finished()
+
+
+_TRIED = 64
+"""Batches of an estimate at most: those of a long lease are kept until its end."""
+
+
+class _Trial:
+    """The first batches of a lease that is trained one by one, and the bytes that each takes on the wire."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.single_bytes: list[int] = []
+
+    def add(self, one: Round, plan: KeyPlan) -> None:
+        """Adds a batch that was read."""
+        if len(self.batches) < _TRIED:
+            self.batches += one.batches
+            self.single_bytes.append(plan.exchange_bytes)
 
 
 class _Planners:

@@ -21,11 +21,12 @@ _COPIES = 6
 """Of the rows of a round: as pulled, as trained, a place for each float, the changes, those of the round before, which
 are added to the next round, and the next round as pulled."""
 
-_WORTH = 0.9
-"""A round that moves more than this share of the bytes of single batches saves too little to be worth its staleness."""
+_WORTH = 0.6
+"""`Auto` wants rounds to move no more than this share of the bytes of single batches. Between 0.51 and 0.64, on one
+machine, they begin to take more time of processors than they save (docs/data.md)."""
 
 _PROBE_EVERY = 64
-"""Leases that are trained batch by batch before a round is tried again, which saved little or did not fit."""
+"""Leases that are trained batch by batch before rounds are looked at again, which save little or did not fit."""
 
 _FIRST = 2
 
@@ -84,13 +85,15 @@ class RoundLengths:
     """How many batches make a worker's next round; 1: the batches of the lease are trained one by one, without rounds.
 
     Rounds grow from two batches by doubling, as far as the staleness bound, the memory budget and the time in which a
-    lease must progress let them. Where two batches do not fit, and with `Auto` where they save little, they end and are
-    tried again now and then: a slow moment passes, and a hot set drifts.
+    lease must progress let them. Where two batches do not fit, they end and are tried again later: slow moments pass.
+
+    With `Auto`, they begin once an estimate says that they save enough, and end where they do not. The estimate is made
+    from the keys of batches that are trained one by one, and again now and then: a hot set drifts, and the bound grows.
     """
 
     def __init__(self, spec: HotEmbeddingsSpec, lease_timeout: float) -> None:
         self._mode = spec.mode
-        self._budget = spec.budget_bytes
+        self.budget = spec.budget_bytes
         self._longest_seconds = lease_timeout / 4
         self._room = MAX_ROUND
         self._length = _FIRST
@@ -98,6 +101,7 @@ class RoundLengths:
         self._in_frame = MAX_ROUND
         self._longest_lease = 1
         self._rest = 0
+        self._pays = spec.mode is not HotEmbeddingsMode.AUTO
         self._split: set[int] = set()
 
     @property
@@ -113,7 +117,31 @@ class RoundLengths:
         if self._rest:
             self._rest -= 1
             return False
-        return self.length > 1
+        return self._pays and self.length > 1
+
+    @property
+    def wants_estimate(self) -> bool:
+        """Whether it is to be estimated what rounds would save; the lease is trained batch by batch."""
+        return not (self._pays or self._rest)
+
+    def longest(self, batches: int) -> int:
+        """The batches of the longest round of at most so many that would be admitted: a power of two."""
+        most = max(1, min(batches, self._room, self._in_frame))
+        return 1 << (most.bit_length() - 1)
+
+    def memory(self, values: int) -> int:
+        """The bytes of memory that a round takes whose rows have so many floats."""
+        return _COPIES * 4 * values
+
+    def fits(self, values: int) -> bool:
+        """Whether the budget has room for a round whose rows have so many floats."""
+        return self.memory(values) <= self.budget
+
+    def estimated(self, size: int, single_bytes: int) -> bool:
+        """Takes the bytes of a round, and those of its batches one by one; returns whether rounds are to begin."""
+        self._pays = size <= _WORTH * single_bytes
+        self._rest = 0 if self._pays else _PROBE_EVERY
+        return self._pays
 
     def room(self, batches: int) -> None:
         """The first server says how many batches the next round may have."""
@@ -129,7 +157,7 @@ class RoundLengths:
 
     def trained(self, figures: RoundFigures) -> None:
         """A round was trained."""
-        by_memory = self._budget * figures.batches // max(1, _COPIES * 4 * figures.values)
+        by_memory = self.budget * figures.batches // max(1, self.memory(figures.values))
         by_time = int(self._longest_seconds * figures.batches / max(figures.seconds, 1e-9))
         self._fits = max(1, min(MAX_ROUND, by_memory, by_time))
         self._longest_lease = max(self._longest_lease, figures.of_lease)
@@ -142,3 +170,4 @@ class RoundLengths:
         saves = self._mode is HotEmbeddingsMode.ENABLED or figures.bytes <= _WORTH * figures.single_bytes
         if self._fits < _FIRST or (longest and not saves):
             self._rest, self._length, self._fits = _PROBE_EVERY, _FIRST, MAX_ROUND
+            self._pays = self._mode is not HotEmbeddingsMode.AUTO
