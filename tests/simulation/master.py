@@ -85,8 +85,8 @@ if TYPE_CHECKING:
 WALL = 1_000_000.0
 """Seconds since 1970 at the beginning of a simulation."""
 
-TICK_SECONDS = 0.8
-_ADVICE_SECONDS = 0.9
+TICK_SECONDS = 1.3
+_ADVICE_SECONDS = 1.7
 
 
 @dataclass(frozen=True)

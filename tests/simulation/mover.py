@@ -19,7 +19,7 @@ from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound
 if TYPE_CHECKING:
     from tests.simulation.parameter_server import ParameterServer
 
-_ROUND_SECONDS = 0.1
+_ROUND_SECONDS = 0.25
 _COPY_SECONDS = (0.02, 0.2, 0.2, 1.0)
 """How long the first round may take."""
 

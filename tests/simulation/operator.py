@@ -41,9 +41,9 @@ from emberscale_operator.machine import (
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
-_TICK_SECONDS = 1.0
+_TICK_SECONDS = 1.4
 """How often it looks where nothing tells it to."""
-_PLAN_SECONDS = 0.5
+_PLAN_SECONDS = 0.9
 _CALL_SECONDS = 5.0
 _MEMBER_ROLES = {MemberRole.PS: Role.PS, MemberRole.WORKER: Role.WORKER}
 

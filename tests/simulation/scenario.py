@@ -220,13 +220,13 @@ def scenario_of(seed: int) -> Scenario:
         seed=seed,
         workers=workers,
         servers=servers,
-        batches=random.randint(6, 14),
+        batches=random.randint(4, 9),
         epochs=random.choice((1, 1, 2)),
         evaluation_batches=random.choice((0, 0, 0, 2)),
         max_staleness=random.choice((0, 1, 2, 4)),
         pull_ahead=random.choice((0, 1, 2)),
         interval=random.choice((1.5, 3.0, 6.0)),
-        compute_seconds=random.choice((0.05, 0.2, 0.5)),
+        compute_seconds=random.choice((0.1, 0.3, 0.7)),
         slow=random.choice((0.0, 0.02, 0.1)),
         lossy=random.choice((0.0, 0.0, 0.02, 0.05)),
         dawdling=random.choice((0.0, 0.0, 0.05, 0.2)),
@@ -252,8 +252,9 @@ def _in_rounds(random: Random, base: Scenario) -> Scenario:
         return base
     return replace(
         base,
-        batches=base.batches + random.randint(4, 16),
+        batches=base.batches + random.randint(3, 9),
         max_staleness=random.choice((base.max_staleness, 4, 8, 16)),
+        compute_seconds=random.choice((0.05, 0.2, 0.3, 0.6)),
         rounds=random.choice((1, 2, 4, 8)),
     )
 
@@ -281,9 +282,9 @@ def _recovered_partially(random: Random, base: Scenario) -> Scenario:
         faults.append(Fault(at, kind, role, index, lasting, during))
     return replace(
         base,
-        batches=base.batches + random.randint(6, 16),
+        batches=base.batches + random.randint(4, 9),
         interval=random.choice((1.0, 1.5, 3.0)),
-        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        compute_seconds=random.choice((0.3, 0.4, 0.9)),
         target_pls=random.choice((1.0, 1.0, 0.3, 0.05)),
         faults=tuple(sorted((*base.faults, *faults))),
     )
@@ -313,9 +314,9 @@ def _protected(random: Random, base: Scenario) -> Scenario:
         rescales=rescales,
         edits=edits,
         room=max(servers, base.room),
-        batches=base.batches + random.randint(6, 12),
+        batches=base.batches + random.randint(4, 7),
         epochs=1,
-        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        compute_seconds=random.choice((0.3, 0.4, 0.9)),
         target_pls=0.0,
         parity=1,
         faults=tuple(sorted((*base.faults, *faults))),
@@ -382,8 +383,8 @@ def _rescaled(random: Random, base: Scenario) -> Scenario:
     faults = [fault for _ in range(random.choice((0, 1, 1, 1, 2))) for fault in _move_faults(random, most)]
     return replace(
         base,
-        batches=base.batches + random.randint(0, 6),
-        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        batches=base.batches + random.randint(0, 4),
+        compute_seconds=random.choice((0.3, 0.4, 0.9)),
         rescales=tuple(rescales),
         faults=tuple(sorted((*base.faults, *faults))),
     )
@@ -400,8 +401,8 @@ def _drained(random: Random, base: Scenario) -> Scenario:
     faults = [fault for _ in range(random.choice((0, 0, 1, 1))) for fault in _move_faults(random, servers)]
     return replace(
         base,
-        batches=base.batches + random.randint(0, 8),
-        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        batches=base.batches + random.randint(0, 5),
+        compute_seconds=random.choice((0.3, 0.4, 0.9)),
         drains=drains,
         faults=tuple(sorted((*base.faults, *faults))),
     )
@@ -421,8 +422,8 @@ def _edited(random: Random, base: Scenario) -> Scenario:
         faults.append(Fault(round(at, 3), Kind.KILL, "ps", random.randrange(base.servers)))
     return replace(
         base,
-        batches=base.batches + random.randint(0, 6),
-        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        batches=base.batches + random.randint(0, 4),
+        compute_seconds=random.choice((0.3, 0.4, 0.9)),
         edits=edits,
         room=room,
         faults=tuple(sorted((*base.faults, *faults))),

@@ -227,7 +227,7 @@ class Worker(Process):
                 raise OverError
             if task is None:
                 if busy:
-                    yield self.sleep(0.4)
+                    yield self.sleep(0.7)
                 continue
             if task.kind in (pb.TRAIN, pb.EVALUATE):
                 split = Split.TRAINING if task.kind == pb.TRAIN else Split.EVALUATION
@@ -245,7 +245,7 @@ class Worker(Process):
         """A table that every server has adopted, newer than a version. Raises StopError once `closed`."""
         member = self.cluster.member_of(self)
         while not closed():
-            table, ready = yield from self.call(lambda master: master.get_routing(member, newer_than, 1.0), 1.0)
+            table, ready = yield from self.call(lambda master: master.get_routing(member, newer_than, 2.5), 2.5)
             if ready and table.version > newer_than:
                 return table  # type: ignore[no-any-return]  # as above
         raise StopError("closed")
