@@ -82,7 +82,12 @@ class Worker:
 
         Raises FatalError for errors that would recur, and SupersededError if another process replaced this one.
         """
-        registered = self._master.register(metrics_address=self._metrics_address)
+        try:
+            registered = self._master.register(metrics_address=self._metrics_address)
+        except JobOverError:
+            log.info("stopped", before="it was registered")
+            return
+        log.info("registered", metrics_address=self._metrics_address)
         job = TrainingJob.from_json(registered.manifest_json)
         self._leases = LeaseBook()
         self._heartbeat = Heartbeat(

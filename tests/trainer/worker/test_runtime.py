@@ -1,0 +1,32 @@
+"""A worker that is told to end before its master has answered."""
+
+import threading
+
+from structlog.testing import capture_logs
+
+from emberscale_api.environment import ProcessIdentity
+from emberscale_trainer.membership import MasterClient
+from emberscale_trainer.worker.runtime import Worker
+from emberscale_trainer.worker.statistics import WorkerStatistics
+
+
+def test_a_worker_that_is_told_to_end_before_it_is_registered_ends_and_says_so() -> None:
+    """As `emberscale_trainer.worker.__main__` ends it: a failure would count against the job's backoffLimit."""
+    identity = ProcessIdentity(
+        job_name="job",
+        job_uid="uid",
+        role="worker",
+        index=0,
+        incarnation="1",
+        master_address="127.0.0.1:1",
+        token="secret",
+        listen_host="127.0.0.1",
+        advertised_host="127.0.0.1",
+        socket_directory=None,
+        cpu_cores=None,
+    )
+    master = MasterClient(identity)
+    threading.Timer(0.3, master.close).start()
+    with capture_logs() as said:
+        Worker(identity, master, WorkerStatistics(), "127.0.0.1:2", threading.Event()).run()
+    assert [(entry["event"], entry.get("before")) for entry in said] == [("stopped", "it was registered")]
