@@ -13,25 +13,38 @@ from emberscale_api.job.status import JobPhase
 pytestmark = pytest.mark.timeout(1500)
 
 
+EPOCHS = 4
+"""So that the job is suspended before it ends."""
+
+
+@pytest.mark.smoke
 def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: Path) -> None:
+    """With one worker, which trains on all of it: of two, one may come when the other has done the work."""
+    document = manifest("typed", place)
+    document["spec"]["worker"]["replicas"] = 1
     file = tmp_path / "job.yaml"
-    file.write_text(json.dumps(manifest("typed", place)))
+    file.write_text(json.dumps(document))
     job = Job("typed", place.namespace)
 
     def emberscale(*arguments: str) -> str:
         return run(str(COMMAND), *arguments, "--namespace", place.namespace, timeout=900)
 
-    assert "typed: submitted" in emberscale("submit", str(file), "--set", "spec.training.epochs=8")
+    assert "typed: submitted" in emberscale("submit", str(file), "--set", f"spec.training.epochs={EPOCHS}")
     job.wait_for_samples(1)
+    assert '"role": "worker"' in emberscale("logs", "typed", "worker-0")
     assert "goes on" not in emberscale("suspend", "typed")
-    eventually("Suspended", lambda: job.phase() == "Suspended" or None, seconds=120)
+    job.wait_for_phase("Suspended")
+    assert 0 < job.samples() < EPOCHS * RECORDS
+    assert job.condition("Suspended")["status"] == "True"
+    eventually("no pod is left running", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], 60)
     assert "Suspended (JobSuspended)" in emberscale("status", "typed")
     assert "typed: the job continues" in emberscale("resume", "typed")
     assert "Complete" in emberscale("status", "typed", "--watch")
-    assert json.loads(emberscale("status", "typed", "--output", "json"))["phase"] == "Complete"
+    status = json.loads(emberscale("status", "typed", "--output", "json"))
+    assert (status["phase"], status["progress"]["samples"]) == ("Complete", EPOCHS * RECORDS)
     assert '"phase": "Complete"' in emberscale("logs", "typed")
-    assert '"role": "worker"' in emberscale("logs", "typed", "worker-0")
-    assert_exact(job, place, 8 * RECORDS)
+    eventually("its worker has ended", lambda: '"event": "job_over"' in emberscale("logs", "typed", "worker-0"), 60)
+    assert_exact(job, place, EPOCHS * RECORDS)
     assert "typed: deleted" in emberscale("delete", "typed")
     eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=60)
 

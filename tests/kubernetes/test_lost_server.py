@@ -5,13 +5,23 @@ from typing import Any
 
 import pytest
 
-from cluster import COMMAND, Job, Place, assert_exact, assert_exact_so_far, audit, eventually, manifest, run, submit
+from cluster import (
+    COMMAND,
+    ENDLESS,
+    Job,
+    Place,
+    assert_exact,
+    assert_exact_so_far,
+    audit,
+    eventually,
+    manifest,
+    run,
+    submit,
+)
 from faults import ProcessKiller
 
 pytestmark = pytest.mark.timeout(1500)
 
-EPOCHS = 1000
-"""So that the job outlasts its loss on any machine."""
 INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8, "keep": 100}
 
 
@@ -38,7 +48,7 @@ def rested(job: Job, place: Place) -> Any:
 
 
 def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> None:
-    document = manifest("coded", place, epochs=EPOCHS, faultTolerance={"strategy": "ErasureCoding", "parity": 1})
+    document = manifest("coded", place, epochs=ENDLESS, faultTolerance={"strategy": "ErasureCoding", "parity": 1})
     document["spec"]["ps"]["replicas"] = 3
     document["spec"]["checkpoint"]["interval"] = "1h"
     job = submit(document, place)
@@ -71,14 +81,14 @@ def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
     place: Place, killer: ProcessKiller
 ) -> None:
     partial = {"strategy": "PartialRecovery", "targetPLS": 1.0, "priority": "SSU"}
-    document = manifest("partial", place, epochs=EPOCHS, faultTolerance=partial)
+    document = manifest("partial", place, epochs=ENDLESS, faultTolerance=partial)
     document["spec"]["checkpoint"] |= INCREMENTS
     job = submit(document, place)
     eventually("a checkpoint of all rows", lambda: newest(job), seconds=300)
     first = newest(job)
     eventually("an increment that builds on it", lambda: newest(job) != first or None, seconds=120)
     increment = newest(job)
-    killer.kill(job.running("ps")[0])
+    killer.kill(job.member("ps", 0))
     eventually("its rows are back", lambda: "RecoveredPartially" in reasons(job) or None, seconds=300)
     assert 0 < rested(job, place)["pls"] <= 1
     assert audit(job, place)["forgotten"] > 0

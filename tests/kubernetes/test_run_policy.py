@@ -11,9 +11,6 @@ from installation import REDIS, SYSTEM
 
 pytestmark = pytest.mark.timeout(900)
 
-EPOCHS = 40
-"""So that an edited job goes on until what the edit does was seen."""
-
 
 def short(name: str, place: Place, **policy: Any) -> dict[str, Any]:
     """A job over little data, with one server and one worker."""

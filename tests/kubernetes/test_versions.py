@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import (
+    ENDLESS,
     IMAGE,
     NEXT_IMAGE,
     Job,
@@ -23,8 +24,6 @@ from installation import arguments_of, helm_install
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
-EPOCHS = 1000
-"""So that the jobs go on until the operator has been replaced."""
 CRD = "trainingjobs.emberscale.io"
 KNOB = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/training/properties/futureKnob"
 
@@ -54,7 +53,7 @@ def operator_of(image: str) -> None:
 
 def job_of(name: str, place: Place, workers: str) -> Job:
     """A job whose workers have an image of their own."""
-    document = manifest(name, place, epochs=EPOCHS)
+    document = manifest(name, place, epochs=ENDLESS)
     template = document["spec"]["worker"]["template"]
     document["spec"]["worker"]["template"] = {**template, "image": workers}
     return submit(document, place)
@@ -98,7 +97,7 @@ def test_jobs_keep_their_image_and_neighbouring_versions_work_together(
     assert older.condition("Progressing")["status"] == "True"
     operator_of(next_image)
     newer = manifest("newer", place)
-    newer["spec"]["training"] |= {"epochs": EPOCHS, "futureKnob": 9}
+    newer["spec"]["training"] |= {"epochs": ENDLESS, "futureKnob": 9}
     newer["spec"]["worker"]["template"] = {**newer["spec"]["worker"]["template"], "image": this}
     late = submit(newer, place)
     late.wait_for_samples(1)

@@ -32,6 +32,8 @@ ROWS = 60_000
 RECORDS = 54_000
 EVALUATION_RECORDS = ROWS - RECORDS
 """Rows of the suite's data, those of them that are trained on, and those that are not."""
+ENDLESS = 10_000
+"""Epochs of a job that outlasts any test of it: `assert_exact_so_far` ends it."""
 
 
 class CommandFailedError(Exception):
@@ -97,6 +99,11 @@ def eventually(what: str, look: Callable[[], T | None], seconds: float, every: f
         time.sleep(every)
 
 
+ENDED = ("Complete", "Failed")
+"""Phases that a job does not leave."""
+_INDEX = "emberscale.io/index"
+
+
 @dataclass(frozen=True)
 class Place:
     """Where jobs run: a namespace, and a folder of the nodes that all of them share."""
@@ -143,7 +150,15 @@ class Job:
             for pod in self.pods(role)
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         ]
-        return sorted(live, key=lambda pod: int(pod["metadata"]["labels"]["emberscale.io/index"]))
+        return sorted(live, key=lambda pod: int(pod["metadata"]["labels"][_INDEX]))
+
+    def member(self, role: str, index: int, seconds: float = 180) -> Any:
+        """The pod of a member, once it runs."""
+
+        def found() -> Any:
+            return next((pod for pod in self.running(role) if pod["metadata"]["labels"][_INDEX] == str(index)), None)
+
+        return eventually(f"{role}-{index} of {self.name} runs", found, seconds)
 
     def events(self) -> list[Any]:
         """Events on the job, oldest first."""
@@ -163,26 +178,44 @@ class Job:
             parts.append(f"--- {name}: {pod['status'].get('phase')}\n{said}")
         return "\n".join(parts)
 
+    def until(self, what: str, look: Callable[[Any], T | None], seconds: float) -> T:
+        """The first thing that `look` finds in the status.
+
+        Raises NotInTimeError with what the job says of itself, and does so at once where the job has ended without it.
+        """
+
+        def found() -> T | None:
+            status = self.status()
+            it = look(status)
+            if not it and status.get("phase") in ENDED:
+                raise NotInTimeError(f"{self.name} has ended without it: {what}")
+            return it
+
+        try:
+            return eventually(f"{what}, of {self.name}", found, seconds)
+        except NotInTimeError as error:
+            raise NotInTimeError(f"{error}\n{self.report()}") from error
+
+    def report(self) -> str:
+        """What there is to know of a job that did not do what was waited for."""
+        told = "\n".join(f"{event['reason']}: {event['message']}" for event in self.events())
+        return f"{json.dumps(self.status(), indent=1)}\n{told}\n{self.logs()}"
+
     def wait_for_samples(self, samples: int, seconds: float = 600) -> None:
         """Waits until so many samples are committed."""
-        self._wait(f"{samples} samples of {self.name}", lambda: self.samples() >= samples or None, seconds)
+
+        def committed(status: Any) -> bool:
+            return int((status.get("progress") or {}).get("samples", 0)) >= samples
+
+        self.until(f"{samples} samples", committed, seconds)
+
+    def wait_for_phase(self, phase: str, seconds: float = 300) -> None:
+        """Waits for a phase; a job that has ended in another one is not waited for."""
+        self.until(f"phase {phase}", lambda status: status.get("phase") == phase, seconds)
 
     def wait_complete(self, seconds: float = 600) -> Any:
         """The status once the job is Complete; a job that has Failed is not waited for."""
-
-        def ended() -> Any:
-            status = self.status()
-            return status if status.get("phase") in ("Complete", "Failed") else None
-
-        status = self._wait(f"{self.name} ends", ended, seconds)
-        assert status["phase"] == "Complete", f"{status.get('reason')}: {status.get('message')}\n{self.logs()}"
-        return status
-
-    def _wait(self, what: str, look: Callable[[], T | None], seconds: float) -> T:
-        try:
-            return eventually(what, look, seconds)
-        except NotInTimeError as error:
-            raise NotInTimeError(f"{error}\n{json.dumps(self.status(), indent=1)}\n{self.logs()}") from error
+        return self.until("Complete", lambda status: status if status.get("phase") == "Complete" else None, seconds)
 
 
 _AUDIT = """
@@ -268,7 +301,7 @@ def assert_exact(job: Job, place: Place, records: int = RECORDS) -> None:
 def assert_exact_so_far(job: Job, place: Place) -> None:
     """Suspends a job that would train for hours: every sample that counts was applied exactly once, on every server."""
     kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    eventually(f"{job.name} rests", lambda: job.phase() == "Suspended" or None, seconds=300)
+    job.wait_for_phase("Suspended")
     counted = audit(job, place)
     assert (counted["once"], counted["repeated"], counted["contradictions"]) == (job.samples(), 0, []), counted
 

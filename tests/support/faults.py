@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,14 +57,17 @@ class ProcessKiller:
         return [int(line) for line in self._run("list", pod).split()]
 
     @contextmanager
-    def slowed(self, pod: Any) -> Iterator[None]:
-        """Lets a pod's processes run for a thirtieth of the time while the body runs."""
+    def slowed(self, pod: Any) -> Iterator[Callable[[], bool]]:
+        """Lets a pod's processes run for a thirtieth of the time while the body runs.
+
+        Yields a function that returns whether it does: not any more once a process has ended.
+        """
         more = (str(_SLOWED_SECONDS), str(_RUNNING_SECONDS))
         slows = subprocess.Popen(["kubectl", *self._command("slow", pod, *more)], stdin=subprocess.PIPE)
         try:
-            yield
+            yield lambda: slows.poll() is None
         finally:
-            slows.communicate(timeout=30)
+            slows.communicate(timeout=60)
 
     def _run(self, what: str, pod: Any) -> str:
         return kubectl(*self._command(what, pod))

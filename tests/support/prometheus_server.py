@@ -220,7 +220,7 @@ def _snake_case(relabeling: dict[str, Any]) -> dict[str, Any]:
 def prometheus_that_scrapes(configs: Sequence[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
     """Runs a Prometheus that scrapes the cluster's pods once a second, with the chart's rules.
 
-    Its rates are over two minutes rather than five, to be waited for less; promtool shows the rules as they are.
+    Its rates are over one minute rather than five, to be waited for less; promtool shows the rules as they are.
     """
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: there is no `prometheus` on the path (Debian's package prometheus)")
@@ -232,7 +232,7 @@ def prometheus_that_scrapes(configs: Sequence[dict[str, Any]], folder: Path) -> 
             for config in configs
         ],
     }
-    (folder / RULES.name).write_text(RULES.read_text().replace("[5m]", "[2m]"))
+    (folder / RULES.name).write_text(RULES.read_text().replace("[5m]", "[1m]"))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
