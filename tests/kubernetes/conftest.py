@@ -18,8 +18,8 @@ from faults import ProcessKiller, start_process_killers
 from installation import RELEASE, SYSTEM, helm_install, redis_volume
 
 PARTS = ("files", "together", "alone")
-SHARING = ("test_dashboards.py", "test_refused_manifests.py")
-"""Modules whose tests share a fixture: one process runs all tests of each."""
+SHARING = ("test_dashboards.py", "test_flash.py", "test_refused_manifests.py")
+"""Modules whose tests share a fixture, or the Redis for flash checkpoints: one process runs all tests of each."""
 _LONGEST_NAMESPACE = 40
 
 Once = Callable[[str, Callable[[], None]], None]

@@ -36,17 +36,17 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     job.wait_for_phase("Suspended")
     assert 0 < job.samples() < EPOCHS * RECORDS
     assert job.condition("Suspended")["status"] == "True"
-    eventually("no pod is left running", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], 60)
+    eventually("no pod is left running", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], 180)
     assert "Suspended (JobSuspended)" in emberscale("status", "typed")
     assert "typed: the job continues" in emberscale("resume", "typed")
     assert "Complete" in emberscale("status", "typed", "--watch")
     status = json.loads(emberscale("status", "typed", "--output", "json"))
     assert (status["phase"], status["progress"]["samples"]) == ("Complete", EPOCHS * RECORDS)
     assert '"phase": "Complete"' in emberscale("logs", "typed")
-    eventually("its worker has ended", lambda: '"event": "job_over"' in emberscale("logs", "typed", "worker-0"), 60)
+    eventually("its worker has ended", lambda: '"event": "job_over"' in emberscale("logs", "typed", "worker-0"), 180)
     assert_exact(job, place, EPOCHS * RECORDS)
     assert "typed: deleted" in emberscale("delete", "typed")
-    eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=60)
+    eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=180)
 
 
 def test_the_python_client_follows_a_job_to_its_end(place: Place) -> None:

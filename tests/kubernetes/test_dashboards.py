@@ -75,16 +75,16 @@ def prometheus(
         done.wait_complete()
         job.wait_for_samples(1)
         killer.kill(job.member("worker", 1))
-        job.until("the worker is back", lambda status: (status.get("worker") or {}).get("restarts"), seconds=120)
+        job.until("the worker is back", lambda status: (status.get("worker") or {}).get("restarts"), seconds=240)
         eventually("all are ready", lambda: len(ready(job)) == 5 or None, seconds=180)
         folder = tmp_path_factory.mktemp("prometheus")
         with prometheus_that_scrapes(scrape_configs(chart_monitors(), SYSTEM), folder) as found:
-            eventually("Prometheus is up", lambda: found.is_up() or None, seconds=60)
+            eventually("Prometheus is up", lambda: found.is_up() or None, seconds=180)
             seen = (
                 "increase(emberscale_checkpoint_seconds_count[1m]) > 0",
                 "rate(emberscale_samples_total[20s]) > 0",
             )
-            eventually("it has seen a checkpoint", lambda: all(map(found.ask, seen)) or None, seconds=120)
+            eventually("it has seen a checkpoint", lambda: all(map(found.ask, seen)) or None, seconds=240)
             yield found
     finally:
         kubectl("delete", "namespace", NAMESPACE, "--wait=false")
@@ -101,7 +101,7 @@ def test_a_panel_shows_something(query: Query, prometheus: Prometheus) -> None:
         found = prometheus.ask(query.concrete)
         return bool(found) and all(entry["value"][1] != "NaN" for entry in found)
 
-    eventually(f"data for {query.concrete}", lambda: shown() or None, seconds=120)
+    eventually(f"data for {query.concrete}", lambda: shown() or None, seconds=240)
 
 
 @pytest.mark.parametrize("expression", expressions_of_rules("record"))
@@ -176,12 +176,11 @@ def lose_servers(job: Job, killer: ProcessKiller) -> None:
     for number in range(4):
         killer.kill(job.member("ps", number))
 
-        def recovered(before: int = number) -> bool:
-            status = job.status()
+        def recovered(status: Any, before: int = number) -> bool:
             trains = status["phase"] == "Training" and len(job.running("ps")) == 4
             return trains and status["progress"].get("recoveries", 0) > before
 
-        eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=600)
+        job.until("it went back to a checkpoint", recovered, seconds=600)
 
 
 def lose_workers(job: Job, place: Place) -> None:

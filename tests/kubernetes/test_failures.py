@@ -54,7 +54,7 @@ def test_an_evicted_worker_is_not_the_users_fault(place: Place) -> None:
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": place.namespace}}
     path = f"/api/v1/namespaces/{place.namespace}/pods/{pod}/eviction"
     kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
-    assert "not counted" in job.until("it is lost", lambda _: event(job, "LostWorkerPod"), seconds=120)
+    assert "not counted" in job.until("it is lost", lambda _: event(job, "LostWorkerPod"), seconds=240)
     assert job.member("worker", 0)["metadata"]["name"] != pod
     job.wait_for_samples(job.samples() + 1)
     assert_exact_so_far(job, place)
@@ -70,7 +70,7 @@ def test_a_worker_that_fails_by_itself_again_and_again_fails_the_job(place: Plac
     condition = job.condition("Failed")
     assert (condition["status"], condition["reason"]) == ("True", "BackoffLimitExceeded")
     assert "backoffLimit" in event(job, "FailedWorkerPod")
-    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=60)
+    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=180)
 
 
 @pytest.mark.parametrize("missing", ["image", "claim", "secret", "variable"])
@@ -79,14 +79,14 @@ def test_what_a_worker_waits_for_is_named_and_heals(place: Place, missing: str) 
     worker = document["spec"]["worker"]
     worker["template"] = lacking(missing, worker["template"])
     job = submit(document, place)
-    eventually("the worker's pod", lambda: job.pods("worker") or None, seconds=60)
+    eventually("the worker's pod", lambda: job.pods("worker") or None, seconds=180)
 
     def said() -> bool:
         condition = job.condition("Progressing") or {"status": "", "message": "", "reason": ""}
         word = "Image" if missing == "image" else "late"
         return condition["status"] == "False" and word in f"{condition['reason']} {condition['message']}"
 
-    eventually("the job says what it waits for", lambda: said() or None, seconds=60)
+    eventually("the job says what it waits for", lambda: said() or None, seconds=180)
     mend(missing, job, place)
     try:
         job.wait_complete()

@@ -8,27 +8,19 @@ import pytest
 
 from cluster import ENDLESS, Job, Place, assert_exact_so_far, eventually, get, kubectl, manifest, submit
 from faults import ProcessKiller
-from installation import FLASH_REDIS, RELEASE, SYSTEM, helm_install
+from installation import FLASH_REDIS, RELEASE, SYSTEM
 from prometheus_server import Prometheus, chart_monitors, flash_queries, prometheus_that_scrapes, scrape_configs
 
-pytestmark = [pytest.mark.timeout(1500), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(1500)
 
 ALERT = "EmberscaleFlashCheckpointsFail"
 
 
 @pytest.fixture(scope="module")
-def with_flash(installed: str) -> Iterator[None]:
-    """The release with a Redis for flash checkpoints, which the rest of the suite does without."""
-    helm_install("--set", "redis.flash.enabled=true", "--set", "redis.flash.resources.limits.memory=512Mi")
-    yield
-    helm_install()
-
-
-@pytest.fixture(scope="module")
-def prometheus(with_flash: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(installed: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     configs = scrape_configs(chart_monitors(), SYSTEM)
     with prometheus_that_scrapes(configs, tmp_path_factory.mktemp("prometheus")) as found:
-        eventually("Prometheus is up", lambda: found.is_up() or None, seconds=60)
+        eventually("Prometheus is up", lambda: found.is_up() or None, seconds=180)
         yield found
 
 
@@ -53,18 +45,15 @@ def test_a_killed_server_takes_the_job_back_to_its_flash_checkpoint(
     prometheus: Prometheus, place: Place, killer: ProcessKiller
 ) -> None:
     job = flash_job("flash", place)
-    eventually("a flash checkpoint", lambda: taken(job) or None, seconds=240)
+    job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     for query in flash_queries():
         asked = query.of(place.namespace, job.name)
-        eventually(f"data for {asked}", partial(found_by, prometheus, asked), seconds=60)
+        eventually(f"data for {asked}", partial(found_by, prometheus, asked), seconds=180)
     killer.kill(job.member("ps", 0))
-    progress: dict[str, Any] = eventually(
-        "it went back",
-        lambda: found if (found := job.status().get("progress") or {}).get("recoveries") else None,
-        seconds=180,
-    )
+    job.until("it went back", lambda status: (status.get("progress") or {}).get("recoveries"), seconds=300)
+    progress = job.status()["progress"]
     assert progress["recoveries"] == 1
-    eventually("the servers have loaded it", lambda: loaded(job) or None, seconds=120)
+    eventually("the servers have loaded it", lambda: loaded(job) or None, seconds=240)
     job.wait_for_samples(job.samples() + 1)
     assert_exact_so_far(job, place)
 
@@ -83,18 +72,18 @@ def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
     prometheus: Prometheus, place: Place
 ) -> None:
     job = flash_job("degraded", place)
-    eventually("a flash checkpoint", lambda: taken(job) or None, seconds=240)
+    job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     scale_redis(0)
     try:
-        eventually("it is told", lambda: told(job, "DegradedFlashCheckpoints") or None, seconds=120)
-        eventually("the condition says so", lambda: reason(job) == "FlashCheckpointFailed" or None, seconds=30)
-        state = eventually("the alert", lambda: prometheus.alert(ALERT, place.namespace, job.name), seconds=60)
+        eventually("it is told", lambda: told(job, "DegradedFlashCheckpoints") or None, seconds=240)
+        eventually("the condition says so", lambda: reason(job) == "FlashCheckpointFailed" or None, seconds=120)
+        state = eventually("the alert", lambda: prometheus.alert(ALERT, place.namespace, job.name), seconds=180)
         assert state in ("pending", "firing")
         job.wait_for_samples(job.samples() + 10_000)
     finally:
         scale_redis(1)
-    eventually("they are taken again", lambda: told(job, "RestoredFlashCheckpoints") or None, seconds=240)
-    eventually("the condition says so", lambda: taken(job) or None, seconds=30)
+    job.until("they are taken again", lambda _: told(job, "RestoredFlashCheckpoints") or None, seconds=240)
+    eventually("the condition says so", lambda: taken(job) or None, seconds=120)
     assert not job.status()["progress"].get("recoveries")
 
 
@@ -111,4 +100,4 @@ def scale_redis(replicas: int) -> None:
     def scaled() -> bool:
         return len(get("pods", namespace=SYSTEM, selector=FLASH_REDIS)) == replicas
 
-    eventually(f"{replicas} pods of {name}", lambda: scaled() or None, seconds=120)
+    eventually(f"{replicas} pods of {name}", lambda: scaled() or None, seconds=240)

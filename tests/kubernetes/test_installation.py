@@ -39,6 +39,7 @@ PLAIN = "emberscale-system"
 def short(name: str, place: Place) -> dict[str, Any]:
     document = manifest(name, place)
     document["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+    del document["spec"]["checkpoint"]["flash"]
     return document
 
 
@@ -70,7 +71,7 @@ def test_the_chart_as_it_comes_plans_jobs_and_leaves_nothing_but_the_crd(uninsta
         helm_install(*whole_chart(), namespace=PLAIN)
         assert [get("secret", claim, PLAIN)["data"]["password"] for claim in claims] == passwords
         run("helm", "uninstall", RELEASE, "-n", PLAIN, "--wait", timeout=180)
-        eventually("nothing is left in its namespace", lambda: not left_in(PLAIN) or None, seconds=60)
+        eventually("nothing is left in its namespace", lambda: not left_in(PLAIN) or None, seconds=180)
         assert left_of_the_cluster() == ["customresourcedefinition.apiextensions.k8s.io/trainingjobs.emberscale.io"]
     finally:
         run("helm", "uninstall", RELEASE, "-n", PLAIN, "--ignore-not-found", "--wait", timeout=180)
@@ -98,6 +99,7 @@ def unsized(name: str, place: Place) -> dict[str, Any]:
     document = manifest(name, place)
     spec = document["spec"]
     spec["training"]["epochs"] = 2
+    del spec["checkpoint"]["flash"]
     spec["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
     for role in ("ps", "worker"):
         spec[role] = {"template": spec[role]["template"], "maxReplicas": 2}

@@ -52,15 +52,15 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
     document["spec"]["ps"]["replicas"] = 3
     document["spec"]["checkpoint"]["interval"] = "1h"
     job = submit(document, place)
-    eventually("all rows are protected", lambda: protected(job), seconds=300)
+    job.until("all rows are protected", lambda _: protected(job), seconds=300)
     job.wait_for_samples(5_000)
     told = json.loads(drill(job, "ps-1"))
     assert told["rebuilt"]
     assert told["rebuild_bytes"] > 0
     assert not told["rolled_back"]
     assert {"Degraded", "Recovered"} <= set(reasons(job))
-    eventually("all rows are protected again", lambda: protected(job), seconds=300)
-    eventually("the condition names servers that share a node", lambda: names_sharers(job), seconds=60)
+    job.until("all rows are protected again", lambda _: protected(job), seconds=300)
+    eventually("the condition names servers that share a node", lambda: names_sharers(job), seconds=180)
     rested(job, place)
 
 
@@ -84,12 +84,12 @@ def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
     document = manifest("partial", place, epochs=ENDLESS, faultTolerance=partial)
     document["spec"]["checkpoint"] |= INCREMENTS
     job = submit(document, place)
-    eventually("a checkpoint of all rows", lambda: newest(job), seconds=300)
+    job.until("a checkpoint of all rows", lambda _: newest(job), seconds=300)
     first = newest(job)
-    eventually("an increment that builds on it", lambda: newest(job) != first or None, seconds=120)
+    eventually("an increment that builds on it", lambda: newest(job) != first or None, seconds=240)
     increment = newest(job)
     killer.kill(job.member("ps", 0))
-    eventually("its rows are back", lambda: "RecoveredPartially" in reasons(job) or None, seconds=300)
+    job.until("its rows are back", lambda _: "RecoveredPartially" in reasons(job) or None, seconds=300)
     assert 0 < rested(job, place)["pls"] <= 1
     assert audit(job, place)["forgotten"] > 0
     start_from(job, increment, place)

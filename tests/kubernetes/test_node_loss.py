@@ -87,13 +87,13 @@ def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
         time.sleep(CUT_SECONDS)  # how long the link is broken is what is tested
         fault("heal")
         job.wait_complete(600)
-    eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=120)
+    eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
     assert_exact(job, place, EPOCHS * RECORDS)
     assert watch.duplicates == set()
     now = {pod["metadata"]["uid"] for pod in job.pods()}
     replaced = [pod for pod in there if pod["metadata"]["uid"] not in now]
     for pod in replaced:
-        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=60)  # type: ignore[misc]
+        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=180)  # type: ignore[misc]
 
 
 def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
@@ -111,12 +111,12 @@ def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
     with watched_status(place.namespace) as watch:
         eventually("others have taken their places", lambda: replaced() or None, seconds=240)
         fault("heal")
-        eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=120)
+        eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
         job.wait_complete(600)
     assert watch.duplicates == set()
     assert_exact(job, place, EPOCHS * RECORDS)
     for pod in there:
-        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=60)  # type: ignore[misc]
+        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=180)  # type: ignore[misc]
     reasons = {event["reason"] for event in job.events()}
     assert {"LostPSPod", "LostWorkerPod"} <= reasons, reasons
     status = job.status()

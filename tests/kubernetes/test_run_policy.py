@@ -33,9 +33,9 @@ def test_a_job_past_its_deadline_fails(place: Place) -> None:
     document = manifest("late", place, epochs=1000)
     document["spec"]["runPolicy"] = {"activeDeadline": "20s"}
     job = submit(document, place)
-    eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=120)
+    eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=240)
     assert job.condition("Failed")["reason"] == "DeadlineExceeded"
-    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=60)
+    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=180)
 
 
 def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Place) -> None:
@@ -49,10 +49,10 @@ def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Plac
     for name in ("stays", "cleaned"):
         jobs[name].wait_complete()
         assert_exact(jobs[name], place, EVALUATION_RECORDS)
-    eventually("its pods are deleted", lambda: not jobs["cleaned"].pods(), seconds=60)
+    eventually("its pods are deleted", lambda: not jobs["cleaned"].pods(), seconds=180)
     eventually("the job is deleted", lambda: find("trainingjob", "gone", place.namespace) is None, seconds=180)
-    eventually("its pods went with it", lambda: not jobs["gone"].pods(), seconds=90)
-    eventually("its state in Redis went, too", lambda: uid not in states_in_redis(), seconds=60)
+    eventually("its pods went with it", lambda: not jobs["gone"].pods(), seconds=180)
+    eventually("its state in Redis went, too", lambda: uid not in states_in_redis(), seconds=180)
     left = jobs["stays"].pods()
     assert {pod["metadata"]["labels"]["emberscale.io/role"] for pod in left} == {"master", "ps", "worker"}
     assert not [pod for pod in left if pod["status"]["phase"] == "Running"]
@@ -89,6 +89,6 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
         condition = job.condition("Progressing")
         return bool(condition and condition["status"] == "False" and condition["reason"] == "QuotaExceeded")
 
-    eventually("the job says that a quota keeps it", lambda: said() or None, seconds=60)
+    eventually("the job says that a quota keeps it", lambda: said() or None, seconds=180)
     kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
     job.wait_complete()

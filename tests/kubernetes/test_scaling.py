@@ -63,25 +63,25 @@ def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
     before = uids(job)
     scaled = run(str(COMMAND), "scale", job.name, "ps=3", "-n", place.namespace)
     assert "PS 2 -> 3" in scaled
-    eventually("rows on three servers", lambda: told(job, "SwitchedServers"), seconds=180)
+    job.until("rows on three servers", lambda _: told(job, "SwitchedServers"), seconds=180)
     assert len(job.running("ps")) == 3
     assert before <= uids(job)
     assert [reason for reason in reasons(job) if reason in MOVE] == MOVE
     patch(job, ps={"replicas": 1}, worker={"replicas": 3})
-    eventually("rows on one server", lambda: told(job, "SwitchedServers", 2), seconds=180)
-    eventually("the others ended", lambda: told(job, "EndedMembers"), seconds=60)
-    eventually("one server", lambda: len(job.running("ps")) == 1 or None, seconds=60)
-    eventually("no change", lambda: job.condition("Scaling")["status"] == "False" or None, seconds=60)
+    job.until("rows on one server", lambda _: told(job, "SwitchedServers", 2), seconds=180)
+    eventually("the others ended", lambda: told(job, "EndedMembers"), seconds=180)
+    eventually("one server", lambda: len(job.running("ps")) == 1 or None, seconds=180)
+    eventually("no change", lambda: job.condition("Scaling")["status"] == "False" or None, seconds=180)
     assert_untroubled(job, place, servers=1)
 
 
 def test_servers_that_cannot_be_scheduled_are_given_up_and_training_goes_on(place: Place) -> None:
     job = training("unplaced", place, {"timeout": "15s"}, replicas=1)
     patch(job, ps={"replicas": 2, "template": NOWHERE})
-    eventually("given up", lambda: told(job, "GaveUpScaling"), seconds=120)
-    condition = eventually("said", lambda: gave_up(job), seconds=60)
+    eventually("given up", lambda: told(job, "GaveUpScaling"), seconds=240)
+    condition = eventually("said", lambda: gave_up(job), seconds=180)
     assert condition["status"] == "False"
     assert "ps-1 did not join within 15s: ps-1: Unschedulable: " in condition["message"]
     assert "node" in condition["message"]
-    eventually("one server is wanted", lambda: job.status()["ps"]["wanted"] == 1 or None, seconds=60)
+    eventually("one server is wanted", lambda: job.status()["ps"]["wanted"] == 1 or None, seconds=180)
     assert_untroubled(job, place, servers=1)

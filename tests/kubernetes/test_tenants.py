@@ -25,7 +25,7 @@ from cluster import (
 from faults import running
 from installation import REDIS, SYSTEM, arguments_of, helm_install
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TEAM = "mallory"
@@ -100,7 +100,7 @@ def wait_until_known_to_the_brain(job: Job) -> None:
         master = job.running("master")[0]["metadata"]["name"]
         return "job_submitted" in kubectl("logs", "-n", job.namespace, master)
 
-    eventually("it is known to the brain", lambda: known() or None, seconds=60)
+    eventually("it is known to the brain", lambda: known() or None, seconds=180)
 
 
 def users_of_redis() -> str:
@@ -141,7 +141,7 @@ def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, pl
 
     # the user goes with the job; that of the other stays, and its job goes on as if nothing had happened
     kubectl("delete", "trainingjob", own.name, "-n", TEAM, "--wait=false")
-    eventually("its user is gone", lambda: uids["mallorys"] not in users_of_redis() or None, seconds=60)
+    eventually("its user is gone", lambda: uids["mallorys"] not in users_of_redis() or None, seconds=180)
     assert uids["victim"] in users_of_redis()
     victim.wait_for_samples(victim.samples() + RECORDS)
     kubectl("patch", "tj", "victim", "-n", place.namespace, "--type=merge", "-p", '{"spec": {"suspend": true}}')

@@ -19,7 +19,7 @@ from cluster import (
 )
 from installation import RELEASE, SYSTEM, arguments_of, helm_install
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
 _CALL = """
 import json, sys, grpc

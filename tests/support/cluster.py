@@ -330,6 +330,7 @@ def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str,
     """A TrainingJob over the suite's data, with small pods; `spec` replaces whole parts of the spec.
 
     Its lease timeout takes no process for dead that a busy machine keeps waiting; a test of what is silent shortens it.
+    Only test_flash.py uses the Redis for flash checkpoints, which it also stops.
     """
     volume = {"name": "shared", "hostPath": {"path": place.folder}}
     template = {"volumes": [volume], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
@@ -344,7 +345,11 @@ def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str,
         "master": {"resources": resources("512Mi"), "template": template},
         "ps": {"replicas": 2, "resources": resources("1Gi"), "template": template},
         "worker": {"replicas": 2, "resources": resources("1536Mi"), "template": template},
-        "checkpoint": {"uri": f"/shared/checkpoints/{SESSION}/{place.namespace}/{name}", "interval": "5s"},
+        "checkpoint": {
+            "uri": f"/shared/checkpoints/{SESSION}/{place.namespace}/{name}",
+            "interval": "5s",
+            "flash": {"mode": "Disabled"},
+        },
         "runPolicy": {"backoffLimit": 50},
     }
     return {

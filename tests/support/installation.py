@@ -39,7 +39,13 @@ def arguments_of(values: Iterable[str]) -> list[str]:
 
 def chart_values() -> list[str]:
     """The settings of the suite's installation: jobs of fixed sizes need no brain."""
-    return [*image_values(), "redis.persistence.existingClaim=emberscale-e2e-redis", "brain.enabled=false"]
+    return [
+        *image_values(),
+        "redis.persistence.existingClaim=emberscale-e2e-redis",
+        "redis.flash.enabled=true",
+        "redis.flash.resources.limits.memory=512Mi",
+        "brain.enabled=false",
+    ]
 
 
 def image_values() -> list[str]:

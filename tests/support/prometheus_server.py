@@ -26,6 +26,8 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = CHART / "files" / "rules.yaml"
 _DISCOVERY_SECONDS = 2.0
+_SCRAPE = "5s"
+"""As long as a pod may take to answer: on a busy machine many take more than a second."""
 NAMESPACE, JOB = "dashboards", "seen"
 VARIABLES = {"$__rate_interval": "20s", "$__range": "5m"}
 FLASH_METRICS = "emberscale_flash_checkpoint_"
@@ -218,14 +220,14 @@ def _snake_case(relabeling: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def prometheus_that_scrapes(configs: Sequence[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
-    """Runs a Prometheus that scrapes the cluster's pods once a second, with the chart's rules.
+    """Runs a Prometheus that scrapes the cluster's pods every five seconds, with the chart's rules.
 
     Its rates are over one minute rather than five, to be waited for less; promtool shows the rules as they are.
     """
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: there is no `prometheus` on the path (Debian's package prometheus)")
     config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": _SCRAPE, "scrape_timeout": _SCRAPE, "evaluation_interval": "1s"},
         "rule_files": [str(folder / RULES.name)],
         "scrape_configs": [
             {**config, "file_sd_configs": [{"files": [str(folder / "pods.json")], "refresh_interval": "1s"}]}
