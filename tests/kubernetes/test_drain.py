@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -40,10 +41,17 @@ def settled(job: Job) -> bool | None:
     return (runs and reasons["DrainedServer"] == reasons["ReplacedServer"]) or None
 
 
+def patient(name: str, place: Place) -> dict[str, Any]:
+    """A job whose servers' limit of memory gives each seven minutes to leave, on a busy machine too."""
+    document = manifest(name, place, epochs=ENDLESS)
+    resources = document["spec"]["ps"]["resources"]
+    document["spec"]["ps"]["resources"] = {**resources, "limits": {"cpu": "1", "memory": "40Gi"}}
+    return document
+
+
 def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
-    document = manifest("alone", place, epochs=ENDLESS)
-    patient = {**document["spec"]["ps"]["resources"], "limits": {"cpu": "1", "memory": "40Gi"}}
-    document["spec"]["ps"] |= {"replicas": 1, "resources": patient}  # the limit gives it seven minutes to leave
+    document = patient("alone", place)
+    document["spec"]["ps"]["replicas"] = 1
     job = submit(document, place)
     job.wait_for_samples(10_000)
     assert "gives its rows away" in run(str(COMMAND), "drain", "alone", "ps-0", "--namespace", place.namespace)
@@ -57,7 +65,7 @@ def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
 
 
 def test_every_node_is_drained_in_turn_and_nothing_rolls_back(nodes: list[str], place: Place) -> None:
-    job = submit(manifest("drained", place, epochs=ENDLESS), place)
+    job = submit(patient("drained", place), place)
     job.wait_for_samples(10_000)
     servers = 0
     for here, elsewhere in (nodes[::-1], nodes):
