@@ -9,10 +9,12 @@ several PS away, and rows whose parity is not complete yet.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from emberscale_api.checkpoint import PRIORITY_SHARE
+from emberscale_api.job import DEFAULT_TARGET_PLS
 from emberscale_api.job.units import measured_time
 from emberscale_api.shape import JobShape
 
@@ -25,6 +27,10 @@ class Recovery(StrEnum):
     CODED = "ErasureCoding"
 
 
+WITH_PRIORITY, WITHOUT_PRIORITY = "PartialRecovery with priority", "PartialRecovery without priority"
+"""What a priority makes of partial recovery. The manifest decides on it: it spares accuracy, and no time."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailureCosts:
     """The knowledge of a job's failures. Times are in seconds, of the whole job; fractions are 0 to 1.
@@ -33,7 +39,8 @@ class FailureCosts:
     `reschedule` are its O_save, O_load and O_res. `target_pls` is the portion of lost samples that is acceptable.
     `parity_slowdown` is the share of throughput that keeping `tolerated` parities costs, `parity_memory` their bytes
     over those of the tables and `memory_cost_share` the share of the job's bill that is PS memory. `rebuild` is how
-    long a rebuild takes, at `rebuild_slowdown` of the throughput.
+    long a rebuild takes, at `rebuild_slowdown` of the throughput. With `saves_priority_rows`, partial recovery saves
+    some rows between checkpoints.
     """
 
     total_seconds: float
@@ -49,6 +56,7 @@ class FailureCosts:
     memory_cost_share: float = 0.1
     rebuild: float = 60.0
     rebuild_slowdown: float = 0.3
+    saves_priority_rows: bool = False
 
     def __post_init__(self) -> None:
         for name in ("total_seconds", "between_failures"):
@@ -75,12 +83,15 @@ class RecoveryCost:
 
 @dataclass(frozen=True, slots=True)
 class FaultToleranceAdvice:
-    """The cheapest way, its checkpoint interval and the time between failures in seconds, what each costs, and why."""
+    """The cheapest way, its checkpoint interval and the time between failures in seconds, what each costs, and why.
+
+    `costs` has partial recovery as the manifest has it, and by another name what it costs with or without priority.
+    """
 
     strategy: Recovery
     checkpoint_interval: float
     between_failures: float
-    costs: Mapping[Recovery, RecoveryCost]
+    costs: Mapping[str, RecoveryCost]
     reason: str
 
 
@@ -100,11 +111,21 @@ def partial_recovery(costs: FailureCosts) -> RecoveryCost:
     """CPR equation 2 at the interval that meets the target PLS (equation 4).
 
     It is no longer than one after which a single failure would exceed the target: that takes the whole job back.
+
+    Saves of priority rows count with their share of what a checkpoint costs; what one costs is not measured by itself.
+    The PLS counts their rows as all others (section 4.2 of CPR), so it is an upper bound then.
     """
-    expected = 2 * costs.target_pls * costs.ps * costs.between_failures
-    interval = _interval(min(expected, costs.target_pls * costs.ps * costs.total_seconds), costs)
-    overhead = costs.save / interval + (costs.load + costs.reschedule) / costs.between_failures
+    interval = _interval(_wanted_interval(costs), costs)
+    between = 1 / PRIORITY_SHARE - 1 if costs.saves_priority_rows else 0.0
+    saving = (1 + between * PRIORITY_SHARE) * costs.save / interval
+    overhead = saving + (costs.load + costs.reschedule) / costs.between_failures
     return RecoveryCost(overhead, interval, expected_pls(interval, costs.between_failures, costs.ps))
+
+
+def _wanted_interval(costs: FailureCosts) -> float:
+    """The checkpoint interval that meets the target PLS, however short it is."""
+    expected = 2 * costs.target_pls * costs.ps * costs.between_failures
+    return min(expected, costs.target_pls * costs.ps * costs.total_seconds)
 
 
 def coded_recovery(costs: FailureCosts) -> RecoveryCost:
@@ -145,12 +166,14 @@ def advise(
     """The cheapest way of those `offered`; full recovery, which always is, unless another saves at least
     `least_benefit` of the job's time.
 
-    Coded recovery needs more PS than parities; its cost is told also where it is not offered. Of partial and coded
-    recovery at equal cost the coded one is taken: it loses nothing.
+    Coded recovery needs more PS than parities. Its cost is told also where it is not offered, and so is that of partial
+    recovery, at DEFAULT_TARGET_PLS. Of partial and coded recovery at equal cost the coded one is taken, which loses
+    nothing.
     """
-    ways = {Recovery.FULL: full_recovery(costs)}
-    if Recovery.PARTIAL in offered:
-        ways[Recovery.PARTIAL] = partial_recovery(costs)
+    allowed = costs if Recovery.PARTIAL in offered else replace(costs, target_pls=DEFAULT_TARGET_PLS)
+    partial, otherwise = partial_recovery(allowed), replace(allowed, saves_priority_rows=not costs.saves_priority_rows)
+    ways: dict[str, RecoveryCost] = {Recovery.FULL: full_recovery(costs), Recovery.PARTIAL: partial}
+    ways[WITHOUT_PRIORITY if costs.saves_priority_rows else WITH_PRIORITY] = partial_recovery(otherwise)
     if costs.ps > costs.tolerated:
         ways[Recovery.CODED] = coded_recovery(costs)
     best = Recovery.FULL
@@ -158,11 +181,24 @@ def advise(
         margin = least_benefit if best is Recovery.FULL else 0.0
         if way in ways and way in offered and ways[way].overhead < ways[best].overhead - margin:
             best = way
+    reason = _reason(costs, best, ways, least_benefit, offered)
+    return FaultToleranceAdvice(best, ways[best].interval, costs.between_failures, MappingProxyType(ways), reason)
+
+
+def _reason(
+    costs: FailureCosts,
+    best: Recovery,
+    ways: Mapping[str, RecoveryCost],
+    least_benefit: float,
+    offered: Collection[Recovery],
+) -> str:
+    """Why the best way is the best, for people, and what they can change."""
     chosen = ways[best]
+    notes = {Recovery.CODED: " by a benchmark of parity"}
+    if Recovery.PARTIAL not in offered:
+        notes[Recovery.PARTIAL] = f" with a targetPLS of {DEFAULT_TARGET_PLS:g}, which the manifest does not allow"
     others = ", ".join(
-        f"{way} {cost.overhead:.2%}" + (" by a benchmark of parity" if way is Recovery.CODED else "")
-        for way, cost in ways.items()
-        if way is not best
+        f"{way} {ways[way].overhead:.2%}{notes.get(way, '')}" for way in Recovery if way in ways and way is not best
     )
     instead = f" ({others})" if others else ""
     reason = (
@@ -172,10 +208,27 @@ def advise(
     )
     if chosen.expected_pls > 0:
         reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"
+    if Recovery.PARTIAL in offered:
+        reason += _out_of_reach(costs, ways[Recovery.PARTIAL])
     coded = ways.get(Recovery.CODED)
     if coded is not None and Recovery.CODED not in offered and coded.overhead < chosen.overhead - least_benefit:
         reason += f"; {Recovery.CODED}, which Auto does not take by itself, is expected to cost less"
-    return FaultToleranceAdvice(best, chosen.interval, costs.between_failures, MappingProxyType(ways), reason)
+    return reason
+
+
+def _out_of_reach(costs: FailureCosts, partial: RecoveryCost) -> str:
+    """What a target PLS takes that no checkpoint interval meets, for people; empty for any other."""
+    wanted = _wanted_interval(costs)
+    if not 0 < wanted < partial.interval:
+        return ""
+    least = costs.target_pls * partial.interval / wanted
+    digit = 10.0 ** (math.floor(math.log10(least)) - 1)
+    within = math.ceil(least / digit) * digit
+    instead = f"{within:.2g} or more is within reach" if within <= 1 else "no other is within reach either"
+    return (
+        f"; targetPLS {costs.target_pls:g} is out of reach: it takes a checkpoint every {measured_time(wanted)}, and "
+        f"each costs {measured_time(costs.save)}; {instead}"
+    )
 
 
 _BELIEVED_PER_SECOND = 0.015 / 86_400  # DLRover-RM section 2.2: 1.5% of the pods fail on a day
@@ -216,12 +269,13 @@ def failure_costs(
     load: float,
     reschedule: float,
     target_pls: float = 0.0,
+    saves_priority_rows: bool = False,
 ) -> FailureCosts:
     """Returns the costs of PS failures for a job that takes `total_seconds` in all.
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
-    portion of samples that the job may lose.
+    portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints.
     """
     return FailureCosts(
         total_seconds=max(1.0, total_seconds),
@@ -233,4 +287,5 @@ def failure_costs(
         target_pls=target_pls,
         parity_slowdown=_PARITY_SLOWDOWN,
         parity_memory=1 / max(1, shape.ps - 1),
+        saves_priority_rows=saves_priority_rows,
     )

@@ -4,7 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from emberscale_api.job import Architecture, DataFormat, TrainingJob, TrainingJobSpec, resolve_model
+from emberscale_api.job import (
+    Architecture,
+    DataFormat,
+    RecoveryPriority,
+    TrainingJob,
+    TrainingJobSpec,
+    resolve_model,
+)
 from emberscale_api.routing import BUCKETS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import RoleShape
@@ -46,6 +53,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
             epochs=spec.training.epochs,
             most_rows=most_rows(spec),
             target_pls=spec.fault_tolerance.allowed_pls,
+            saves_priority_rows=spec.fault_tolerance.priority is not RecoveryPriority.NONE,
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,

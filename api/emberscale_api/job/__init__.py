@@ -24,6 +24,7 @@ from emberscale_api.job.model import (
 from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
 from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import (
+    DEFAULT_TARGET_PLS,
     CleanPodPolicy,
     FaultToleranceStrategy,
     FlashMode,
@@ -46,6 +47,7 @@ from emberscale_api.job.units import cpu_cores, memory_bytes, memory_quantity, p
 
 __all__ = [
     "API_VERSION",
+    "DEFAULT_TARGET_PLS",
     "KIND",
     "AdmissionSpec",
     "Architecture",

@@ -106,6 +106,7 @@ class JobDescription(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     MOST_ROWS_FIELD_NUMBER: _builtins.int
     TARGET_PLS_FIELD_NUMBER: _builtins.int
+    SAVES_PRIORITY_ROWS_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     batch_size: _builtins.int
     """samples per worker and iteration"""
@@ -124,6 +125,8 @@ class JobDescription(_message.Message):
     """of all tables together, as eviction leaves them; 0: there is no bound"""
     target_pls: _builtins.float
     """portion of samples that partial recoveries may lose; 0: the job allows none"""
+    saves_priority_rows: _builtins.bool
+    """between checkpoints, for partial recoveries"""
     def __init__(
         self,
         *,
@@ -139,10 +142,11 @@ class JobDescription(_message.Message):
         epochs: _builtins.int = ...,
         most_rows: _builtins.int = ...,
         target_pls: _builtins.float = ...,
+        saves_priority_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "saves_priority_rows", b"saves_priority_rows", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,6 +621,7 @@ class RecoveryEstimate(_message.Message):
     CHECKPOINT_INTERVAL_FIELD_NUMBER: _builtins.int
     EXPECTED_PLS_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
+    """as in the manifest; "PartialRecovery with priority" or "... without" beside it"""
     overhead: _builtins.float
     """share of the job's time, 0 to 1"""
     checkpoint_interval: _builtins.float

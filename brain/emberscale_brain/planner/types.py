@@ -68,8 +68,9 @@ class JobMetadata:
     `total_samples` counts all `epochs`; rows appear in the first. `dense_bytes` is DLRover-RM's M (the dense
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
     `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of
-    samples that partial recoveries may lose, 0 for none. `most_rows` is what eviction leaves of all tables together, 0
-    where it does not bound each of them.
+    samples that partial recoveries may lose, 0 for none; with `saves_priority_rows`, some rows are saved between
+    checkpoints for these. `most_rows` is what eviction leaves of all tables together, 0 where it does not bound each of
+    them.
     """
 
     architecture: str
@@ -84,6 +85,7 @@ class JobMetadata:
     epochs: int = 1
     most_rows: int = 0
     target_pls: float = 0.0
+    saves_priority_rows: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):

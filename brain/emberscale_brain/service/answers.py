@@ -47,7 +47,7 @@ def _advice(advice: FaultToleranceAdvice) -> pb.FaultToleranceAdvice:
         reason=advice.reason,
         ways=[
             pb.RecoveryEstimate(
-                strategy=way.value,
+                strategy=str(way),
                 overhead=cost.overhead,
                 checkpoint_interval=cost.interval,
                 expected_pls=cost.expected_pls,

@@ -125,6 +125,7 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
             epochs=max(1, description.epochs),
             most_rows=description.most_rows,
             target_pls=description.target_pls,
+            saves_priority_rows=description.saves_priority_rows,
         )
     except ValueError as error:
         raise MalformedRequestError(f"description: {error}") from error

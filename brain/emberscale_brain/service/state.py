@@ -218,6 +218,7 @@ class BrainState:
             load=overheads.ps_pause_seconds,
             reschedule=overheads.ps_start_seconds,
             target_pls=known.submitted.metadata.target_pls,
+            saves_priority_rows=known.submitted.metadata.saves_priority_rows,
         )
         return advise(costs, offered=OFFERED if costs.target_pls else LOSSLESS)
 

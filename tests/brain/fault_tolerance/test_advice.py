@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberscale_api.job import FaultToleranceStrategy
+from emberscale_api.job.units import measured_time
 from emberscale_api.shape import JobShape
 from emberscale_brain.fault_tolerance import (
+    WITH_PRIORITY,
+    WITHOUT_PRIORITY,
     FailureCosts,
     FailureRecord,
     Recovery,
@@ -37,6 +40,7 @@ costs = st.builds(
     load=st.floats(0, 3600),
     reschedule=st.floats(0, 3600),
     target_pls=st.floats(0, 0.5),
+    saves_priority_rows=st.booleans(),
     tolerated=st.integers(1, 2),
     parity_slowdown=st.floats(0, 0.5),
     rebuild=st.floats(0, 3600),
@@ -92,7 +96,7 @@ def test_parity_makes_no_checkpoint_rarer() -> None:
         JobShape(2, 2, 1, 1, 1 << 30, 1 << 30), 168 * HOUR, FailureRecord(), FailureRecord(), 1.0, 20.0, 15.0
     )
     assert coded_recovery(costs).interval == full_recovery(costs).interval < HOUR
-    assert f"(ErasureCoding {coded_recovery(costs).overhead:.2%} by a benchmark of parity)" in advise(costs).reason
+    assert f"ErasureCoding {coded_recovery(costs).overhead:.2%} by a benchmark of parity" in advise(costs).reason
 
 
 def test_a_job_that_hardly_ever_fails_needs_nothing_but_checkpoints() -> None:
@@ -100,6 +104,47 @@ def test_a_job_that_hardly_ever_fails_needs_nothing_but_checkpoints() -> None:
     assert advice.strategy is Recovery.FULL
     assert "FullRecovery" in advice.reason
     assert "ErasureCoding" in advice.reason
+
+
+def test_what_a_manifest_does_not_allow_is_told_with_its_cost_and_not_taken() -> None:
+    advice, overhead = advise(replace(JOB, target_pls=0.0, parity_slowdown=0.2)), partial_recovery(JOB).overhead
+    assert advice.strategy is Recovery.FULL
+    assert advice.costs[Recovery.PARTIAL] == partial_recovery(JOB)
+    told = f"PartialRecovery {overhead:.2%} with a targetPLS of 0.1, which the manifest does not allow"
+    assert told in advice.reason
+
+
+def test_priority_rows_cost_their_share_of_a_checkpoint_each() -> None:
+    """Seven saves of an eighth of the rows each, between two checkpoints of all rows."""
+    without, saving = partial_recovery(JOB), partial_recovery(replace(JOB, saves_priority_rows=True))
+    assert saving.interval == without.interval
+    assert saving.overhead - without.overhead == pytest.approx(7 / 8 * JOB.save / without.interval)
+
+
+def test_both_kinds_of_partial_recovery_are_told_and_the_one_in_the_manifest_is_weighed() -> None:
+    without, saving = advise(JOB, offered=EVERY), advise(replace(JOB, saves_priority_rows=True), offered=EVERY)
+    assert without.costs[Recovery.PARTIAL] == saving.costs[WITHOUT_PRIORITY]
+    assert without.costs[WITH_PRIORITY] == saving.costs[Recovery.PARTIAL]
+    assert len(without.costs) == len(saving.costs) == 4
+    dear = replace(JOB, save=3 * HOUR, target_pls=0.01, parity_slowdown=0.5)  # a checkpoint each three hours and a bit
+    assert partial_recovery(dear).overhead < full_recovery(dear).overhead
+    assert partial_recovery(replace(dear, saves_priority_rows=True)).overhead > full_recovery(dear).overhead
+    assert advise(dear, offered=EVERY).strategy is Recovery.PARTIAL
+    assert advise(replace(dear, saves_priority_rows=True), offered=EVERY).strategy is Recovery.FULL
+
+
+def test_a_target_out_of_reach_is_told_with_what_it_takes_and_what_is_within_reach() -> None:
+    far = replace(JOB, target_pls=1e-5)  # at most 36 s between checkpoints that cost 300 s
+    assert (
+        f"; targetPLS 1e-05 is out of reach: it takes a checkpoint every {measured_time(36.288)}, and each costs "
+        f"{measured_time(300)}; 8.3e-05 or more is within reach"
+    ) in advise(far, offered=EVERY).reason
+    assert "out of reach" not in advise(replace(far, target_pls=8.3e-5), offered=EVERY).reason
+    assert "out of reach" in advise(replace(far, target_pls=8.2e-5), offered=EVERY).reason
+    assert "out of reach" not in advise(replace(far, target_pls=0.0)).reason
+    hopeless = replace(far, ps=1, total_seconds=HOUR, save=HOUR, target_pls=0.5)
+    assert "; no other is within reach either" not in advise(hopeless, offered=EVERY).reason
+    assert "; no other is within reach either" in advise(replace(hopeless, save=2 * HOUR), offered=EVERY).reason
 
 
 def test_one_ps_cannot_be_coded() -> None:
@@ -116,7 +161,7 @@ def test_a_second_parity_makes_roll_backs_rarer() -> None:
 @given(costs)
 def test_the_advice_is_never_much_dearer_than_any_other_way(job: FailureCosts) -> None:
     advice = advise(job, offered=EVERY)
-    cheapest = min(cost.overhead for cost in advice.costs.values())
+    cheapest = min(cost.overhead for way, cost in advice.costs.items() if way in EVERY)
     assert advice.costs[advice.strategy].overhead <= cheapest + 0.001 + 1e-12
     assert 0 < advice.checkpoint_interval < math.inf
     assert all(math.isfinite(cost.overhead) and cost.overhead >= 0 for cost in advice.costs.values())
@@ -143,7 +188,7 @@ def test_what_a_manifest_cannot_say_is_not_advised(job: FailureCosts) -> None:
     advice = advise(job)
     assert advice.strategy.value in set(FaultToleranceStrategy)
     assert advice.strategy in advice.costs
-    assert Recovery.PARTIAL not in advice.costs, "nobody has allowed a loss"
+    assert advice.strategy is not Recovery.PARTIAL, "nobody has allowed a loss"
 
 
 @given(costs)

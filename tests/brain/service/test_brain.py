@@ -303,7 +303,8 @@ def test_a_job_learns_how_it_recovers_best_even_if_its_sizes_are_fixed(start_bra
     brain.report(JOB, [replace(slow, profile=replace(slow.profile, checkpoint_cost=4.0))], ())
     plan = until(brain, lambda plan: plan.HasField("fault_tolerance"))
     assert (plan.version, plan.fault_tolerance.strategy) == (0, "FullRecovery")
-    assert [way.strategy for way in plan.fault_tolerance.ways] == ["FullRecovery"]
+    ways = ["FullRecovery", "PartialRecovery", "PartialRecovery with priority"]
+    assert [way.strategy for way in plan.fault_tolerance.ways] == ways
     brain.report(JOB, [replace(quick, profile=replace(quick.profile, checkpoint_cost=0.04))], ())
     rarer = plan.fault_tolerance.checkpoint_interval
     sooner = until(brain, lambda plan: plan.fault_tolerance.checkpoint_interval != rarer)
