@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
-.PHONY: help install demo test e2e lint docs release manifests protos clean
+.PHONY: help install demo test test-s3 e2e lint docs release manifests protos clean
 
 help:
 	@echo "make install   everything into .venv, kernels compiled; the other targets do it first"
@@ -14,6 +14,7 @@ help:
 	@echo "make test      lint, types, import contracts, the documentation's links and the whole test suite"
 	@echo "make lint      only the first three"
 	@echo "make docs      build the documentation site into site/; a broken link or reference fails"
+	@echo "make test-s3   checkpoints in a bucket of a real S3 server that fails in every way, on this machine"
 	@echo "make e2e       the end-to-end suite on a Kubernetes cluster (tests/kubernetes/cluster.sh says on which)"
 	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
 	@echo "make release   build the wheel, the chart and the list of components (SBOM) of one version into dist/ (needs helm)"
@@ -36,6 +37,11 @@ demo: install
 
 test: lint docs
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal
+
+# Beside the environment: its packages exclude some of those there.
+test-s3: install
+	$(BIN)/pip install --quiet --target $(VENV)/s3 --upgrade 's3fs>=2024.12' 'moto[s3]>=5.1' flask flask-cors
+	PYTHONPATH=$(VENV)/s3 $(BIN)/pytest tests/trainer/checkpoint/test_s3.py
 
 e2e: install
 	tests/kubernetes/cluster.sh

@@ -1,5 +1,7 @@
 """The folder of a job's checkpoints, at any fsspec URI."""
 
+import errno
+import inspect
 import os
 import re
 from collections.abc import Container, Iterable
@@ -88,8 +90,9 @@ class CheckpointFolder:
         """Completes a checkpoint by writing its manifest atomically.
 
         Raises FileNotFoundError if the checkpoint has no files: a write that hung may continue after the checkpoint was
-        removed, and must not leave a manifest without files. Raises DamagedCheckpointError if a file of an earlier
-        checkpoint on which it builds is missing.
+        removed, and must not leave a manifest without files. Raises FileExistsError if another job or master has
+        completed a checkpoint of this id. Raises DamagedCheckpointError if a file of an earlier checkpoint on which it
+        builds is missing.
         """
         self._filesystem.invalidate_cache()  # another process may have removed what was there before
         self._check_sizes(manifest.id, [file for file in manifest.files if file.checkpoint])
@@ -98,7 +101,7 @@ class CheckpointFolder:
         if not isinstance(self._filesystem, LocalFileSystem):
             if not self._filesystem.exists(f"{self._root}/{manifest.id}"):
                 raise FileNotFoundError(f"{self.uri_of(manifest.id)} is missing")
-            self._filesystem.pipe_file(path, content)
+            self._create(path, content, manifest)
             return
         target = Path(path)
         draft = target.with_suffix(".writing")
@@ -109,6 +112,25 @@ class CheckpointFolder:
         draft.replace(target)
         for folder in (target.parent, target.parent.parent):  # a name is durable once its folder is
             _sync_folder(folder)
+
+    def _create(self, path: str, content: bytes, manifest: CheckpointManifest) -> None:
+        """Writes a manifest on a store of objects that has none there, with one condition where it knows conditions.
+
+        The answer to an earlier attempt may have been lost: a manifest of the same files is that of this checkpoint.
+        """
+        if "mode" not in inspect.signature(self._filesystem.pipe_file).parameters:
+            self._filesystem.pipe_file(path, content)
+            return
+        try:
+            self._filesystem.pipe_file(path, content, mode="create")
+        except FileExistsError:
+            there = self._read_manifest(manifest.id)
+            if there is None or (there.job_uid, there.files) != (manifest.job_uid, manifest.files):
+                raise FileExistsError(f"{path} was written by another master, or by another job") from None
+        except OSError as error:
+            if error.errno != errno.ENOSYS:  # some stores that speak S3 refuse conditions
+                raise
+            self._filesystem.pipe_file(path, content)
 
     def delete(self, identifier: str) -> None:
         """Removes a checkpoint, its manifest first, so that a partial checkpoint never counts as complete."""

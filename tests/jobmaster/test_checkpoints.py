@@ -184,6 +184,15 @@ def test_a_manifest_that_comes_after_its_checkpoint_was_removed_completes_nothin
     assert folder.folders() == []
 
 
+def test_of_two_masters_that_complete_a_checkpoint_of_one_id_the_first_does_on_a_store_of_objects() -> None:
+    folder = CheckpointFolder("memory://two-masters")
+    complete(folder, "00000001")
+    folder.write(manifest("00000001", files=()))  # the answer to the first attempt was lost
+    with pytest.raises(FileExistsError, match=r"00000001/manifest\.json was written by another master"):
+        folder.write(manifest("00000001", files=(), job_uid="other"))
+    assert folder.read("00000001").job_uid == "uid"
+
+
 def test_the_newest_stay_and_what_is_older_goes(folder: CheckpointFolder, tmp_path: Path) -> None:
     for number in range(1, 7):
         write(folder, tmp_path, f"{number:08d}", complete=number not in (2, 6))

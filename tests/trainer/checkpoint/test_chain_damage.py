@@ -20,7 +20,7 @@ from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.job import IncrementalMode
 from emberscale_jobmaster.chains import Chain, builds_on
 from emberscale_jobmaster.checkpoints import CheckpointFolder
-from emberscale_trainer.checkpoint import load_partition
+from emberscale_trainer.checkpoint import Work, load_partition
 from master_stand_in import checkpoint_manifest
 
 SERVERS = 2
@@ -62,22 +62,25 @@ def dying_after(steps: int) -> Iterator[None]:
 
 
 class Life:
-    """A job, and its folder of checkpoints."""
+    """A job, and its folder of checkpoints. It tries again for `patience` seconds what the storage refuses."""
 
-    def __init__(self, folder: Path, mode: IncrementalMode, keep: int = 2) -> None:
+    def __init__(self, folder: Path | str, mode: IncrementalMode, keep: int = 2, patience: float = 0.0) -> None:
         self.folder, self.mode = CheckpointFolder(str(folder)), mode
-        self.place, self.keep = folder, keep
+        self.keep, self._patience = keep, patience
         self.number = 0
         self.at: dict[str, Contents] = {}
         self.servers = [Server(SERVERS, index) for index in range(SERVERS)]
         self.chain = Chain()
         self.chains = [self.chain]
 
+    def work(self) -> Work:
+        return Work(self._patience, missing_seconds=0)
+
     def all_die(self, newest: str) -> None:
         """All processes are replaced: they begin with the newest checkpoint, or with nothing."""
         self.servers = [Server(SERVERS, index) for index in range(SERVERS)]
         for server in self.servers if newest else ():
-            load_partition(files_of(self.place / newest), server.owned, server.tables, len(INITIAL))
+            load_partition(files_of(self.folder.uri_of(newest), self.work()), server.owned, server.tables, len(INITIAL))
         self.chain = Chain()
 
     def master_dies(self, lost: int) -> None:
@@ -96,7 +99,7 @@ class Life:
         self.at[name] = {key: row for server in self.servers for key, row in server.contents().items()}
         files: list[CheckpointFile] = []
         for server, one in zip(self.servers, begun, strict=True):
-            files += server.write(one, self.place / name)
+            files += server.write(one, self.folder.uri_of(name), work=self.work())
         self.folder.write(checkpoint_manifest(id=name, number=self.number, ps_count=SERVERS, files=files))
         self.chain = self.chain.followed_by(name, files)
         self.chains.append(self.chain)
@@ -108,7 +111,7 @@ class Life:
         for name in reversed(self.folder.complete()):
             try:
                 self.folder.read(name)
-                found = restored(self.place / name, 1)
+                found = restored(self.folder.uri_of(name), 1, self.work())
             except DamagedCheckpointError as error:
                 refused[name] = str(error)
                 continue
@@ -159,19 +162,17 @@ def test_a_death_at_any_write_loses_nothing_of_the_newest_complete_checkpoint(
 def test_a_changed_byte_anywhere_refuses_what_needs_it_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, mode: IncrementalMode, story: list[list[int]], data: st.DataObject
 ) -> None:
-    life = Life(tmp_path_factory.mktemp("checkpoints"), mode)
+    place = tmp_path_factory.mktemp("checkpoints")
+    life = Life(place, mode)
     for pushed in story:
         life.push(pushed)
         life.save()
     complete = life.folder.complete()
     needed = {
-        name: {
-            str(life.place / (file.checkpoint or name) / file.path)
-            for file in files_of(life.place / name).manifest.files
-        }
+        name: {str(place / (file.checkpoint or name) / file.path) for file in files_of(place / name).manifest.files}
         for name in complete
     }
-    victim = data.draw(st.sampled_from(sorted(str(path) for path in life.place.rglob("ps-*/*") if path.stat().st_size)))
+    victim = data.draw(st.sampled_from(sorted(str(path) for path in place.rglob("ps-*/*") if path.stat().st_size)))
     content = bytearray(Path(victim).read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     Path(victim).write_bytes(content)

@@ -74,9 +74,12 @@ class Server:
         draft = self.writer.begin(self.tables, nullcontext(), self.owned, tracked=tracked, since=since)
         return draft, Share(self.index, self.owned, AppliedBatches(), len(INITIAL), owned_rows(self.tables, self.owned))
 
-    def write(self, begun: tuple[ChainDraft, Share], folder: Path, weight_bits: int = 0) -> list[CheckpointFile]:
+    def write(
+        self, begun: tuple[ChainDraft, Share], folder: Path | str, weight_bits: int = 0, work: Work | None = None
+    ) -> list[CheckpointFile]:
         draft, share = begun
-        return self.writer.write(draft, self.tables.specs, share, str(folder), Work(patience_seconds=0), weight_bits)
+        work = Work(patience_seconds=0) if work is None else work
+        return self.writer.write(draft, self.tables.specs, share, str(folder), work, weight_bits)
 
 
 class Job:
@@ -152,16 +155,16 @@ class Job:
         return {key: row for server in self.servers for key, row in server.contents().items()}
 
 
-def files_of(folder: Path) -> CheckpointFiles:
-    return CheckpointFiles(str(folder), Work(patience_seconds=0, missing_seconds=0))
+def files_of(folder: Path | str, work: Work | None = None) -> CheckpointFiles:
+    return CheckpointFiles(str(folder), Work(patience_seconds=0, missing_seconds=0) if work is None else work)
 
 
-def restored(folder: Path, servers: int) -> Contents:
+def restored(folder: Path | str, servers: int, work: Work | None = None) -> Contents:
     """What so many servers hold that load a checkpoint."""
     rows: Contents = {}
     for index in range(servers):
         server = Server(servers, index)
-        load_partition(files_of(folder), server.owned, server.tables, len(INITIAL))
+        load_partition(files_of(folder, work), server.owned, server.tables, len(INITIAL))
         rows |= server.contents()
     return rows
 

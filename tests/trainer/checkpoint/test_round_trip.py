@@ -2,8 +2,9 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,6 +297,68 @@ def test_a_storage_that_stays_away_is_unreachable_and_not_damaged(
     with pytest.raises(StorageUnreachableError, match="Input/output error"):
         load(uri, progress=progress)
     assert "trying again" in progress.problem
+
+
+class LibraryError(Exception):
+    """Of the library behind a file system, as those of botocore, which are no OSErrors."""
+
+
+@pytest.mark.parametrize(("error", "tries"), [(LibraryError("no"), 3), (OSError("no"), 3), (TypeError("no"), 1)])
+def test_errors_of_the_storage_are_told_from_defects(
+    error: Exception, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_FIRST_PAUSE", 0.001)
+    tried = 0
+
+    def operation() -> None:
+        nonlocal tried
+        tried += 1
+        if tried < 3:
+            raise error
+
+    with suppress(TypeError):
+        Work().patiently("the folder", operation)
+    assert tried == tries
+
+
+@pytest.mark.parametrize(("away", "is_over"), [(590.0, False), (660.0, True)])
+def test_a_storage_may_be_away_for_ten_minutes(
+    away: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both for writing and for reading, by a clock of the test's own."""
+    now, there = 0.0, 0.0
+    progress = Work()
+
+    def wait(seconds: float | None = None) -> bool:
+        nonlocal now
+        now += seconds or 0.0
+        return False
+
+    def open_file(self: LocalFileSystem, path: str, *arguments: object, **options: object) -> object:
+        if now < there:
+            raise OSError(errno.EHOSTUNREACH, "No route to host", path)
+        return opened(self, path, *arguments, **options)
+
+    def fsync(descriptor: int) -> None:
+        if now < there:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = LocalFileSystem.open
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress._abandoned, "wait", wait)
+    monkeypatch.setattr(LocalFileSystem, "open", open_file)
+    monkeypatch.setattr(os, "fsync", fsync)
+    partitions = trained(1, [1, 2, 3])
+    for call in (lambda: save(partitions, tmp_path, progress), lambda: load(str(tmp_path), progress=progress)):
+        there = now + away
+        if is_over:
+            with pytest.raises(StorageUnreachableError, match=r"No space left|No route"):
+                call()
+            there = now
+            save(partitions, tmp_path, progress)
+        else:
+            call()
+    assert load(str(tmp_path))[0] == contents(partitions[0][0])
 
 
 def test_work_that_is_abandoned_ends_although_the_storage_stays_away(

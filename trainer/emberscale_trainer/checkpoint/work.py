@@ -30,6 +30,17 @@ class AbandonedError(Exception):
     """Nobody wants the work any more."""
 
 
+def _is_of_storage(error: BaseException) -> bool:
+    """Whether the storage failed: with an OSError, or with an error of the library behind a file system.
+
+    That of s3fs, for one, lets its own errors through where a connection cannot be made. Other errors of Python, and
+    those of this project, say something else.
+    """
+    library = type(error).__module__.partition(".")[0]
+    is_foreign = library != "builtins" and not library.startswith("emberscale")
+    return isinstance(error, OSError) or (is_foreign and isinstance(error, Exception))
+
+
 class Work:
     """The progress of reading or writing a checkpoint. Other threads may read it meanwhile.
 
@@ -65,7 +76,7 @@ class Work:
         self.advance(0)
 
     def patiently(self, what: str, operation: Callable[[], _Result]) -> _Result:
-        """Returns what `operation` returns, and retries it while it raises OSError; errors call it `what`.
+        """Returns what `operation` returns, and retries it while the storage fails; errors call it `what`.
 
         Raises AbandonedError, FileNotFoundError for a file that stays missing, and StorageUnreachableError for all
         other errors that stay.
@@ -86,7 +97,7 @@ class Work:
                 raise AbandonedError
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(OSError),
+            retry=tenacity.retry_if_exception(_is_of_storage),
             wait=tenacity.wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
             stop=is_over,
             before_sleep=note,
