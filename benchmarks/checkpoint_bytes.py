@@ -1,4 +1,4 @@
-"""What incremental checkpoints write and keep, beside figures 8 and 9 of Check-N-Run (section 5.1).
+"""What incremental and quantised checkpoints write and keep, beside figures 8, 9 and 11 of Check-N-Run (section 5).
 
 A parameter server trains on ids of a power law for WINDOWS intervals, and a checkpoint is taken after each by each mode
 of `spec.checkpoint.incremental`, from the same pushes, with the product's own rules and files. The law is fitted to the
@@ -6,16 +6,18 @@ dirty rates of the paper: 26% of the rows change in one interval, 52% in ten.
 
 * Bandwidth (figure 8): the bytes that a checkpoint writes, over those of all rows.
 * Capacity (figure 9): the bytes that must stay so that the newest checkpoint can be restored, over those of all rows.
-* Exact: the newest checkpoint of each mode is restored at the end and compared with the rows, byte by byte. Restoring
-  is timed; the files are in the system's memory.
+* Reduction (figure 11): both again, with weights of a few bits, as the bytes of full float32 checkpoints over them. The
+  paper's go from more than 20 restores (8 bits) to one (2 bits).
+* Exact: the newest checkpoint of each mode is restored at the end and compared with the rows, byte by byte; with
+  quantised weights, all but these.
 
-It does not quantise, and shows nothing of the time that a checkpoint holds training (`checkpoint_stall.py`).
+It shows nothing of the time that a checkpoint holds training (`checkpoint_stall.py`) or that a restore takes
+(`restore_rate.py`), nor what quantised weights cost in accuracy (`quantised_training.py`).
 """
 
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -33,7 +35,8 @@ from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest
 from reporting import Ratio, arguments, report, say
 
-ROWS, DIMENSION, DENSE = 300_000, 32, 10_000
+ROWS, DIMENSION, DENSE = 300_000, 64, 10_000
+"""Vectors as wide as in the paper (section 2.1)."""
 WINDOWS = 12
 """Checkpoints: the paper shows as many intervals of 30 minutes."""
 DIRTY_ONE, DIRTY_TEN = 0.26, 0.52
@@ -41,6 +44,14 @@ DIRTY_ONE, DIRTY_TEN = 0.26, 0.52
 SPLITS = 20
 """Pushes of a window."""
 MODES = (IncrementalMode.FULL, IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
+BITS = (8, 4, 2)
+QUANTISED_MODES = (IncrementalMode.FULL, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
+Setting = tuple[IncrementalMode, int]
+"""A mode, and the bits of a weight; 0: float32."""
+
+SETTINGS = (*((mode, 0) for mode in MODES), *((mode, bits) for mode in QUANTISED_MODES for bits in BITS))
+PAPER_BANDWIDTH, PAPER_CAPACITY = {2: 17.0, 8: 6.0}, {2: 8.0, 8: 2.5}
+"""Section 5.3: how many times less is written and kept, by bits, with intermittent increments."""
 PAPER_ONE_SHOT = {2: 0.25, 11: 0.50}
 """Figure 8: an increment is 25% of the model at first, and above 50% after 10 intervals."""
 PAPER_INTERMITTENT_ANEW = 8
@@ -89,40 +100,41 @@ class Taken:
     kept: list[int] = field(default_factory=list)
     bases: list[int] = field(default_factory=list)
     chain: Chain = field(default_factory=Chain)
-    restore_seconds: float = 0.0
 
 
 class Server:
     """A parameter server that is saved by one mode."""
 
-    def __init__(self, mode: IncrementalMode, folder: Path, rows: int) -> None:
+    def __init__(self, mode: IncrementalMode, folder: Path, rows: int, bits: int = 0) -> None:
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD)
         self._specs = (TableSpec(0, "C1", 0, DIMENSION, optimizer, InitializerSpec(), seed=1),)
         self._dense = DensePieces.of(np.zeros(DENSE, np.float32), OptimizerSpec())
-        self._mode = mode
+        self._mode, self._bits = mode, bits
         self._writer = ChainWriter()
-        self.tables = self._empty()
+        self._gradients = np.random.default_rng(2).normal(0, 0.01, rows * DIMENSION + 2 * DENSE).astype(np.float32)
+        self.tables = self.empty()
         self.taken = Taken(folder)
         self.push(np.arange(rows, dtype=np.int64))
 
-    def _empty(self) -> TableStore:
+    def empty(self) -> TableStore:
+        """Its tables without rows."""
         return TableStore(self._specs, self._dense)
 
     def push(self, keys: NDArray[np.int64]) -> None:
         """Steps these rows and all dense pieces."""
         counts = np.array([len(keys), 64], np.uint32)
-        values = np.full(self.tables.values_per_request(counts), 0.01, np.float32)
+        values = self._gradients[: self.tables.values_per_request(counts)]
         self.tables.push(counts, np.concatenate([keys, np.arange(64)]), values)
 
     def save(self, number: int) -> None:
         """Takes a checkpoint, and removes what the newest does not need."""
-        since = builds_on(self.taken.chain, self._mode)
+        since = builds_on(self.taken.chain, self._mode, self._bits)
         everything, lock = owned(1, 0), nullcontext()
         tracked = self._mode is not IncrementalMode.FULL
         draft = self._writer.begin(self.tables, lock, everything, tracked=tracked, since=since)
         share = Share(0, everything, AppliedBatches(), DENSE, owned_rows(self.tables, everything))
         folder = self.taken.folder / f"{number:08}"
-        files = self._writer.write(draft, self.tables.specs, share, str(folder), Work())
+        files = self._writer.write(draft, self.tables.specs, share, str(folder), Work(), self._bits)
         write_manifest(folder, files, id=folder.name, number=number)
         self.taken.chain = self.taken.chain.followed_by(folder.name, files)
         manifest = self.newest().manifest
@@ -138,22 +150,22 @@ class Server:
         """The newest checkpoint."""
         return CheckpointFiles(str(max(self.taken.folder.iterdir())))
 
-    def restores_exactly(self) -> bool:
-        """Whether the newest checkpoint has every row as it is; notes how long reading it takes."""
-        restored = self._empty()
-        began = time.perf_counter()
+    def restores(self) -> bool:
+        """Whether the newest checkpoint has every row as it is; where weights are quantised, all but these."""
+        restored = self.empty()
         load_partition(self.newest(), owned(1, 0), restored, DENSE)
-        self.taken.restore_seconds = time.perf_counter() - began
-        return contents(restored) == contents(self.tables)
+        return contents(restored, self._bits > 0) == contents(self.tables, self._bits > 0)
 
 
-def contents(tables: TableStore) -> list[list[bytes]]:
-    """The records of each table, in the order of their keys."""
-    snapshot = tables.snapshot(Reader.FLASH, nullcontext())
-    return [
-        sorted(record.tobytes() for records in snapshot.read(number) for record in records)
-        for number in range(len(tables.specs))
-    ]
+def contents(tables: TableStore, without_weights: bool) -> list[list[bytes]]:
+    """The records of each table, in the order of their keys; without the weights of embedding rows if asked."""
+    snapshot, found = tables.snapshot(Reader.FLASH, nullcontext()), []
+    for number, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
+        records = [part.copy() for part in snapshot.read(number)]
+        for part in records if without_weights and spec.column >= 0 else ():
+            layout.fields(part)["weights"] = 0
+        found.append(sorted(record.tobytes() for part in records for record in part))
+    return found
 
 
 def size_of(folder: Path) -> int:
@@ -161,11 +173,11 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def measure(rows: int, folder: Path) -> dict[IncrementalMode, Taken]:
+def measure(rows: int, folder: Path) -> dict[Setting, Taken]:
     """Trains, and takes a checkpoint by each mode after each window."""
     weights, draws = law(rows, DIRTY_ONE, DIRTY_TEN)
     say(f"one window touches {dirty(weights, draws):.1%} of {rows:,} rows, ten {dirty(weights, 10 * draws):.1%}")
-    servers = {mode: Server(mode, folder / mode, rows) for mode in MODES}
+    servers = {(mode, bits): Server(mode, folder / f"{mode}-{bits}", rows, bits) for mode, bits in SETTINGS}
     order = np.random.default_rng(0).permutation(rows)  # which rows are popular has nothing to do with their places
     random = np.random.default_rng(1)
     for number in range(1, WINDOWS + 1):
@@ -174,28 +186,58 @@ def measure(rows: int, folder: Path) -> dict[IncrementalMode, Taken]:
                 server.push(order[keys])
         for server in servers.values():
             server.save(number)
-    for mode, server in servers.items():
-        if not server.restores_exactly():
-            raise SystemExit(f"{mode}: the newest checkpoint does not restore what was there")
-    return {mode: server.taken for mode, server in servers.items()}
+    for setting, server in servers.items():
+        if not server.restores():
+            raise SystemExit(f"{_named(setting)}: the newest checkpoint does not restore what was there")
+    return {setting: server.taken for setting, server in servers.items()}
 
 
-def draw(path: Path, found: dict[IncrementalMode, Taken], whole: int) -> None:
-    """Both figures of the paper, with its numbers as crosses."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    bandwidth, capacity = figure.subplots(1, 2)
+def _named(setting: Setting) -> str:
+    mode, bits = setting
+    return f"{mode}, {bits} bits" if bits else mode
+
+
+def bandwidth(taken: Taken, whole: int) -> float:
+    """How many times less is written than by full float32 checkpoints."""
+    return whole * WINDOWS / sum(taken.written)
+
+
+def capacity(taken: Taken, whole: int) -> float:
+    """How many times less is kept at most than a full float32 checkpoint."""
+    return whole / max(taken.kept)
+
+
+def draw(path: Path, found: dict[Setting, Taken], whole: int) -> None:
+    """The three figures of the paper, with its numbers as crosses."""
+    figure = Figure(figsize=(16, 4.6), layout="constrained")
+    written, kept, reduced = figure.subplots(1, 3)
     intervals = range(1, WINDOWS + 1)
-    for mode, taken in found.items():
-        bandwidth.plot(intervals, [size / whole for size in taken.written], marker=".", label=mode)
-        capacity.plot(intervals, [size / whole for size in taken.kept], marker=".", label=mode)
-    bandwidth.plot(*zip(*PAPER_ONE_SHOT.items(), strict=True), "kx", label="paper: OneShot")
-    bandwidth.plot([PAPER_INTERMITTENT_ANEW], [1.0], "k+", markersize=10, label="paper: Intermittent anew")
-    capacity.plot(*zip(*PAPER_CONSECUTIVE_CAPACITY.items(), strict=True), "kx", label="paper: Consecutive")
-    bandwidth.set(xlabel="checkpoint", ylabel="bytes written / bytes of all rows", ylim=(0, 1.1))
-    capacity.set(xlabel="checkpoint", ylabel="bytes kept / bytes of all rows", ylim=(0, 5))
-    for axes in (bandwidth, capacity):
+    for mode in MODES:
+        taken = found[mode, 0]
+        written.plot(intervals, [size / whole for size in taken.written], marker=".", label=mode)
+        kept.plot(intervals, [size / whole for size in taken.kept], marker=".", label=mode)
+    written.plot(*zip(*PAPER_ONE_SHOT.items(), strict=True), "kx", label="paper: OneShot")
+    written.plot([PAPER_INTERMITTENT_ANEW], [1.0], "k+", markersize=10, label="paper: Intermittent anew")
+    kept.plot(*zip(*PAPER_CONSECUTIVE_CAPACITY.items(), strict=True), "kx", label="paper: Consecutive")
+    written.set(xlabel="checkpoint", ylabel="bytes written / bytes of all rows", ylim=(0, 1.1))
+    kept.set(xlabel="checkpoint", ylabel="bytes kept / bytes of all rows", ylim=(0, 5))
+    places = np.arange(len(BITS))
+    for number, mode in enumerate(QUANTISED_MODES):
+        pairs = [(bandwidth(found[mode, bits], whole), capacity(found[mode, bits], whole)) for bits in BITS]
+        across = places + 0.25 * (number - 1)
+        reduced.bar(across - 0.06, [one for one, _ in pairs], 0.11, color=f"C{number}", label=f"{mode}: written")
+        reduced.bar(
+            across + 0.06, [one for _, one in pairs], 0.11, color=f"C{number}", alpha=0.4, label=f"{mode}: kept"
+        )
+    for bits in PAPER_BANDWIDTH:
+        place = places[BITS.index(bits)]
+        reduced.plot([place + 0.19], [PAPER_BANDWIDTH[bits]], "kx", label="paper: written" if bits == 2 else None)
+        reduced.plot([place + 0.31], [PAPER_CAPACITY[bits]], "k+", label="paper: kept" if bits == 2 else None)
+    reduced.set_xticks(places, [f"{bits} bits" for bits in BITS])
+    reduced.set(ylabel="bytes of full float32 checkpoints / bytes")
+    for axes in (written, kept, reduced):
         axes.legend(fontsize="small")
-    figure.suptitle(f"Incremental checkpoints, {DIRTY_ONE:.0%} of the rows changing between two")
+    figure.suptitle(f"Increments with {DIRTY_ONE:.0%} of the rows changing between two, vectors of {DIMENSION}")
     figure.savefig(path, dpi=120)
 
 
@@ -209,17 +251,20 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(ROWS // 10 if options.quick else ROWS, Path(folder))
-    whole = found[IncrementalMode.FULL].written[0]
-    for mode, taken in found.items():
+    whole = found[IncrementalMode.FULL, 0].written[0]
+    for setting, taken in found.items():
         shares = " ".join(f"{size / whole:.2f}" for size in taken.written)
         say(
-            f"{mode:13} written {shares}; mean {mean(taken.written, whole):.3f}; kept at most "
-            f"{max(taken.kept) / whole:.2f}; all rows in {taken.bases}; restored in {taken.restore_seconds:.2f} s"
+            f"{_named(setting):20} written {shares}; mean {mean(taken.written, whole):.3f}; kept at most "
+            f"{max(taken.kept) / whole:.2f}; all rows in {taken.bases}; {bandwidth(taken, whole):.1f} times less "
+            f"written, {capacity(taken, whole):.1f} times less kept"
         )
     if options.plot:
         draw(options.plot, found, whole)
-    one_shot, consecutive = found[IncrementalMode.ONE_SHOT], found[IncrementalMode.CONSECUTIVE]
-    intermittent = found[IncrementalMode.INTERMITTENT]
+    one_shot, consecutive = found[IncrementalMode.ONE_SHOT, 0], found[IncrementalMode.CONSECUTIVE, 0]
+    intermittent = found[IncrementalMode.INTERMITTENT, 0]
+    written = {setting: bandwidth(taken, whole) for setting, taken in found.items()}
+    kept = {setting: capacity(taken, whole) for setting, taken in found.items()}
     report(
         "checkpoint_bytes",
         {
@@ -232,6 +277,14 @@ def main() -> None:
                 [(sum(consecutive.written), sum(intermittent.written))], PAPER_CONSECUTIVE_SAVING + 0.1, "max"
             ),
             "Intermittent kept at most / all rows": Ratio([(max(intermittent.kept), whole)], 1.6, "max"),
+            "times less written at best (paper 17)": Ratio([(max(written.values()), 1.0)], PAPER_BANDWIDTH[2], "min"),
+            "times less kept at best (paper 8)": Ratio([(max(kept.values()), 1.0)], PAPER_CAPACITY[2], "min"),
+            "Intermittent, 2 bits, times less written (17)": Ratio(
+                [(written[IncrementalMode.INTERMITTENT, 2], 1.0)], PAPER_BANDWIDTH[2], "min"
+            ),
+            "Intermittent, 2 bits, times less kept (8)": Ratio(
+                [(kept[IncrementalMode.INTERMITTENT, 2], 1.0)], PAPER_CAPACITY[2], "min"
+            ),
         },
         options.output,
     )

@@ -7,7 +7,8 @@ and then all others in turn, on the same records (300,000 synthetic ones; 100,00
 
 The paper's bounds are a loss of accuracy of at most 0.01% over the life of a job: one restore from 2 bits, 3 from 3, 20
 from 4 and 100 from 8. Here the loss is that of the AUC, in percent of the undisturbed run's, the mean over the seeds.
-Restores from exact checkpoints show what the procedure itself costs: nothing.
+Restores from exact checkpoints show what the procedure itself costs: nothing. `--most 4` measures only the most
+restores that the paper allows from 4 bits, in a fraction of the time.
 """
 
 import tempfile
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
     """The loss by restores, a line for each number of bits, with the paper's bounds."""
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     axis = figure.subplots()
-    for bits in (bits for bits in RESTORES if bits):
+    for bits in sorted({bits for bits, _ in lost if bits}):
         settings = [setting for setting in lost if setting[0] == bits]
         means = [mean(lost[setting]) for setting in settings]
         errors = [_error(lost[setting]) for setting in settings]
@@ -126,6 +126,11 @@ def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
     figure.savefig(path, dpi=120)
 
 
+def _most(bits: int) -> int:
+    """The restores from so many bits that are held against the paper's bound."""
+    return min(PAPER[bits], max(RESTORES[bits]))
+
+
 def _named(bits: int, restores: int) -> str:
     return f"{restores} restores from {f'{bits} bits' if bits else 'exact checkpoints'}"
 
@@ -136,18 +141,22 @@ def _error(values: Sequence[float]) -> float:
 
 def main() -> None:
     """Trains and reports."""
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--most", type=int, choices=sorted(PAPER), help="only the most restores from so many bits")
+    parser.add_argument("--seeds", type=int, help="how many seeds are trained")
+    options = parser.parse_args()
+    restores = RESTORES if options.most is None else {options.most: (_most(options.most),)}
     torch.set_num_threads(1)
     lost: dict[Setting, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
         folder = Path(name)
         synthesise(folder / "data", 100_000 if options.quick else 300_000)
-        for seed in range(QUICK_SEEDS if options.quick else SEEDS):
+        for seed in range(options.seeds or (QUICK_SEEDS if options.quick else SEEDS)):
             of = job(folder / "data", seed)
             data = Data(of)
             undisturbed = auc_after(of, data, folder, 0, 0)
             say(f"seed {seed}: AUC {undisturbed:.5f} undisturbed")
-            for bits, counts in RESTORES.items():
+            for bits, counts in restores.items():
                 for count in counts:
                     with tempfile.TemporaryDirectory(dir=folder) as run:
                         found = auc_after(of, data, Path(run), bits, count)
@@ -158,10 +167,10 @@ def main() -> None:
     for (bits, count), values in lost.items():
         label = _named(bits, count)
         say(f"{label}: AUC lower by {mean(values):.4f}% (standard error {_error(values):.4f})")
-        if bits and count == min(PAPER[bits], max(RESTORES[bits])):
+        if bits and count == _most(bits):
             ratios[f"AUC lost / {ALLOWED}%: {label}"] = Ratio([(mean(values), ALLOWED)], 1.0, "max")
-    exact: Any = max(map(abs, lost[0, 5]))
-    ratios["AUC lost by exact restores, %"] = Ratio([(exact, 1.0)], 0.0, "max")
+    if exact := [abs(loss) for (bits, _), values in lost.items() for loss in values if not bits]:
+        ratios["AUC lost by exact restores, %"] = Ratio([(max(exact), 1.0)], 0.0, "max")
     if options.plot:
         draw(options.plot, lost)
     report("quantised_training", ratios, options.output)

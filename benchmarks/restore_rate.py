@@ -1,0 +1,124 @@
+"""How fast a chain of checkpoints is restored, against reading its files alone.
+
+A server with rows of dimension 64 and row-wise Adagrad is saved with all rows, and then with increments of 26% of them
+each (the dirty rate of Check-N-Run). In turns, all files of the newest checkpoint are read and thrown away, and the
+checkpoint is restored as a server restores it: read, verified against the checksums, decoded and indexed. The files are
+dropped from the system's memory before each.
+
+* Rate: bytes a second of the restore over that of the read. At 1, the disk is all that a restore waits for.
+* CPU: bytes a second of CPU time, which do not depend on who else computes: what a core could restore, however fast the
+  disk is.
+
+A disk of this machine is no cloud's volume, and a bucket is neither: where reading is slower, the rate is closer to 1.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from checkpoint_bytes import DENSE, DIRTY_ONE, Server
+from emberscale_api.job import IncrementalMode
+from emberscale_trainer.checkpoint import load_partition
+from master_stand_in import owned
+from reporting import Ratio, arguments, report, say
+
+ROWS, QUICK_ROWS = 2_000_000, 400_000
+INCREMENTS = 4
+TURNS, QUICK_TURNS = 7, 5
+BITS = (0, 4)
+WANTED = 0.7
+
+
+def chain_of(folder: Path, rows: int, bits: int) -> Server:
+    """A server whose newest checkpoint in `folder` needs all that it wrote."""
+    server, random = Server(IncrementalMode.CONSECUTIVE, folder, rows, bits), np.random.default_rng(3)
+    server.save(1)
+    for number in range(2, 2 + INCREMENTS):
+        server.push(np.sort(random.choice(rows, int(DIRTY_ONE * rows), replace=False)))
+        server.save(number)
+    return server
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files of the checkpoints in a folder."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def dropped(files: list[Path]) -> None:
+    """Has the system forget the content of files."""
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read(files: list[Path]) -> None:
+    """Reads all files, one after another."""
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and seconds of CPU of all threads."""
+    began, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def measure(folder: Path, rows: int, bits: int, turns: int) -> tuple[int, list[tuple[float, float, float]]]:
+    """The bytes of a chain, and of each turn the seconds of a read, of a restore, and of its CPU."""
+    server = chain_of(folder, rows, bits)
+    files = files_in(folder)
+    size, found = sum(path.stat().st_size for path in files), []
+
+    def restore() -> None:
+        load_partition(server.newest(), owned(1, 0), server.empty(), DENSE)
+
+    restore()  # kernels are compiled
+    for _ in range(turns):
+        dropped(files)
+        raw, _ = timed(lambda: read(files))
+        dropped(files)
+        found.append((raw, *timed(restore)))
+    return size, found
+
+
+def main() -> None:
+    """Measures exact and quantised chains, and reports."""
+    options = arguments(__doc__).parse_args()
+    rows, turns = (QUICK_ROWS, QUICK_TURNS) if options.quick else (ROWS, TURNS)
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    ratios: dict[str, Ratio] = {}
+    for number, bits in enumerate(BITS):
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            size, found = measure(Path(folder), rows, bits, turns)
+        label = f"{bits} bits" if bits else "float32"
+        rates = [(size / restored / 1e6, size / raw / 1e6) for raw, restored, _ in found]
+        cpu = [size / used / 1e6 for _, _, used in found]
+        ours, raw = np.median(rates, 0)
+        say(
+            f"{label}: {size / 1e6:,.0f} MB in a chain of {1 + INCREMENTS}; read at {raw:,.0f} MB/s, restored at "
+            f"{ours:,.0f} MB/s, which is {np.median(cpu):,.0f} MB a second of CPU"
+        )
+        ratios[f"restored / read, {label}"] = Ratio(rates, WANTED, "min")
+        axes.plot([number - 0.1] * turns, [raw for _, raw in rates], "k.", label=None if number else "read alone")
+        axes.plot([number] * turns, [ours for ours, _ in rates], "r.", label=None if number else "restored")
+        axes.plot([number + 0.1] * turns, cpu, "b.", label=None if number else "restored, a second of CPU")
+    axes.set_xticks(range(len(BITS)), [f"{bits} bits" if bits else "float32" for bits in BITS])
+    axes.set(ylabel="MB a second", ylim=0, title=f"A chain of {1 + INCREMENTS} checkpoints of {rows:,} rows")
+    axes.legend()
+    if options.plot:
+        figure.savefig(options.plot, dpi=120)
+    report("restore_rate", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()
