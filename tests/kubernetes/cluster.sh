@@ -86,21 +86,12 @@ POLICY
   chmod +x "$work/scripts/up.sh"
   APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
     KUBE_NODES=2 "$work/scripts/up.sh" "$state" > "$work/up.log" 2>&1 || not_run "no cluster: $(tail -n 1 "$work/up.log")"
-  weigh_nodes
   # shellcheck source=/dev/null
   source "$state/env"
   inside=$KUBE_EXEC
   pods_run || not_run "no pod runs on the cluster that was started"
   export EMBERSCALE_E2E_AUDIT_LOG=$state/audit/log.jsonl
   export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh EMBERSCALE_E2E_FAKE_NODES=$scripts/fake-nodes.sh
-}
-
-# All pods of a node are in one cgroup, to which the kernel gives as much CPU as to a single process elsewhere on the machine:
-# beside two busy loops two nodes would share half of it. As much as to ten processes is less than what runs in their pods.
-weigh_nodes() {
-  local file
-  for file in /sys/fs/cgroup/cpu/"${KUBE_NETNS:-kube}"-node*/cpu.shares; do [ ! -w "$file" ] || echo 10240 > "$file"; done
-  for file in /sys/fs/cgroup/"${KUBE_NETNS:-kube}"-node*/cpu.weight; do [ ! -w "$file" ] || echo 1000 > "$file"; done
 }
 
 deliver() { # NAME IMAGE FOLDER [more arguments of the build]
