@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import json
 import os
 import re
 from collections.abc import Container, Iterable
@@ -114,23 +115,35 @@ class CheckpointFolder:
             _sync_folder(folder)
 
     def _create(self, path: str, content: bytes, manifest: CheckpointManifest) -> None:
-        """Writes a manifest on a store of objects that has none there, with one condition where it knows conditions.
+        """Writes a manifest on a store that has none there, with one condition where it knows conditions.
 
-        The answer to an earlier attempt may have been lost: a manifest of the same files is that of this checkpoint.
+        Stores refuse in their own words: what is there says whether this checkpoint is complete. The answer to an
+        earlier attempt may have been lost, and where files are not written whole, a part of one may have stayed.
         """
         if "mode" not in inspect.signature(self._filesystem.pipe_file).parameters:
             self._filesystem.pipe_file(path, content)
             return
         try:
             self._filesystem.pipe_file(path, content, mode="create")
-        except FileExistsError:
-            there = self._read_manifest(manifest.id)
-            if there is None or (there.job_uid, there.files) != (manifest.job_uid, manifest.files):
-                raise FileExistsError(f"{path} was written by another master, or by another job") from None
         except OSError as error:
             if error.errno != errno.ENOSYS:  # some stores that speak S3 refuse conditions
-                raise
+                try:
+                    there = self._filesystem.cat_file(path)
+                except FileNotFoundError:
+                    raise error from None
+                if not _is_torn(there):
+                    self._require_same(path, there, manifest)
+                    return
             self._filesystem.pipe_file(path, content)
+
+    def _require_same(self, path: str, content: bytes, manifest: CheckpointManifest) -> None:
+        """Raises FileExistsError unless a manifest that is there lists the same files of the same job."""
+        try:
+            there = CheckpointManifest.from_json(content, path)
+        except DamagedCheckpointError:
+            there = None
+        if there is None or (there.job_uid, there.files) != (manifest.job_uid, manifest.files):
+            raise FileExistsError(f"{path} was written by another master, or by another job")
 
     def delete(self, identifier: str) -> None:
         """Removes a checkpoint, its manifest first, so that a partial checkpoint never counts as complete."""
@@ -181,6 +194,15 @@ class CheckpointFolder:
 
     def _manifest_path(self, identifier: str) -> str:
         return f"{self._root}/{identifier}/{MANIFEST_NAME}"
+
+
+def _is_torn(content: bytes) -> bool:
+    """Whether it is only a part of a manifest: a JSON object without its end is no JSON."""
+    try:
+        json.loads(content)
+    except ValueError:
+        return True
+    return False
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The folder of checkpoints: what counts as complete, what is refused, what is removed."""
 
+import errno
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,47 @@ def test_of_two_masters_that_complete_a_checkpoint_of_one_id_the_first_does_on_a
     with pytest.raises(FileExistsError, match=r"00000001/manifest\.json was written by another master"):
         folder.write(manifest("00000001", files=(), job_uid="other"))
     assert folder.read("00000001").job_uid == "uid"
+
+
+def test_a_manifest_whose_answer_was_lost_is_there_however_the_store_refuses_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some stores that speak S3 do not say which condition failed: s3fs makes EINVAL of it."""
+    create = MemoryFileSystem.pipe_file
+
+    def pipe_file(self: MemoryFileSystem, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        try:
+            create(self, path, value, mode, **options)
+        except FileExistsError:
+            raise OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold") from None
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_file)
+    folder = CheckpointFolder("memory://lost-answer")
+    complete(folder, "00000001")
+    folder.write(manifest("00000001", files=()))
+    with pytest.raises(FileExistsError, match="written by another master"):
+        folder.write(manifest("00000001", files=(), job_uid="other"))
+
+
+def test_a_store_that_refuses_the_manifest_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe_file(self: MemoryFileSystem, path: str, value: bytes, mode: str = "overwrite") -> None:
+        raise OSError(errno.EBUSY, "Slow Down")
+
+    folder = CheckpointFolder("memory://busy")
+    folder._filesystem.makedirs(f"{folder._root}/00000001")
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_file)
+    with pytest.raises(OSError, match="Slow Down"):
+        folder.write(manifest("00000001", files=()))
+
+
+def test_a_manifest_of_which_a_part_was_written_is_written_again_on_a_store_that_writes_no_file_whole() -> None:
+    folder = CheckpointFolder("memory://torn")
+    whole = manifest("00000001", files=())
+    text = whole.to_json().encode()
+    for part in (b"", text[:1], text[: len(text) // 2], text[:-1]):
+        folder._filesystem.pipe_file(f"{folder._root}/00000001/manifest.json", part)
+        folder.write(whole)
+        assert folder.read("00000001") == CheckpointManifest.from_json(text, "whole")
 
 
 def test_the_newest_stay_and_what_is_older_goes(folder: CheckpointFolder, tmp_path: Path) -> None:
