@@ -255,6 +255,26 @@ def test_auto_estimates_in_the_first_lease_and_begins_rounds_in_the_next_where_t
     np.testing.assert_allclose(predictions(servers.stores), alone(40), rtol=2e-3, atol=1e-4)
 
 
+def test_auto_estimates_again_soon_after_a_short_lease(cluster: Callable[[int], Cluster]) -> None:
+    servers = cluster(0)
+    worker = Worker(servers, 0, lengths(HotEmbeddingsMode.AUTO))
+    with capture_logs() as logs:
+        worker.train([(0, 2), (2, 22), (22, 42), (42, 62)])
+    estimates = [(one["batches"], one["pays"]) for one in logs if one["event"] == "rounds_estimated"]
+    assert estimates == [(2, False), (16, True)]
+    assert worker.statistics.total_round_batches == 20
+
+
+def test_auto_plans_rounds_beyond_a_frame_for_one_estimate_only(
+    cluster: Callable[[int], Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "MAX_PAYLOAD_BYTES", 8_600)
+    worker = Worker(cluster(0), 0, lengths(HotEmbeddingsMode.AUTO))
+    worker.train([(0, 20), (20, 40)])
+    assert worker.lengths.longest(16) == 1
+    assert not worker.statistics.total_rounds
+
+
 def test_auto_says_that_the_budget_is_too_small_and_trains_batch_by_batch(cluster: Callable[[int], Cluster]) -> None:
     servers = cluster(0)
     small = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO, budget="1Ki"), 60)

@@ -96,6 +96,12 @@ class TestLengths:
         assert not any(lengths.begin_lease(token) for token in range(100))
         assert lengths.wants_estimate
 
+    def test_auto_looks_again_soon_at_what_few_batches_said(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        assert not lengths.estimated(80, 100, 2)
+        assert [lengths.begin_lease(0), lengths.wants_estimate] == [False, False]
+        assert [lengths.begin_lease(1), lengths.wants_estimate] == [False, True]
+
     def test_an_estimate_is_of_rounds_that_would_be_admitted(self) -> None:
         lengths = RoundLengths(AUTO, 15)
         assert lengths.longest(50) == 32

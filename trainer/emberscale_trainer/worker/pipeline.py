@@ -210,6 +210,7 @@ class Pipeline:
                 with self._statistics.stage("plan"):
                     plan = planners.current(True).plan(one.ids, one.lists)
             except RequestTooLargeError:
+                self._lengths.exceeds_frame(length)
                 length //= 2
                 continue
             needed = self._lengths.memory(plan.values)
@@ -219,7 +220,7 @@ class Pipeline:
             length //= 2
         single = sum(trial.single_bytes[:length])
         if size:
-            pays = self._lengths.estimated(size, single)
+            pays = self._lengths.estimated(size, single, length)
             log.info("rounds_estimated", batches=length, bytes=size, single_bytes=single, pays=pays)
         elif needed:
             self._lengths.estimated(single, single)

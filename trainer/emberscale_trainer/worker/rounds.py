@@ -137,10 +137,14 @@ class RoundLengths:
         """Whether the budget has room for a round whose rows have so many floats."""
         return self.memory(values) <= self.budget
 
-    def estimated(self, size: int, single_bytes: int) -> bool:
-        """Takes the bytes of a round, and those of its batches one by one; returns whether rounds are to begin."""
+    def estimated(self, size: int, single_bytes: int, batches: int = _PROBE_EVERY) -> bool:
+        """Takes the bytes of a round, and those of its batches one by one; returns whether rounds are to begin.
+
+        If not, the next estimate comes after as many leases as this one had batches. What a few say, as those of a
+        short lease or under a low bound, is soon looked at again, and costs as little.
+        """
         self._pays = size <= _WORTH * single_bytes
-        self._rest = 0 if self._pays else _PROBE_EVERY
+        self._rest = 0 if self._pays else min(batches, _PROBE_EVERY)
         return self._pays
 
     def room(self, batches: int) -> None:
