@@ -77,6 +77,7 @@ class MasterClient:
         self._registration: master_pb2.RegisterRequest | None = None
         self._adopted: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._closed = threading.Event()
+        self._under_way: set[grpc.Future[Any]] = set()
 
     def register(
         self,
@@ -104,7 +105,7 @@ class MasterClient:
 
     def call(
         self,
-        method: Callable[..., _Reply],
+        method: "grpc.UnaryUnaryMultiCallable[Any, _Reply]",
         request: Any,
         waits: float = 0.0,
         stopping: threading.Event | None = None,
@@ -116,14 +117,26 @@ class MasterClient:
         pause = _FIRST_PAUSE
         while not self._closed.is_set() and not (stopping is not None and stopping.is_set()):
             try:
-                reply = method(request, timeout=waits + _CALL_SECONDS)
+                reply = self._answer(method.future(request, timeout=waits + _CALL_SECONDS))
                 self._answered = True
                 return reply
+            except grpc.FutureCancelledError:
+                continue
             except grpc.RpcError as error:
                 self._consider(error)
             self._closed.wait(pause * random.uniform(0.5, 1.5))
             pause = min(_LONGEST_PAUSE, pause * 2)
         raise JobOverError("the process is stopping")
+
+    def _answer(self, call: "grpc.Future[_Reply]") -> _Reply:
+        """Waits for the answer to a call, which `close` ends whenever it comes."""
+        self._under_way.add(call)
+        try:
+            if self._closed.is_set():
+                call.cancel()
+            return call.result()
+        finally:
+            self._under_way.discard(call)
 
     def leave(self, seconds: float) -> bool:
         """Has this parameter server drained; returns whether it owns nothing any more, within so many seconds.
@@ -184,9 +197,13 @@ class MasterClient:
                 raise
 
     def close(self) -> None:
-        """Ends all waiting."""
+        """Ends all waiting. The channel stays open: gRPC ends the process where a call begins on a closed one.
+
+        A handler of a signal may call this, anywhere in the thread that waits.
+        """
         self._closed.set()
-        self._channel.close()
+        for call in list(self._under_way):
+            call.cancel()
 
 
 class Heartbeat:

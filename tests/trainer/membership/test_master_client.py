@@ -1,11 +1,13 @@
 """A member that cannot reach its master: for how long it tries, and what it says."""
 
+import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -113,3 +115,28 @@ def test_a_server_that_is_told_to_end_asks_until_it_may_go(answers: list[bool | 
 
 def test_a_server_waits_for_a_master_that_is_away_for_a_part_of_its_time_only() -> None:
     assert not member("127.0.0.1:1", None).leave(2)
+
+
+class Closing:
+    """A method of a master whose member is told to end just before it is called."""
+
+    def __init__(self, client: MasterClient) -> None:
+        self._client = client
+
+    def future(self, request: Any, timeout: float) -> Any:
+        self._client.close()
+        return self._client.stub.Register.future(request, timeout=timeout)
+
+
+def test_a_member_that_is_told_to_end_between_two_steps_of_a_call_ends_without_an_error() -> None:
+    client = member("127.0.0.1:1", None)
+    with pytest.raises(JobOverError):
+        client.call(cast(Any, Closing(client)), master_pb2.RegisterRequest(member=client.member))
+
+
+def test_a_call_ends_once_the_member_is_told_to_end_though_its_master_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = member(f"127.0.0.1:{silent.getsockname()[1]}", None)
+        threading.Timer(0.3, client.close).start()
+        with pytest.raises(JobOverError):
+            client.call(client.stub.Register, master_pb2.RegisterRequest(member=client.member), waits=600)
