@@ -164,7 +164,7 @@ def advise(
     costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = LOSSLESS
 ) -> FaultToleranceAdvice:
     """The cheapest way of those `offered`; full recovery, which always is, unless another saves at least
-    `least_benefit` of the job's time.
+    `least_benefit` of the job's time. Partial recovery is none of them where no interval meets its target PLS.
 
     Coded recovery needs more PS than parities. Its cost is told also where it is not offered, and so is that of partial
     recovery, at DEFAULT_TARGET_PLS. Of partial and coded recovery at equal cost the coded one is taken, which loses
@@ -179,6 +179,8 @@ def advise(
     best = Recovery.FULL
     for way in (Recovery.CODED, Recovery.PARTIAL):
         margin = least_benefit if best is Recovery.FULL else 0.0
+        if way is Recovery.PARTIAL and _is_out_of_reach(allowed, partial):
+            continue
         if way in ways and way in offered and ways[way].overhead < ways[best].overhead - margin:
             best = way
     reason = _reason(costs, best, ways, least_benefit, offered)
@@ -216,15 +218,24 @@ def _reason(
     return reason
 
 
+def _is_out_of_reach(costs: FailureCosts, partial: RecoveryCost) -> bool:
+    """Whether partial recovery would miss its target PLS at the shortest interval there is."""
+    return _wanted_interval(costs) < partial.interval
+
+
 def _out_of_reach(costs: FailureCosts, partial: RecoveryCost) -> str:
     """What a target PLS takes that no checkpoint interval meets, for people; empty for any other."""
-    wanted = _wanted_interval(costs)
-    if not 0 < wanted < partial.interval:
+    if not costs.target_pls or not _is_out_of_reach(costs, partial):
         return ""
+    wanted = _wanted_interval(costs)
     least = costs.target_pls * partial.interval / wanted
     digit = 10.0 ** (math.floor(math.log10(least)) - 1)
     within = math.ceil(least / digit) * digit
-    instead = f"{within:.2g} or more is within reach" if within <= 1 else "no other is within reach either"
+    instead = (
+        f"{within:.2g} is within reach, at {partial.overhead:.0%} of the job's time"
+        if within <= 1
+        else "no other is within reach either"
+    )
     return (
         f"; targetPLS {costs.target_pls:g} is out of reach: it takes a checkpoint every {measured_time(wanted)}, and "
         f"each costs {measured_time(costs.save)}; {instead}"

@@ -12,6 +12,7 @@ from emberscale_api.job import FaultToleranceStrategy
 from emberscale_api.job.units import measured_time
 from emberscale_api.shape import JobShape
 from emberscale_brain.fault_tolerance import (
+    OFFERED,
     WITH_PRIORITY,
     WITHOUT_PRIORITY,
     FailureCosts,
@@ -137,7 +138,7 @@ def test_a_target_out_of_reach_is_told_with_what_it_takes_and_what_is_within_rea
     far = replace(JOB, target_pls=1e-5)  # at most 36 s between checkpoints that cost 300 s
     assert (
         f"; targetPLS 1e-05 is out of reach: it takes a checkpoint every {measured_time(36.288)}, and each costs "
-        f"{measured_time(300)}; 8.3e-05 or more is within reach"
+        f"{measured_time(300)}; 8.3e-05 is within reach, at 101% of the job's time"
     ) in advise(far, offered=EVERY).reason
     assert "out of reach" not in advise(replace(far, target_pls=8.3e-5), offered=EVERY).reason
     assert "out of reach" in advise(replace(far, target_pls=8.2e-5), offered=EVERY).reason
@@ -145,6 +146,16 @@ def test_a_target_out_of_reach_is_told_with_what_it_takes_and_what_is_within_rea
     hopeless = replace(far, ps=1, total_seconds=HOUR, save=HOUR, target_pls=0.5)
     assert "; no other is within reach either" not in advise(hopeless, offered=EVERY).reason
     assert "; no other is within reach either" in advise(replace(hopeless, save=2 * HOUR), offered=EVERY).reason
+
+
+def test_partial_recovery_that_misses_its_target_is_not_taken_however_cheap() -> None:
+    crashing = replace(JOB, between_failures=60, save=120, load=0, reschedule=0, parity_slowdown=1.0)
+    partial, full = partial_recovery(crashing), full_recovery(crashing)
+    assert partial.overhead < full.overhead
+    assert advise(crashing, offered=EVERY).strategy is Recovery.PARTIAL
+    missed = replace(crashing, target_pls=0.01)
+    assert partial_recovery(missed).overhead < full_recovery(missed).overhead
+    assert advise(missed, offered=OFFERED).strategy is Recovery.FULL
 
 
 def test_one_ps_cannot_be_coded() -> None:
@@ -161,7 +172,12 @@ def test_a_second_parity_makes_roll_backs_rarer() -> None:
 @given(costs)
 def test_the_advice_is_never_much_dearer_than_any_other_way(job: FailureCosts) -> None:
     advice = advise(job, offered=EVERY)
-    cheapest = min(cost.overhead for way, cost in advice.costs.items() if way in EVERY)
+    partial = advice.costs[Recovery.PARTIAL]
+    kept = partial.expected_pls <= job.target_pls * (1 + 1e-9)
+    kept &= partial.interval <= job.target_pls * job.ps * job.total_seconds * (1 + 1e-9)
+    choices = EVERY if kept else EVERY - {Recovery.PARTIAL}
+    cheapest = min(cost.overhead for way, cost in advice.costs.items() if way in choices)
+    assert advice.strategy in choices, "what misses the target is not taken"
     assert advice.costs[advice.strategy].overhead <= cheapest + 0.001 + 1e-12
     assert 0 < advice.checkpoint_interval < math.inf
     assert all(math.isfinite(cost.overhead) and cost.overhead >= 0 for cost in advice.costs.values())
