@@ -14,7 +14,7 @@ help:
 	@echo "make test      lint, types, import contracts, the documentation's links and the whole test suite"
 	@echo "make lint      only the first three"
 	@echo "make docs      build the documentation site into site/; a broken link or reference fails"
-	@echo "make test-s3   checkpoints in a bucket of a real S3 server that fails in every way, on this machine"
+	@echo "make test-s3   checkpoints in a bucket of a real S3 server (moto's) that fails, on this machine"
 	@echo "make e2e       the end-to-end suite on a Kubernetes cluster (tests/kubernetes/cluster.sh says on which)"
 	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
 	@echo "make release   build the wheel, the chart and the list of components (SBOM) of one version into dist/ (needs helm)"
