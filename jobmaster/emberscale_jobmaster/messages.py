@@ -211,11 +211,6 @@ def lease_tokens(state: JobState) -> pb.LeaseTokens:
     return pb.LeaseTokens(live=live, next=state.next_token)
 
 
-def wire_bad_record(record: BadRecord) -> pb.BadRecord:
-    """A malformed record."""
-    return pb.BadRecord(file=record.file, line=record.line, problem=record.problem)
-
-
 def applied(batches: Iterable[pb.AppliedBatches]) -> dict[int, Ranges]:
     """Batches by epoch. Raises ValueError."""
     return {entry.epoch: ranges.unflattened(entry.ranges) for entry in batches if entry.ranges}

@@ -7,13 +7,13 @@ from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
+from emberscale_api.rpc.codec import wire_bad_record, wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.losses import is_protected
 from emberscale_jobmaster.membership import Slot, slot_name
-from emberscale_jobmaster.messages import wire_applied, wire_bad_record, wire_member
+from emberscale_jobmaster.messages import wire_applied, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
 from emberscale_jobmaster.rebuilding import unprotected_reason

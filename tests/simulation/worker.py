@@ -13,9 +13,7 @@ from tests.simulation.rounds import ClosedError, Turns, figures, lengths_of
 from tests.simulation.units import Batch, Unit, changed, owner
 from tests.simulation.world import Condition, Process, Signal, Task
 
-from emberscale_api.dataset import Split
 from emberscale_api.routing import RoutingTable
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.worker.core import (
     Answered,
@@ -31,6 +29,7 @@ from emberscale_trainer.worker.core import (
     conversation,
 )
 from emberscale_trainer.worker.leases import FinishedTask, LeaseBook, ShardLease
+from emberscale_trainer.worker.messages import lease_of
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -229,9 +228,8 @@ class Worker(Process):
                 if busy:
                     yield self.sleep(0.7)
                 continue
-            if task.kind in (pb.TRAIN, pb.EVALUATE):
-                split = Split.TRAINING if task.kind == pb.TRAIN else Split.EVALUATION
-                return ShardLease(task.token, split, task.epoch, task.start, task.stop, task.shard)
+            if (lease := lease_of(task)) is not None:
+                return lease
             yield self.sleep(self.world.random.uniform(0.05, 0.3))
             self.leases.finish(FinishedTask(task.token))
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from emberscale_api.dataset import Block, DataFile, Dataset, Split
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.rpc import brain_pb2 as brain_pb
@@ -75,6 +76,11 @@ def evaluation_from_wire(message: pb.EvaluationStatus) -> EvaluationResult:
         normalized_entropy=_or_none(message.normalized_entropy),
         calibration=_or_none(message.calibration),
     )
+
+
+def wire_bad_record(record: BadRecord) -> pb.BadRecord:
+    """Returns the message of a malformed record."""
+    return pb.BadRecord(file=record.file, line=record.line, problem=record.problem)
 
 
 def wire_file(file: DataFile) -> pb.DataFile:

@@ -251,7 +251,7 @@ def test_auto_estimates_in_the_first_lease_and_begins_rounds_in_the_next_where_t
     assert estimate["batches"] == 16
     assert estimate["pays"]
     assert estimate["bytes"] < estimate["single_bytes"] / 2
-    assert worker.statistics.total_round_batches == 20
+    assert worker.statistics.total_traffic.round_batches == 20
     np.testing.assert_allclose(predictions(servers.stores), alone(40), rtol=2e-3, atol=1e-4)
 
 
@@ -283,7 +283,7 @@ def test_auto_says_that_the_budget_is_too_small_and_trains_batch_by_batch(cluste
         worker.train([(0, 20), (20, 40)])
     (told,) = [one for one in logs if one["event"] == "hot_embeddings_budget_too_small"]
     assert told["needed_for_two_batches"] > told["budget"] == 1024
-    assert not worker.statistics.total_rounds
+    assert not worker.statistics.total_traffic.rounds
     assert all(state.applied.ranges(0) == [(0, 40)] for state in servers.states)
 
 

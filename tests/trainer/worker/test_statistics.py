@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from emberscale_api.rpc import master_pb2
+from emberscale_trainer.worker.messages import report_work
 from emberscale_trainer.worker.rounds import RoundFigures
 from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics, add_to_histogram
 
@@ -45,7 +46,7 @@ def test_rounds_are_told_to_the_master_and_served_as_metrics() -> None:
         statistics.round_trained(RoundFigures(batches, bytes=40, single_bytes=70, values=5, seconds=1.0, of_lease=8))
     told = [master_pb2.HeartbeatRequest() for _ in range(2)]
     for request in told:
-        statistics.fill(request)
+        report_work(request, statistics)
     expected = master_pb2.WorkerTraffic(bytes=150, rounds=2, round_batches=6, round_bytes=80, single_bytes=140)
     assert [request.worker.traffic for request in told] == [expected] * 2
     served = {

@@ -24,6 +24,7 @@ from emberscale_trainer.worker.compute import ComputeThreads, ModelReplica, NonF
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalRows
+from emberscale_trainer.worker.messages import report_work
 from emberscale_trainer.worker.pipeline import NextTask, Pipeline
 from emberscale_trainer.worker.rounds import RoundLengths
 from emberscale_trainer.worker.routes import Routes
@@ -206,7 +207,7 @@ class Worker:
             master_pb2.LeaseProgress(token=token, committed=committed)
             for token, committed in self._leases.progress().items()
         )
-        self._statistics.fill(request)
+        report_work(request, self._statistics)
 
     def _heed(self, reply: master_pb2.HeartbeatReply) -> None:
         self._threads.want(reply.cpu_cores)

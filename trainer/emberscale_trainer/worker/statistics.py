@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numba
 import numpy as np
@@ -13,9 +14,9 @@ from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
 from emberscale_api.job.data import BadRecord
+from emberscale_api.job.running import Traffic
 from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
-from emberscale_api.rpc import master_pb2
 from emberscale_trainer.worker.rounds import RoundFigures
 
 Span = tuple[float, float]
@@ -32,28 +33,32 @@ def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-
         counts[1 if labels[sample] > 0 else 0, cell] += 1
 
 
+@dataclass
+class WorkDelta:
+    """The work of a worker since its last heartbeat; `histogram` int64 [2, bins] as in `add_to_histogram`."""
+
+    sequence: int
+    samples: int = 0
+    batches: int = 0
+    loss_sum: float = 0.0
+    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, PROGRESS_BINS), np.int64))
+    truncated_records: int = 0
+    bad_records: list[BadRecord] = field(default_factory=list)
+
+
 class WorkerStatistics:
     """Totals since the start and deltas since the last heartbeat; any thread may add."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sequence = 0
-        self._samples = 0
-        self._batches = 0
-        self._loss_sum = 0.0
-        self._histogram = np.zeros((2, PROGRESS_BINS), dtype=np.int64)
-        self._truncated_records = 0
-        self._bad_records: list[BadRecord] = []
+        self._delta = WorkDelta(1)
         self.total_samples = 0
         self.total_batches = 0
         self.total_stages = dict.fromkeys(WORKER_STAGES, 0.0)
-        self.total_traffic = (0, 0)
+        self.total_traffic = Traffic()
+        self.total_received = 0
         self.total_ids = 0
         self.total_keys = 0
-        self.total_rounds = 0
-        self.total_round_batches = 0
-        self.total_round_bytes = 0
-        self.total_single_bytes = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -84,11 +89,11 @@ class WorkerStatistics:
     ) -> None:
         """A batch was computed; `loss_sum` is over its samples, of which so many had lists that were cut."""
         with self._lock:
-            self._samples += len(labels)
-            self._batches += 1
-            self._loss_sum += loss_sum
-            add_to_histogram(probabilities, labels, self._histogram)
-            self._truncated_records += truncated_records
+            self._delta.samples += len(labels)
+            self._delta.batches += 1
+            self._delta.loss_sum += loss_sum
+            add_to_histogram(probabilities, labels, self._delta.histogram)
+            self._delta.truncated_records += truncated_records
             self.total_samples += len(labels)
             self.total_batches += 1
 
@@ -101,78 +106,47 @@ class WorkerStatistics:
     def moved(self, received: int, sent: int) -> None:
         """Counts bytes received and sent, with headers."""
         with self._lock:
-            self.total_traffic = (self.total_traffic[0] + received, self.total_traffic[1] + sent)
+            self.total_received += received
+            self.total_traffic = self.total_traffic.plus(Traffic(received + sent))
 
     def round_trained(self, figures: RoundFigures) -> None:
         """Counts a round and what it takes on the wire."""
         with self._lock:
-            self.total_rounds += 1
-            self.total_round_batches += figures.batches
-            self.total_round_bytes += figures.bytes
-            self.total_single_bytes += figures.single_bytes
+            trained = Traffic(0, 1, figures.batches, figures.bytes, figures.single_bytes)
+            self.total_traffic = self.total_traffic.plus(trained)
 
     def skipped(self, records: list[BadRecord]) -> None:
         """Counts malformed records, which were left out."""
         with self._lock:
-            self._bad_records += records
+            self._delta.bad_records += records
 
-    def fill(self, request: master_pb2.HeartbeatRequest) -> None:
-        """Moves the delta into a heartbeat, under the next sequence number."""
+    def take(self) -> WorkDelta:
+        """Returns the work since the call before; the sequence counts calls."""
         with self._lock:
-            self._sequence += 1
-            request.delta_sequence = self._sequence
-            delta = request.worker
-            delta.samples = self._samples
-            delta.batches = self._batches
-            delta.loss_sum = self._loss_sum
-            if self._batches:
-                delta.negatives.extend(self._histogram[0].tolist())
-                delta.positives.extend(self._histogram[1].tolist())
-            delta.stage_seconds.update(self.total_stages)
-            delta.truncated_records = self._truncated_records
-            traffic = delta.traffic
-            traffic.bytes = sum(self.total_traffic)
-            traffic.rounds, traffic.round_batches = self.total_rounds, self.total_round_batches
-            traffic.round_bytes, traffic.single_bytes = self.total_round_bytes, self.total_single_bytes
-            request.bad_records.extend(
-                master_pb2.BadRecord(file=one.file, line=one.line, problem=one.problem) for one in self._bad_records
-            )
-            self._samples = self._batches = 0
-            self._loss_sum = 0.0
-            self._histogram[:] = 0
-            self._truncated_records = 0
-            self._bad_records = []
+            taken, self._delta = self._delta, WorkDelta(self._delta.sequence + 1)
+            return taken
 
 
+@dataclass
 class EvaluationTotals:
-    """Sums over the batches of one shard; they can be merged with those of other shards without loss."""
+    """Sums over the batches of one shard; they can be merged with those of other shards without loss.
 
-    def __init__(self) -> None:
-        self._samples = 0
-        self._loss_sum = 0.0
-        self._prediction_sum = 0.0
-        self._label_sum = 0
-        self._histogram = np.zeros((2, EVALUATION_BINS), dtype=np.int64)
+    `histogram` int64 [2, bins] as in `add_to_histogram`.
+    """
+
+    samples: int = 0
+    loss_sum: float = 0.0
+    prediction_sum: float = 0.0
+    label_sum: int = 0
+    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, EVALUATION_BINS), np.int64))
 
     def add(self, probabilities: NDArray[np.float32], labels: NDArray[np.float32], loss_sum: float) -> None:
         """Adds a batch: predictions and labels float32 [batch], and the log loss summed over it."""
-        self._samples += len(labels)
-        self._loss_sum += loss_sum
-        self._prediction_sum += float(probabilities.sum(dtype=np.float64))
-        self._label_sum += int(labels.sum(dtype=np.float64))
-        add_to_histogram(probabilities, labels, self._histogram)
-
-    def to_proto(self) -> master_pb2.Evaluation:
-        """Returns the totals as a message to the master."""
-        negatives, positives = self._histogram.astype("<u4")
-        return master_pb2.Evaluation(
-            samples=self._samples,
-            loss_sum=self._loss_sum,
-            prediction_sum=self._prediction_sum,
-            label_sum=self._label_sum,
-            positives=positives.tobytes(),
-            negatives=negatives.tobytes(),
-        )
+        self.samples += len(labels)
+        self.loss_sum += loss_sum
+        self.prediction_sum += float(probabilities.sum(dtype=np.float64))
+        self.label_sum += int(labels.sum(dtype=np.float64))
+        add_to_histogram(probabilities, labels, self.histogram)
 
 
 class WorkerMetrics(Collector):
@@ -183,7 +157,7 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Yields the totals at this moment."""
-        statistics = self._statistics
+        statistics, totals = self._statistics, self._statistics.total_traffic
         yield CounterMetricFamily(metrics.SAMPLES_TOTAL, "Samples trained on", value=statistics.total_samples)
         yield CounterMetricFamily(metrics.BATCHES_TOTAL, "Batches trained on", value=statistics.total_batches)
         stages = CounterMetricFamily(metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", labels=["stage"])
@@ -193,22 +167,20 @@ class WorkerMetrics(Collector):
         traffic = CounterMetricFamily(
             metrics.WIRE_BYTES_TOTAL, "Bytes exchanged with parameter servers", labels=["direction"]
         )
-        for direction, size in zip(("received", "sent"), statistics.total_traffic, strict=True):
-            traffic.add_metric([direction], size)
+        traffic.add_metric(["received"], statistics.total_received)
+        traffic.add_metric(["sent"], totals.bytes - statistics.total_received)
         yield traffic
         yield CounterMetricFamily(metrics.IDS_TOTAL, "Rows that batches look up", value=statistics.total_ids)
         yield CounterMetricFamily(
             metrics.KEYS_TOTAL, "Distinct keys among those of a batch", value=statistics.total_keys
         )
-        yield CounterMetricFamily(metrics.ROUNDS_TOTAL, "Rounds trained", value=statistics.total_rounds)
+        yield CounterMetricFamily(metrics.ROUNDS_TOTAL, "Rounds trained", value=totals.rounds)
+        yield CounterMetricFamily(metrics.ROUND_BATCHES_TOTAL, "Batches trained in rounds", value=totals.round_batches)
         yield CounterMetricFamily(
-            metrics.ROUND_BATCHES_TOTAL, "Batches trained in rounds", value=statistics.total_round_batches
-        )
-        yield CounterMetricFamily(
-            metrics.ROUND_BYTES_TOTAL, "Bytes of keys and rows of rounds", value=statistics.total_round_bytes
+            metrics.ROUND_BYTES_TOTAL, "Bytes of keys and rows of rounds", value=totals.round_bytes
         )
         yield CounterMetricFamily(
             metrics.ROUND_SINGLE_BYTES_TOTAL,
             "Bytes that the batches of rounds would have taken one by one",
-            value=statistics.total_single_bytes,
+            value=totals.single_bytes,
         )

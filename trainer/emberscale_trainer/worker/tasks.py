@@ -3,19 +3,18 @@
 import threading
 from collections.abc import Callable
 
-from emberscale_api.dataset import Split
 from emberscale_api.job import DataSpec
 from emberscale_api.rpc import master_pb2
-from emberscale_api.rpc.codec import file_from_wire, wire_block, wire_file
+from emberscale_api.rpc.codec import file_from_wire
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.membership import JobOverError, MasterClient
 from emberscale_trainer.worker.channel import ChannelClosedError
 from emberscale_trainer.worker.leases import FinishedTask, LeaseBook, ShardLease
+from emberscale_trainer.worker.messages import lease_of, wire_result
 
 _IDLE_WAIT_SECONDS = 5.0
 _BUSY_WAIT_SECONDS = 0.1
-_SPLITS = {master_pb2.TRAIN: Split.TRAINING, master_pb2.EVALUATE: Split.EVALUATION}
 
 
 class TaskFeed:
@@ -35,8 +34,7 @@ class TaskFeed:
         """
         while True:
             task = self._acquire(unwanted)
-            if task.kind in _SPLITS:
-                lease = ShardLease(task.token, _SPLITS[task.kind], task.epoch, task.start, task.stop, task.shard)
+            if (lease := lease_of(task)) is not None:
                 self._leases.hold(lease)
                 return lease
             self._leases.finish(self._prepare(task))
@@ -49,7 +47,7 @@ class TaskFeed:
             busy = bool(self._leases.held())
             request = master_pb2.AcquireTaskRequest(
                 member=self._master.member,
-                finished=map(_wire_result, self._leases.take_finished()),
+                finished=map(wire_result, self._leases.take_finished()),
                 max_wait_seconds=0.0 if busy else _IDLE_WAIT_SECONDS,
             )
             reply = self._master.call(self._master.stub.AcquireTask, request, waits=request.max_wait_seconds)
@@ -68,13 +66,3 @@ class TaskFeed:
         self._format.check_file(file)
         blocks = self._format.index_file(file, task.file_number, self._data.shuffling.block_records)
         return FinishedTask(task.token, blocks=tuple(blocks))
-
-
-def _wire_result(finished: FinishedTask) -> master_pb2.TaskResult:
-    return master_pb2.TaskResult(
-        token=finished.token,
-        training_files=map(wire_file, finished.training_files),
-        evaluation_files=map(wire_file, finished.evaluation_files),
-        blocks=map(wire_block, finished.blocks),
-        evaluation=finished.evaluation.to_proto() if finished.evaluation is not None else None,
-    )
