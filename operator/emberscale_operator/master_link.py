@@ -100,7 +100,6 @@ class MasterLink:
     def report(self) -> MasterReport:
         """Returns the master's latest reports, as the job machine takes them."""
         plan, status = self.plan, self.status
-        asked = plan.asked if plan is not None else None
         end = None
         if plan is not None and plan.phase in RESTING:
             end = PhaseNews(plan.phase, plan.reason, plan.message)
@@ -110,7 +109,7 @@ class MasterLink:
         return MasterReport(
             sizes=plan.shapes if plan is not None else None,
             plan_heard=plan is not None,
-            asked=Scale(asked.ps, asked.workers, asked.waits) if asked is not None else None,
+            asked=plan.asked if plan is not None else None,
             told_at=self._scaled_at,
             end=end,
             status=said,

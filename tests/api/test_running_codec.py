@@ -5,9 +5,9 @@ from emberscale_api.job.running import (
     CheckpointCost,
     FlashStatus,
     Forgotten,
-    HeardEdit,
     MemberName,
     ProtectionStatus,
+    Scale,
     SlowMember,
     Traffic,
 )
@@ -54,7 +54,7 @@ def test_a_plan_names_shapes_by_role_and_what_it_came_to() -> None:
     plan = plan_from_wire(pb.Plan(roles=roles, silent=[WORKER, UNKNOWN], asked=asked, final=final))
     assert plan.shapes == {Role.PS: RoleShape(2, 1.5, None)}
     assert plan.silent == (MemberName(Role.WORKER, 2, "life-1"),)
-    assert plan.asked == HeardEdit(2, 0, "why")
+    assert plan.asked == Scale(2, 0, "why")
     assert plan.final is not None
     assert plan.final.phase is JobPhase.COMPLETE
 

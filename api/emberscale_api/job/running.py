@@ -252,12 +252,15 @@ class JobStatus:
 
 
 @dataclass(frozen=True)
-class HeardEdit:
-    """The edit of the manifest that a master has heard last: numbers of processes, and what new servers wait for."""
+class Scale:
+    """What the manifest says now: numbers of processes, 0 where it leaves one open.
+
+    `waits` says what keeps the first new parameter server from starting; empty: nothing.
+    """
 
     ps: int
     workers: int
-    waits: str
+    waits: str = ""
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,7 @@ class JobPlan:
 
     * `phase`: one in which the job rests: no process is wanted any more. `final`: what the job came to, then.
     * `silent`: incarnations that the master has given up because they are silent.
-    * `asked`: None from a master that does not follow edits.
+    * `asked`: what the master has heard last of the manifest; None from one that does not follow edits.
     * `routed_ps`: servers in the routing table, or that have joined to take rows over; 0: none yet.
     """
 
@@ -278,5 +281,5 @@ class JobPlan:
     sizing: Sizing = Sizing()
     silent: tuple[MemberName, ...] = ()
     final: JobStatus | None = None
-    asked: HeardEdit | None = None
+    asked: Scale | None = None
     routed_ps: int = 0

@@ -8,12 +8,12 @@ from emberscale_api.job.running import (
     CheckpointCost,
     FlashStatus,
     Forgotten,
-    HeardEdit,
     JobPlan,
     JobStatus,
     MemberName,
     MemberNow,
     ProtectionStatus,
+    Scale,
     ScalingStep,
     Sizing,
     SlowMember,
@@ -39,7 +39,7 @@ def plan_from_wire(message: pb.Plan) -> JobPlan:
         sizing=_sizing(message.sizing),
         silent=tuple(_names(message.silent)),
         final=status_from_wire(message.final) if message.HasField("final") else None,
-        asked=same_fields(HeardEdit, message.asked) if message.HasField("asked") else None,
+        asked=same_fields(Scale, message.asked) if message.HasField("asked") else None,
     )
 
 

@@ -5,6 +5,7 @@ instances. It returns the new standing and the actions to take (`actions`). `kub
 nothing else makes decisions about a job.
 """
 
+from emberscale_api.job.running import Scale
 from emberscale_operator.machine.actions import (
     Action,
     Create,
@@ -14,7 +15,6 @@ from emberscale_operator.machine.actions import (
     Kill,
     ReportExit,
     Resize,
-    Scale,
     ShutDown,
     Suspend,
     WaitUntil,

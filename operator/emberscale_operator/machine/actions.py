@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from emberscale_api.job.running import Scale
 from emberscale_operator.machine.instances import InstanceExit, InstanceId, Resources
 
 
@@ -58,18 +59,6 @@ class Suspend:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Tells the master what the manifest says now: numbers of processes, 0 where it leaves one open.
-
-    `waits` says what keeps the first new parameter server from starting; empty: nothing.
-    """
-
-    ps: int
-    workers: int
-    waits: str = ""
-
-
-@dataclass(frozen=True)
 class ShutDown:
     """Tells the master of an ended job to exit by itself, after its last report."""
 
@@ -89,3 +78,4 @@ class WaitUntil:
 
 
 Action = Create | Resize | Delete | Kill | Forget | ReportExit | Scale | Suspend | ShutDown | DeleteJob | WaitUntil
+"""`Scale` tells the master what the manifest says now."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import Scale
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_operator.machine.actions import Action, DeleteJob, Scale, Suspend, WaitUntil
+from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
     converge,
     kill_silent,

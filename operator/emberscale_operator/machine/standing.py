@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
+from emberscale_api.job.running import Scale
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_operator.machine.actions import Scale
 from emberscale_operator.machine.restarts import History
 
 ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
