@@ -10,10 +10,10 @@ the job's only server, another one is started that holds the rows meanwhile (`st
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.losses import may_own
-from emberscale_jobmaster.membership import Drain, DrainPhase, MemberId, slot_name
+from emberscale_jobmaster.membership import Drain, DrainPhase
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares
 

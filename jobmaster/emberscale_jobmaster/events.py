@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job.data import BadRecord
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_api.job.roles import MemberId
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull, Source
 from emberscale_jobmaster.ranges import Applied

@@ -9,8 +9,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from emberscale_api.frozen import replace
+from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.ranges import Ranges
 
 

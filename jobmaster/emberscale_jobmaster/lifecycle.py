@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.losses import on_server_lost
-from emberscale_jobmaster.membership import MemberId, Process, slot_name
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.state import Clock, JobState, phase_of, sizes_of
 from emberscale_jobmaster.takeover import surpass_history

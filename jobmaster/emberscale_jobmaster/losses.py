@@ -2,10 +2,9 @@
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPhase, Reload, ReloadPhase, Source
 from emberscale_jobmaster.progress import unroute
 from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Partial, Protection, Rebuilding, RollBack, choose

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
     checkpointing,
@@ -58,7 +58,6 @@ from emberscale_jobmaster.events import (
     TaskWanted,
     TimePassed,
 )
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of, sizes_of

@@ -7,24 +7,9 @@ without its leases.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 
 from emberscale_api.frozen import replace
-from emberscale_api.job.roles import Role
-
-
-@dataclass(frozen=True)
-class MemberId:
-    """Identifies one process; `incarnation` is never reused for the same role and index."""
-
-    role: Role
-    index: int
-    incarnation: str
-
-    @property
-    def slot(self) -> str:
-        """The member's name: role and index."""
-        return slot_name(self.role, self.index)
+from emberscale_api.job.roles import MemberId, Role, slot_name
 
 
 class UnknownMemberError(Exception):
@@ -182,9 +167,3 @@ class Membership:
 
     def _with(self, slot: Slot) -> "Membership":
         return Membership({**self.slots, slot_name(slot.role, slot.index): slot})
-
-
-@lru_cache(maxsize=4096)
-def slot_name(role: Role, index: int) -> str:
-    """`worker-0`."""
-    return f"{role.value}-{index}"

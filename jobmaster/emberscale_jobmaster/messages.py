@@ -8,14 +8,14 @@ import numpy as np
 
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, role_from_wire, same_fields, wire_file, wire_role
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
 from emberscale_jobmaster.state import JobState, Stage

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from emberscale_api.frozen import replace
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId, Membership
+from emberscale_jobmaster.membership import Membership
 from emberscale_jobmaster.slowness import Pace, Slowness, factors, judged
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
 

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.routing import ParityTrouble, PsAddress
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.losses import is_protected, recover
-from emberscale_jobmaster.membership import MemberId, slot_name
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.ranges import Applied

@@ -15,10 +15,9 @@ noisy cluster does not move rows for ever.
 import math
 
 from emberscale_api.frozen import replace
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_jobmaster import draining
 from emberscale_jobmaster.effects import LogEvent
-from emberscale_jobmaster.membership import MemberId, slot_name
 from emberscale_jobmaster.observations import Observations, Relief
 from emberscale_jobmaster.scaling import may_move
 from emberscale_jobmaster.slowness import SLOW_FACTOR

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.running import ScalingStep
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster.membership import Slot, slot_name
+from emberscale_jobmaster.membership import Slot
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, describe_change
 from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 

@@ -18,6 +18,7 @@ from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
+from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster import takeover
 from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import (
@@ -42,7 +43,6 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.state import JobState, phase_of, sizes_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError

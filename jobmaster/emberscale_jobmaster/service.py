@@ -11,7 +11,7 @@ import structlog
 from pydantic import ValidationError
 
 from emberscale_api.dataset import DataFile, Split
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.codec import wire_file
@@ -27,7 +27,7 @@ from emberscale_jobmaster.events import (
     TaskFinished,
     TaskWanted,
 )
-from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
+from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError

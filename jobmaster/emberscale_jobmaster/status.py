@@ -4,7 +4,7 @@ from collections import Counter
 
 from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_bad_record, wire_evaluation, wire_phase, wire_role
@@ -12,7 +12,7 @@ from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.losses import is_protected
-from emberscale_jobmaster.membership import Slot, slot_name
+from emberscale_jobmaster.membership import Slot
 from emberscale_jobmaster.messages import wire_applied, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase

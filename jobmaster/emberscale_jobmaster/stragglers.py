@@ -14,8 +14,7 @@ import math
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
-from emberscale_jobmaster.membership import MemberId
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.observations import Observations, Rest
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import LEASES_PER_WORKER, shard_batches

@@ -5,10 +5,10 @@ Servers tell of tables, tokens, barriers and checkpoints that the ledger does no
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import MemberId
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.losses import holders, recover
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.progress import unowned, unroute
 from emberscale_jobmaster.recovery import Failure
 from emberscale_jobmaster.state import JobState, Routing, Stage, switching_move, switching_reload

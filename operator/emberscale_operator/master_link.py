@@ -1,15 +1,14 @@
 """The conversation with one job's master, which may come, go and come back."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 import structlog
 
-from emberscale_api.job.roles import Role
-from emberscale_api.job.running import JobPlan, JobStatus, MemberName
+from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.codec import wire_role
@@ -113,8 +112,8 @@ class MasterLink:
             told_at=self._scaled_at,
             end=end,
             status=said,
-            silent=_incarnations(plan.silent) if plan is not None else frozenset(),
-            joined=_incarnations(one.member for one in status.members) if status is not None else None,
+            silent=frozenset(plan.silent) if plan is not None else frozenset(),
+            joined=frozenset(one.member for one in status.members) if status is not None else None,
             answers=self.answers,
             answers_since=self._answers_since,
             heard_at=self._heard_at,
@@ -264,7 +263,3 @@ class MasterLink:
 def retry_pause(silent: float, shortest: float = 1.0) -> float:
     """Returns when to ask a master again that was silent for so long, in seconds: hundreds are not to keep us busy."""
     return min(max(shortest, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)
-
-
-def _incarnations(members: Iterable[MemberName]) -> frozenset[tuple[Role, int, str]]:
-    return frozenset((member.role, member.index, member.incarnation) for member in members)

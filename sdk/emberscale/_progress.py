@@ -18,7 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from emberscale_api.job.running import JobStatus, MemberName, ScalingStep, SlowMember
+from emberscale_api.job.roles import MemberId
+from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
 from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP, JobPhase
 from emberscale_api.job.units import clock_time
 from emberscale_operator.local import MemberExit, RunView
@@ -115,7 +116,7 @@ def _memory_remarks(old: JobStatus, new: JobStatus) -> list[str]:
     return [f"{slot} is near its memory limit and slows pushes down" for slot in now if slot not in known]
 
 
-def slow_remark(member: MemberName, slowness: SlowMember) -> str:
+def slow_remark(member: MemberId, slowness: SlowMember) -> str:
     """How slow a member is, and what is done about it."""
     remedy = f": {slowness.remedy}" if slowness.remedy else ""
     return f"{member.slot} is {slowness.factor:g} times slower than its peers{remedy}"

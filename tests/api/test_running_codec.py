@@ -1,11 +1,10 @@
 """A plan and a status as they come from a master, which may be of another version, or anybody's."""
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import (
     CheckpointCost,
     FlashStatus,
     Forgotten,
-    MemberName,
     ProtectionStatus,
     Scale,
     SlowMember,
@@ -32,7 +31,7 @@ def test_a_status_has_all_that_its_message_has() -> None:
     )
     status = status_from_wire(message)
     (member,) = status.members
-    assert (status.phase, member.member, member.alive) == (JobPhase.SAVING, MemberName(Role.WORKER, 2, "life-1"), True)
+    assert (status.phase, member.member, member.alive) == (JobPhase.SAVING, MemberId(Role.WORKER, 2, "life-1"), True)
     assert (member.member.slot, member.slowness) == ("worker-2", SlowMember(3, 0, "it rests"))
     assert (status.flash, status.protection) == (
         FlashStatus("flash-1", bytes=7),
@@ -53,7 +52,7 @@ def test_a_plan_names_shapes_by_role_and_what_it_came_to() -> None:
     asked, final = pb.ScaleRequest(ps=2, waits="why"), pb.JobStatus(phase=pb.COMPLETE)
     plan = plan_from_wire(pb.Plan(roles=roles, silent=[WORKER, UNKNOWN], asked=asked, final=final))
     assert plan.shapes == {Role.PS: RoleShape(2, 1.5, None)}
-    assert plan.silent == (MemberName(Role.WORKER, 2, "life-1"),)
+    assert plan.silent == (MemberId(Role.WORKER, 2, "life-1"),)
     assert plan.asked == Scale(2, 0, "why")
     assert plan.final is not None
     assert plan.final.phase is JobPhase.COMPLETE

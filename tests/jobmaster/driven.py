@@ -13,7 +13,7 @@ from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_priority, number_of, rows_suffix
 from emberscale_api.dataset import DataFile
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.shape import RoleShape
@@ -65,7 +65,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.initial import initial_source
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.observations import ServerReport, WorkReport
 from emberscale_jobmaster.operations import (
     Checkpointing,

@@ -7,11 +7,11 @@ from tests.jobmaster.fakes import job
 
 from emberscale_api.dataset import DataFile
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster import lifecycle, progress, scaling, takeover, tasks
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.state import JobState, Routing, Stage, phase_of

@@ -8,7 +8,7 @@ from tests.jobmaster.driven import Driven
 from tests.jobmaster.fakes import RedisServer, job
 from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.effects import Granted
 from emberscale_jobmaster.events import (
@@ -20,7 +20,7 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId, Process, UnknownMemberError
+from emberscale_jobmaster.membership import Process, UnknownMemberError
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally

@@ -14,10 +14,9 @@ from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH
 from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_jobmaster import lifecycle, ranges, takeover, tasks
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.ranges import Applied, on_all
 from emberscale_jobmaster.state import JobState, Stage, committed_samples

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.ledger import Lease, Ledger, LedgerError
-from emberscale_jobmaster.membership import MemberId
 
 
 def worker(index: int) -> MemberId:

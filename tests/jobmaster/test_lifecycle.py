@@ -2,10 +2,9 @@ import pytest
 from tests.jobmaster.fakes import job
 
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, takeover
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.state import JobState
 
 START = takeover.initial(wall=100.0)

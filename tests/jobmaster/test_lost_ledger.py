@@ -10,11 +10,11 @@ from tests.jobmaster.fakes import FakePs
 from tests.jobmaster.pure import WORKER, Pure
 
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import lifecycle, progress, takeover
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.store import DeposedError, JobStore
 
 

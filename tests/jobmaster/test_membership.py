@@ -1,7 +1,7 @@
 import pytest
 
-from emberscale_api.job.roles import Role
-from emberscale_jobmaster.membership import MemberId, Membership, Process, SupersededMemberError, UnknownMemberError
+from emberscale_api.job.roles import MemberId, Role
+from emberscale_jobmaster.membership import Membership, Process, SupersededMemberError, UnknownMemberError
 
 
 def process(incarnation: str) -> Process:

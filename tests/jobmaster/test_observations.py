@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId, Membership, Process
+from emberscale_jobmaster.membership import Membership, Process
 from emberscale_jobmaster.observations import (
     SILENT_STUCK_SECONDS,
     Observations,

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.jobmaster.pure import Pure
 
-from emberscale_api.job.roles import Role
-from emberscale_jobmaster.membership import MemberId
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.observations import Observations, Vitals, WorkReport
 from emberscale_jobmaster.profiling import Moment, measure, moment
 from eventually import unwrap

@@ -4,11 +4,10 @@ import pytest
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, takeover, tasks
 from emberscale_jobmaster.events import SuspensionWanted
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import Stage, committed_samples, phase_of
 from emberscale_jobmaster.statistics import Tally

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from tests.jobmaster.fakes import job
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.events import Registered
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, sizes_of
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError

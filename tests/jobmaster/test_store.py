@@ -10,13 +10,13 @@ from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import takeover
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier
 from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine import (
@@ -377,7 +377,7 @@ def killed(found: tuple[Action, ...]) -> list[InstanceId]:
 
 def test_a_member_that_the_master_gave_up_is_killed() -> None:
     worker = replace(WORKER, name="life-1")
-    silent = replace(HEARD, silent=frozenset({(Role.WORKER, 0, "life-1")}))
+    silent = replace(HEARD, silent=frozenset({MemberId(Role.WORKER, 0, "life-1")}))
     assert killed(actions(intent(), [MASTER, PS, worker], master=silent)) == [worker.id]
     successor = replace(worker, id=InstanceId(Role.WORKER, 0, 2), name="life-2")
     assert killed(actions(intent(), [MASTER, PS, successor], master=silent)) == []
@@ -385,7 +385,7 @@ def test_a_member_that_the_master_gave_up_is_killed() -> None:
 
 def test_a_member_that_never_joins_is_killed_once_the_master_could_have_heard_of_it() -> None:
     job = replace(intent(), policy=replace(POLICY, join_silence=60.0))
-    known = replace(HEARD, answers_since=20.0, joined=frozenset({(Role.PS, 0, "life-1")}))
+    known = replace(HEARD, answers_since=20.0, joined=frozenset({MemberId(Role.PS, 0, "life-1")}))
     server, worker = replace(PS, name="life-1"), replace(WORKER, name="life-1")
     members = [MASTER, server, worker]
     assert actions(job, members, now=79.0, master=known) == (WaitUntil(80.0),)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import (
     Action,
@@ -144,7 +144,8 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def the_master_gives_a_member_up(self, data: st.DataObject) -> None:
         silent = data.draw(st.sampled_from(self.backend.live())).id
-        self.master = replace(self.master, silent=frozenset({(silent.role, silent.index, str(silent.incarnation))}))
+        member = MemberId(silent.role, silent.index, str(silent.incarnation))
+        self.master = replace(self.master, silent=frozenset({member}))
 
     @invariant()
     def a_member_has_one_life_at_a_time(self) -> None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
@@ -198,8 +198,8 @@ async def test_members_that_the_master_gave_up_and_those_that_joined_are_passed_
     link = open_link(port, woken.set)
     try:
         await until_plan(link, woken, 1)
-        assert link.report().silent == {(Role.PS, 1, "life-4")}
-        assert link.report().joined == frozenset({(Role.WORKER, 2, "life-1")})
+        assert link.report().silent == {MemberId(Role.PS, 1, "life-4")}
+        assert link.report().joined == frozenset({MemberId(Role.WORKER, 2, "life-1")})
     finally:
         await link.close()
         await server.stop(None)

@@ -13,8 +13,8 @@ from emberscale._profiling.job_profile import Reading, Roof, TimeBreakdown, prof
 from emberscale._profiling.picture import draw_profile
 from emberscale._profiling.roof import measure_roof, ready_batches
 from emberscale_api.job import load_manifest
-from emberscale_api.job.roles import Role
-from emberscale_api.job.running import JobStatus, MemberName, MemberNow
+from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.running import JobStatus, MemberNow
 from emberscale_api.job.status import JobPhase
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_operator.local import RunView
@@ -85,7 +85,7 @@ def test_what_the_processes_serve_is_what_a_profile_needs() -> None:
     ServerMetrics(state, RowProtection(state, "secret"), servers)
     serving = [start_http_server(0, addr="127.0.0.1", registry=exposed)[0] for exposed in (registry, servers)]
     members = tuple(
-        MemberNow(MemberName(role), metrics_address=f"127.0.0.1:{one.server_port}")
+        MemberNow(MemberId(role), metrics_address=f"127.0.0.1:{one.server_port}")
         for role, one in zip((Role.WORKER, Role.PS), serving, strict=True)
     )
     status = JobStatus(JobPhase.TRAINING, members=members)

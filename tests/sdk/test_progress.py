@@ -10,8 +10,8 @@ from rich.console import Console
 
 from emberscale._progress import PlainProgress, live_view, remarks
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
-from emberscale_api.job.running import JobStatus, MemberName, MemberNow, SlowMember
+from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.running import JobStatus, MemberNow, SlowMember
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.job.units import clock_time
 from emberscale_operator.local import MemberExit, RunView
@@ -185,7 +185,7 @@ def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
 def test_who_is_slow_is_told_when_it_begins_changes_and_ends() -> None:
     def status(factor: float = 0.0, remedy: str = "") -> JobStatus:
         slowness = SlowMember(factor, seconds=7, remedy=remedy) if factor else None
-        return training(members=(MemberNow(MemberName(Role.WORKER, 2), slowness=slowness),))
+        return training(members=(MemberNow(MemberId(Role.WORKER, 2), slowness=slowness),))
 
     views = [
         snapshot(status()),

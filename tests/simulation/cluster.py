@@ -17,10 +17,9 @@ from tests.simulation.store import LOST_TAIL_SECONDS, Disk, Redis
 from tests.simulation.worker import Worker
 from tests.simulation.world import Process, Signal, SimulationError, Task, World
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.roles import Role as MemberRole
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster.membership import MemberId
 from emberscale_operator.machine import InstanceId
 
 PATIENCE_SECONDS = 900.0

@@ -12,6 +12,7 @@ from tests.simulation.world import Condition, Process, Task
 
 from emberscale_api.checkpoint import CheckpointFile, number_of
 from emberscale_api.dataset import DataFile
+from emberscale_api.job.roles import MemberId
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -65,8 +66,8 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
+from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull
 from emberscale_jobmaster.scaling import Advice

@@ -28,11 +28,11 @@ from tests.simulation.scenario import DEGRADED, PROTECTED, REBUILD, REBUILT, REL
 from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched
 from tests.simulation.world import SimulationError
 
+from emberscale_api.job.roles import MemberId
 from emberscale_api.routing import RoutingTable, bucket_of
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.losses import in_parity
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask

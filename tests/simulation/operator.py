@@ -10,11 +10,9 @@ from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.frozen import replace
-from emberscale_api.job.roles import Role
-from emberscale_api.job.roles import Role as MemberRole
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.state import OVER, JobState
 from emberscale_operator.machine import (
     ENDED,
@@ -45,7 +43,6 @@ _TICK_SECONDS = 1.4
 """How often it looks where nothing tells it to."""
 _PLAN_SECONDS = 0.9
 _CALL_SECONDS = 5.0
-_MEMBER_ROLES = {MemberRole.PS: Role.PS, MemberRole.WORKER: Role.WORKER}
 
 
 @dataclass
@@ -167,9 +164,9 @@ class Operator(Process):
             plan_heard=True,
             asked=plan.asked,
             told_at=self._told_at,
-            silent=frozenset((_MEMBER_ROLES[one.role], one.index, one.incarnation) for one in plan.given_up),
+            silent=frozenset(plan.given_up),
             joined=frozenset(
-                (_MEMBER_ROLES[slot.role], slot.index, slot.process.incarnation)
+                MemberId(slot.role, slot.index, slot.process.incarnation)
                 for slot in plan.job.members.slots.values()
                 if slot.process is not None
             ),
@@ -194,8 +191,7 @@ class Operator(Process):
         self._running[key] = _Running(instance, process)
 
     def _report_exit(self, key: InstanceId, left: InstanceExit) -> Task[None]:
-        role = MemberRole.PS if key.role is Role.PS else MemberRole.WORKER
-        member = MemberId(role, key.index, name_of(key))
+        member = MemberId(key.role, key.index, name_of(key))
         try:
             yield self.cluster.call_master(
                 self, lambda master: master.report_exit(member, left.code, left.reason.value)

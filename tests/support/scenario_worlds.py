@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
@@ -64,7 +64,7 @@ class ScriptedMaster:
     phase: JobPhase | None = None
     sizes: dict[Role, RoleShape] = field(default_factory=dict)
     end: PhaseNews | None = None
-    silent: set[tuple[Role, int, str]] = field(default_factory=set)
+    silent: set[MemberId] = field(default_factory=set)
     unanswered_since: float | None = None
     asked: Scale | None = None
     asked_to_suspend: bool = False
@@ -408,7 +408,7 @@ class Stage:
                 self._master.end = PhaseNews(JobPhase(phase), "Said")
             case "gives-up", [member]:
                 role, _, index = member.partition("-")
-                self._master.silent = {(Role(role), int(index), self._world.name_of(member))}
+                self._master.silent = {MemberId(Role(role), int(index), self._world.name_of(member))}
             case "saved", []:
                 self._master.saved = True
             case "edit", _:

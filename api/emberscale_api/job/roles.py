@@ -3,7 +3,9 @@
 On one machine there are no pods, and the template of a pod is ignored.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -94,6 +96,26 @@ class Role(StrEnum):
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class MemberId:
+    """Identifies one process; `incarnation` is never reused for the same role and index."""
+
+    role: Role
+    index: int = 0
+    incarnation: str = ""
+
+    @property
+    def slot(self) -> str:
+        """The member's name: role and index, as `worker-0`."""
+        return slot_name(self.role, self.index)
+
+
+@lru_cache(maxsize=4096)
+def slot_name(role: Role, index: int) -> str:
+    """`worker-0`."""
+    return f"{role.value}-{index}"
 
 
 class ResourceList(ManifestPart):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.shape import RoleShape
 
@@ -44,20 +44,6 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class MemberName:
-    """One incarnation of a member."""
-
-    role: Role
-    index: int = 0
-    incarnation: str = ""
-
-    @property
-    def slot(self) -> str:
-        """The role and the index, as `worker-0`."""
-        return f"{self.role}-{self.index}"
-
-
-@dataclass(frozen=True)
 class SlowMember:
     """How many times as long as the median of its peers a member takes for the same work, and for how many seconds.
 
@@ -77,7 +63,7 @@ class MemberNow:
     * `buckets`: how many a parameter server owns. `delays_for_memory`: its pushes wait, as it is near its limit.
     """
 
-    member: MemberName
+    member: MemberId
     alive: bool = False
     peak_memory_bytes: int = 0
     metrics_address: str = ""
@@ -279,7 +265,7 @@ class JobPlan:
     shapes: Mapping[Role, RoleShape] = field(default_factory=dict)
     phase: JobPhase | None = None
     sizing: Sizing = Sizing()
-    silent: tuple[MemberName, ...] = ()
+    silent: tuple[MemberId, ...] = ()
     final: JobStatus | None = None
     asked: Scale | None = None
     routed_ps: int = 0

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from emberscale_api.job.data import BadRecord
+from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import (
     AdmissionCounts,
     CheckpointCost,
@@ -10,7 +11,6 @@ from emberscale_api.job.running import (
     Forgotten,
     JobPlan,
     JobStatus,
-    MemberName,
     MemberNow,
     ProtectionStatus,
     Scale,
@@ -64,10 +64,10 @@ def status_from_wire(message: pb.JobStatus) -> JobStatus:
     )
 
 
-def _names(members: Iterable[pb.Member]) -> Iterator[MemberName]:
+def _names(members: Iterable[pb.Member]) -> Iterator[MemberId]:
     for member in members:
         if (role := role_from_wire(member.role)) is not None:
-            yield MemberName(role, member.index, member.incarnation)
+            yield MemberId(role, member.index, member.incarnation)
 
 
 def _members(members: Iterable[pb.MemberStatus]) -> Iterator[MemberNow]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from emberscale_api.job.roles import Role
-from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, MemberName, ProtectionStatus, Sizing, SlowMember
+from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, ProtectionStatus, Sizing, SlowMember
 from emberscale_api.job.status import (
     RECOVERY_STEPS,
     STARTED_STEP,
@@ -205,7 +205,7 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
 
 
-def _slow_text(member: MemberName, slowness: SlowMember) -> str:
+def _slow_text(member: MemberId, slowness: SlowMember) -> str:
     remedy = f", {slowness.remedy}" if slowness.remedy else ""
     return f"{member.slot} is {slowness.factor:g} times slower than its peers{remedy}"
 

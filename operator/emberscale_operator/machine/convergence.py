@@ -105,7 +105,7 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
                 yield Kill(instance.id, f"{instance.id.member} has not answered for {now - since:.0f}s")
             else:
                 yield WaitUntil(since + policy.silence)
-        elif (instance.id.role, instance.id.index, instance.name) in master.silent:
+        elif instance.as_member in master.silent:
             yield Kill(instance.id, f"the master has not heard of {instance.id.member} for too long")
         elif policy.join_silence is not None and (since := _unheard_since(instance, master)) is not None:
             if now >= since + policy.join_silence:
@@ -135,7 +135,7 @@ def _unheard_since(instance: Instance, master: MasterReport) -> float | None:
     """
     if instance.id.role not in _MEMBERS or not master.answers or master.joined is None or master.answers_since is None:
         return None
-    if (instance.id.role, instance.id.index, instance.name) in master.joined:
+    if instance.as_member in master.joined:
         return None
     return max(instance.started_at, master.answers_since)
 

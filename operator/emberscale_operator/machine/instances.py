@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from emberscale_api.job import memory_quantity
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role, slot_name
 
 
 @dataclass(frozen=True, order=True)
@@ -18,7 +18,7 @@ class InstanceId:
     @property
     def member(self) -> str:
         """The name that all incarnations share, such as `worker-0`."""
-        return f"{self.role}-{self.index}"
+        return slot_name(self.role, self.index)
 
     def __str__(self) -> str:
         return f"{self.member} (incarnation {self.incarnation})"
@@ -94,6 +94,11 @@ class Instance:
     ready: bool = False
     unanswered_since: float | None = None
     holds_log: bool = False
+
+    @property
+    def as_member(self) -> MemberId:
+        """Returns how the master names it."""
+        return MemberId(self.id.role, self.id.index, self.name)
 
     @property
     def live(self) -> bool:

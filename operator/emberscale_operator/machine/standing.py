@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emberscale_api.frozen import replace
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import Scale
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
@@ -78,9 +78,8 @@ class MasterReport:
     told_at:           When it was told last of the manifest, in seconds; None before that.
     end:               How the job came to rest, according to its plan; None while it has not.
     status:            The job's phase, according to its status; None until one was received.
-    silent:            Members that it has given up because they are silent, as (role, index, incarnation's name).
-    joined:            Members that have registered with it, as (role, index, incarnation's name), by its newest status;
-                       None until one was heard.
+    silent:            Members that it has given up because they are silent.
+    joined:            Members that have registered with it, by its newest status; None until one was heard.
     answers:           It answered the last call.
     answers_since:     When its current unbroken series of answers began; None before the first.
     heard_at:          When it last answered, in seconds; None before it has.
@@ -96,8 +95,8 @@ class MasterReport:
     told_at: float | None = None
     end: PhaseNews | None = None
     status: PhaseNews | None = None
-    silent: frozenset[tuple[Role, int, str]] = frozenset()
-    joined: frozenset[tuple[Role, int, str]] | None = None
+    silent: frozenset[MemberId] = frozenset()
+    joined: frozenset[MemberId] | None = None
     answers: bool = False
     answers_since: float | None = None
     heard_at: float | None = None

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import (
     FlashStatus,
     JobPlan,
     JobStatus,
-    MemberName,
     MemberNow,
     ProtectionStatus,
     ScalingStep,
@@ -125,7 +124,7 @@ def test_a_job_at_rest_does_not_scale() -> None:
 def of_master(*slow: tuple[int, float, str]) -> JobStatus:
     """Three workers, of which these are so many times slower than their peers."""
     slowness = {index: SlowMember(factor, seconds=9, remedy=remedy) for index, factor, remedy in slow}
-    workers = tuple(MemberNow(MemberName(Role.WORKER, index), slowness=slowness.get(index)) for index in range(3))
+    workers = tuple(MemberNow(MemberId(Role.WORKER, index), slowness=slowness.get(index)) for index in range(3))
     return JobStatus(JobPhase.TRAINING, members=workers)
 
 
@@ -162,7 +161,7 @@ def test_a_job_at_rest_has_no_slow_members() -> None:
 
 def test_servers_near_their_memory_limit_are_a_condition_and_told_once_and_when_it_is_over() -> None:
     def of_servers(*delays: bool) -> JobStatus:
-        servers = (MemberNow(MemberName(Role.PS, n), delays_for_memory=delay) for n, delay in enumerate(delays))
+        servers = (MemberNow(MemberId(Role.PS, n), delays_for_memory=delay) for n, delay in enumerate(delays))
         return JobStatus(JobPhase.TRAINING, members=tuple(servers))
 
     recorder, job = Recorder(), read_job(job_body())
@@ -227,7 +226,7 @@ def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
 
 def test_a_node_that_would_take_two_servers_away_is_named_while_the_job_is_protected() -> None:
     def said(*nodes: str) -> tuple[str, str, str]:
-        servers = tuple(MemberNow(MemberName(Role.PS, index), buckets=512) for index in range(len(nodes)))
+        servers = tuple(MemberNow(MemberId(Role.PS, index), buckets=512) for index in range(len(nodes)))
         master = JobStatus(JobPhase.TRAINING, members=servers, protection=ProtectionStatus(protected=True))
         members = tuple(
             MemberStatus(role="ps", index=index, node=node, state="Running") for index, node in enumerate(nodes)
