@@ -20,9 +20,10 @@ from emberscale_trainer.server.core import Assigning, Assignment, Decision, Hand
 from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Taken, Totals
+from emberscale_trainer.server.retiring import Retirement
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.stream import Item
-from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, compact, require_finite
+from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, require_finite
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
@@ -95,9 +96,9 @@ class ServerState:
         self._changed = threading.Condition(lock)
         self._eviction = BackgroundEviction(lock)
         self._core = ServerCore() if core is None else core
+        self._retirement = Retirement(lock, lambda: self._core.transfer is not None, self._catch_up, fatal)
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
-        self._given_away: list[int] = []
         self._protector: Protector | None = None
         self._watch: Watch | None = None
         self._waiting: Counter[int] = Counter()
@@ -181,7 +182,6 @@ class ServerState:
         if self._tables is not None:
             self._tables.abandon_snapshots()
         self._serve(None)
-        self._given_away = []
         self._changed.notify_all()
 
     @property
@@ -220,6 +220,7 @@ class ServerState:
         self.protect_by(None)
         self._tables = tables
         self._eviction.serve(tables)
+        self._retirement.serve(tables)
 
     def adopt(
         self,
@@ -395,8 +396,7 @@ class ServerState:
         with self._changed:
             deadline = self._clock() + wait_seconds
             self._core.settle(generation, number, batches, seconds, self._clock())
-            while self._given_away:
-                self._retire_one()
+            self._retirement.finish()
             self._changed.notify_all()
             while True:
                 now = self._clock()
@@ -440,8 +440,7 @@ class ServerState:
                 self._drop_received(before)
                 if self._tables is not None and not self._core.serving:
                     self._drop_rows()
-                while self._given_away:
-                    self._retire_one()
+                self._retirement.finish()
             return transfer
 
     def stage(self, number: int, tables: TableStore) -> None:
@@ -519,7 +518,7 @@ class ServerState:
                     self._staged = None
                 elif self._tables is not None:
                     self._tables.untrack(Reader.MOVE)
-                    self._give_away(transfer.before.without(transfer.after))
+                    self._retirement.begin(transfer.before.without(transfer.after))
                 self._changed.notify_all()
             return outcome
 
@@ -540,41 +539,7 @@ class ServerState:
         self._staged = None
         if self._tables is not None and not transfer.joins:
             self._tables.untrack(Reader.MOVE)
-            self._give_away(transfer.gained)
-
-    def _give_away(self, left: Ownership) -> None:
-        """Begins to retire the rows of buckets and pieces."""
-        if self._tables is None or not left:
-            return
-        self._tables.retire(len(self._tables.specs) - 1, np.flatnonzero(left.pieces))
-        self._given_away += np.flatnonzero(left.buckets).tolist()
-        threading.Thread(target=self._retire, args=(self._tables,), name="retire", daemon=True).start()
-
-    def _retire(self, tables: TableStore) -> None:
-        """Retires the rows of the buckets that were given away, one bucket at a time, and returns their memory."""
-        while True:
-            with self._changed:
-                if self._tables is not tables:
-                    return
-                if not self._given_away:
-                    break
-                self._retire_one()
-            self._catch_up()
-        try:
-            compact(tables, self._changed, lambda: self._may_compact(tables), self._catch_up)
-        except BaseException as error:
-            self._fatal(error)
-            raise
-
-    def _may_compact(self, tables: TableStore) -> bool:
-        """Another move ends a compaction: it would have to send what moved."""
-        return self._tables is tables and not self._given_away and self._core.transfer is None
-
-    def _retire_one(self) -> None:
-        bucket = self._given_away.pop()
-        if self._tables is not None:
-            for table in range(len(self._tables.specs) - 1):
-                self._tables.remove_bucket(table, bucket)
+            self._retirement.begin(transfer.gained)
 
     def resume(self, generation: int, number: int) -> None:
         """Gives up a barrier; held pushes go through."""
