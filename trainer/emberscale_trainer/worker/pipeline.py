@@ -7,11 +7,10 @@ pipeline is torn down and `run` raises. The caller then builds another, which co
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NoReturn
-
-import structlog
 
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
@@ -23,9 +22,8 @@ from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled, PullLaterError
 from emberscale_trainer.worker.statistics import EvaluationTotals, Span, WorkerStatistics
+from emberscale_trainer.worker.trial import RoundTrial
 from emberscale_trainer.worker.turns import RoundTurns
-
-log = structlog.get_logger()
 
 NextTask = Callable[[Callable[[], bool]], ShardLease]
 """Waits for the next lease.
@@ -162,14 +160,15 @@ class Pipeline:
             lease = next_task(lambda: self._failure is not None)
             batches = self._source.batches(lease.split, lease.epoch, lease.start, lease.stop)
             in_rounds = lease.trains and self._lengths.begin_lease(lease.token)
-            trial = _Trial() if lease.trains and self._lengths.wants_estimate else None
+            trial = RoundTrial(self._lengths) if lease.trains and self._lengths.wants_estimate else None
             while True:
                 began = time.perf_counter()
                 with self._statistics.stage("read"):
                     one = _next_round(batches, self._lengths.length if in_rounds else 1)
                 if one is None:
                     if trial is not None:
-                        self._estimate(planners, trial)
+                        with self._statistics.stage("plan"):
+                            trial.end(lambda one: planners.current(True).plan(one.ids, one.lists))
                     break
                 self._statistics.skipped([record for batch in one.batches for record in batch.bad_records])
                 for part, plan, is_round in self._plans(planners, one, in_rounds):
@@ -200,31 +199,6 @@ class Pipeline:
                 yield from self._plans(planners, part, half > 0)
         else:
             yield one, plan, in_rounds
-
-    def _estimate(self, planners: "_Planners", trial: "_Trial") -> None:
-        """Estimates what a round of batches would have saved that are trained one by one."""
-        length, size, needed = self._lengths.longest(len(trial.batches)), 0, 0
-        while length > 1:
-            one = Round.of(trial.batches[:length])
-            try:
-                with self._statistics.stage("plan"):
-                    plan = planners.current(True).plan(one.ids, one.lists)
-            except RequestTooLargeError:
-                self._lengths.exceeds_frame(length)
-                length //= 2
-                continue
-            needed = self._lengths.memory(plan.values)
-            if self._lengths.fits(plan.values):
-                size = plan.exchange_bytes
-                break
-            length //= 2
-        single = sum(trial.single_bytes[:length])
-        if size:
-            pays = self._lengths.estimated(size, single, length)
-            log.info("rounds_estimated", batches=length, bytes=size, single_bytes=single, pays=pays)
-        elif needed:
-            self._lengths.estimated(single, single)
-            log.warning("hot_embeddings_budget_too_small", budget=self._lengths.budget, needed_for_two_batches=needed)
 
     def _pull(self) -> None:
         in_rounds = False
@@ -312,34 +286,12 @@ class Pipeline:
         while True:
             computed = self._computed.get()
             planned, pushes = computed.planned, computed.pushes
-            with self._statistics.stage("push"):
-                if planned.name.is_round:
-                    with self._turns.push():
-                        self._pushes.push(computed.plan, planned.round, planned.name, pushes.rows, pushes.dense)
-                else:
-                    self._pushes.push(computed.plan, planned.round, planned.name, pushes.rows, pushes.dense)
+            with self._statistics.stage("push"), self._turns.push() if planned.name.is_round else nullcontext():
+                self._pushes.push(computed.plan, planned.round, planned.name, pushes.rows, pushes.dense)
             self._unpushed.get()
             self._statistics.moved(*self._pushes.take_traffic())
             if self._leases.commit(planned.lease.token, planned.round.stop):
                 self._lease_finished()
-
-
-_TRIED = 64
-"""Batches of an estimate at most: those of a long lease are kept until its end."""
-
-
-class _Trial:
-    """The first batches of a lease that is trained one by one, and the bytes that each takes on the wire."""
-
-    def __init__(self) -> None:
-        self.batches: list[Batch] = []
-        self.single_bytes: list[int] = []
-
-    def add(self, one: Round, plan: KeyPlan) -> None:
-        """Adds a batch that was read."""
-        if len(self.batches) < _TRIED:
-            self.batches += one.batches
-            self.single_bytes.append(plan.exchange_bytes)
 
 
 class _Planners:

@@ -133,10 +133,6 @@ class RoundLengths:
         """The bytes of memory that a round takes whose rows have so many floats."""
         return _COPIES * 4 * values
 
-    def fits(self, values: int) -> bool:
-        """Whether the budget has room for a round whose rows have so many floats."""
-        return self.memory(values) <= self.budget
-
     def estimated(self, size: int, single_bytes: int, batches: int = _PROBE_EVERY) -> bool:
         """Takes the bytes of a round, and those of its batches one by one; returns whether rounds are to begin.
 
@@ -144,8 +140,14 @@ class RoundLengths:
         short lease or under a low bound, is soon looked at again, and costs as little.
         """
         self._pays = size <= _WORTH * single_bytes
-        self._rest = 0 if self._pays else min(batches, _PROBE_EVERY)
+        if not self._pays:
+            self.rest(min(batches, _PROBE_EVERY))
         return self._pays
+
+    def rest(self, leases: int = _PROBE_EVERY) -> None:
+        """Has the next leases trained batch by batch; rounds begin anew after them, and with `Auto` an estimate."""
+        self._rest, self._length, self._fits = leases, _FIRST, MAX_ROUND
+        self._pays = self._mode is not HotEmbeddingsMode.AUTO
 
     def room(self, batches: int) -> None:
         """The first server says how many batches the next round may have."""
@@ -173,5 +175,4 @@ class RoundLengths:
             self._length = min(MAX_ROUND, 2 * self._length)
         saves = self._mode is HotEmbeddingsMode.ENABLED or figures.bytes <= _WORTH * figures.single_bytes
         if self._fits < _FIRST or (longest and not saves):
-            self._rest, self._length, self._fits = _PROBE_EVERY, _FIRST, MAX_ROUND
-            self._pays = self._mode is not HotEmbeddingsMode.AUTO
+            self.rest()
