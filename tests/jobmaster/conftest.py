@@ -30,6 +30,7 @@ from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.server import MasterProcess
 from emberscale_jobmaster.store import JobStore
+from identities import identity_of
 
 
 @pytest.fixture(scope="session")
@@ -228,18 +229,8 @@ class Cluster:
             self.kill_master_process()
 
     def _identity(self) -> ProcessIdentity:
-        return ProcessIdentity(
-            job_name="fake",
-            job_uid=self.uid,
-            role="master",
-            index=0,
-            incarnation=uuid.uuid4().hex,
-            master_address=self.address,
-            token=TOKEN,
-            listen_host="127.0.0.1",
-            advertised_host="127.0.0.1",
-            socket_directory=None,
-            cpu_cores=None,
+        return identity_of(
+            "master", self.address, job_name="fake", job_uid=self.uid, incarnation=uuid.uuid4().hex, token=TOKEN
         )
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
-from emberscale_api.environment import ProcessIdentity
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_trainer.membership import JobOverError, MasterClient, NoHandshakeError
+from identities import identity_of
 
 
 @contextmanager
@@ -30,21 +30,7 @@ def master(shown: Certificates | None) -> Iterator[str]:
 
 
 def member(address: str, given: Certificates | None) -> MasterClient:
-    identity = ProcessIdentity(
-        job_name="job",
-        job_uid="uid",
-        role="ps",
-        index=0,
-        incarnation="1",
-        master_address=address,
-        token="secret",
-        listen_host="127.0.0.1",
-        advertised_host="127.0.0.1",
-        socket_directory=None,
-        cpu_cores=None,
-        certificates=given,
-    )
-    return MasterClient(identity)
+    return MasterClient(identity_of("ps", address, certificates=given))
 
 
 @pytest.mark.parametrize("secure", [True, False])

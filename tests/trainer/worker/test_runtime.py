@@ -4,27 +4,15 @@ import threading
 
 from structlog.testing import capture_logs
 
-from emberscale_api.environment import ProcessIdentity
 from emberscale_trainer.membership import MasterClient
 from emberscale_trainer.worker.runtime import Worker
 from emberscale_trainer.worker.statistics import WorkerStatistics
+from identities import identity_of
 
 
 def test_a_worker_that_is_told_to_end_before_it_is_registered_ends_and_says_so() -> None:
     """As `emberscale_trainer.worker.__main__` ends it: a failure would count against the job's backoffLimit."""
-    identity = ProcessIdentity(
-        job_name="job",
-        job_uid="uid",
-        role="worker",
-        index=0,
-        incarnation="1",
-        master_address="127.0.0.1:1",
-        token="secret",
-        listen_host="127.0.0.1",
-        advertised_host="127.0.0.1",
-        socket_directory=None,
-        cpu_cores=None,
-    )
+    identity = identity_of("worker", "127.0.0.1:1")
     master = MasterClient(identity)
     threading.Timer(0.3, master.close).start()
     with capture_logs() as said:
