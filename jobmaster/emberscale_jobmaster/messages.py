@@ -59,20 +59,13 @@ def process(request: pb.RegisterRequest, role: Role) -> Process:
     texts = (request.data_address, request.control_address, request.metrics_address, request.host)
     if any(len(text) > _MAX_TEXT for text in texts):
         raise InvalidReportError(f"addresses and host: at most {_MAX_TEXT} characters")
-    return Process(
-        incarnation=request.member.incarnation,
-        data_address=request.data_address,
-        control_address=request.control_address,
-        metrics_address=request.metrics_address,
-        pid=request.pid,
-        host=request.host,
-    )
+    return same_fields(Process, request, incarnation=request.member.incarnation, alive=True)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
     """Resources of the caller."""
     _finite("cpu_seconds", [request.cpu_seconds])
-    return Vitals(request.memory_bytes, request.peak_memory_bytes, request.cpu_seconds)
+    return same_fields(Vitals, request)
 
 
 def work_report(delta: pb.WorkerDelta) -> WorkReport:
@@ -82,30 +75,20 @@ def work_report(delta: pb.WorkerDelta) -> WorkReport:
         raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {EVALUATION_BINS}")
     if not math.isfinite(delta.loss_sum):
         raise InvalidReportError("worker.loss_sum: is not finite; report a failure with reason NonFiniteLoss")
-    return WorkReport(
-        delta.samples,
-        delta.loss_sum,
-        delta.positives,
-        delta.negatives,
-        dict(delta.stage_seconds),
-        delta.truncated_records,
-        same_fields(Traffic, delta.traffic),
-    )
+    stages, traffic = dict(delta.stage_seconds), same_fields(Traffic, delta.traffic)
+    return same_fields(WorkReport, delta, stage_seconds=stages, traffic=traffic)
 
 
 def server_report(report: pb.PsReport) -> ServerReport:
     """Returns a parameter server's report of its rows. Raises InvalidReportError."""
     _finite("ps.stage_seconds", report.stage_seconds.values())
-    return ServerReport(
-        dict(report.rows),
-        report.table_bytes,
-        report.applied_batches,
-        report.repeated_batches,
-        dict(report.stage_seconds),
-        {table: same_fields(AdmissionCounts, told) for table, told in report.admission.items()},
-        report.delays_for_memory,
-        report.protected_version,
-        _parity_trouble(report),
+    return same_fields(
+        ServerReport,
+        report,
+        rows=dict(report.rows),
+        stage_seconds=dict(report.stage_seconds),
+        admission={table: same_fields(AdmissionCounts, told) for table, told in report.admission.items()},
+        parity_trouble=_parity_trouble(report),
     )
 
 
@@ -236,14 +219,7 @@ def _tally(evaluation: pb.Evaluation) -> Tally:
         histograms.append(tuple(np.frombuffer(data, dtype="<u4").tolist()))
     if sum(map(sum, histograms)) != evaluation.samples:
         raise InvalidReportError("evaluation: the histograms do not add up to evaluation.samples")
-    return Tally(
-        samples=evaluation.samples,
-        loss_sum=evaluation.loss_sum,
-        prediction_sum=evaluation.prediction_sum,
-        label_sum=evaluation.label_sum,
-        positives=histograms[0],
-        negatives=histograms[1],
-    )
+    return same_fields(Tally, evaluation, positives=histograms[0], negatives=histograms[1])
 
 
 def _finite(name: str, numbers: Iterable[float]) -> None:

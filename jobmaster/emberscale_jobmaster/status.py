@@ -138,13 +138,9 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
     sizes = wanted_sizes(state, spec)
     members = 0 if state.scaling.waits_for_plan else wanted
     silent = state.members.given_up() if wanted else ()
+    limits = spec.master.resources
     roles = [
-        pb.RolePlan(
-            role=pb.MASTER,
-            replicas=wanted,
-            cpu_cores=spec.master.resources.cpu_limit or 0.0,
-            memory_bytes=spec.master.resources.memory_limit or 0,
-        ),
+        _role_plan(Role.MASTER, RoleShape(1, limits.cpu_limit, limits.memory_limit), wanted),
         _role_plan(Role.PS, sizes.ps, members),
         _role_plan(Role.WORKER, sizes.worker, members),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Sized
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_api.rpc.codec import profile_from_wire, shape_from_wire
+from emberscale_api.rpc.codec import profile_from_wire, same_fields, shape_from_wire
 from emberscale_api.shape import JobShape
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
@@ -112,21 +112,7 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
     check_submission(request)
     description = request.description
     try:
-        metadata = JobMetadata(
-            architecture=description.architecture,
-            batch_size=description.batch_size,
-            dense_bytes=description.dense_bytes,
-            embedding_dimension=description.embedding_dimension,
-            tables=description.tables,
-            total_samples=description.total_samples,
-            name=description.name,
-            optimizer=description.optimizer,
-            data_bytes=description.data_bytes,
-            epochs=max(1, description.epochs),
-            most_rows=description.most_rows,
-            target_pls=description.target_pls,
-            saves_priority_rows=description.saves_priority_rows,
-        )
+        metadata = same_fields(JobMetadata, description, epochs=max(1, description.epochs))
     except ValueError as error:
         raise MalformedRequestError(f"description: {error}") from error
     return JobSubmitted(
