@@ -4,5 +4,5 @@
 * `runtime`: the owner of lock and state.
 * `planning`, `planning_process`, `frames`, `rounds`: planning in a separate process.
 * `recorder`: writing to the database in the background.
-* `messages`, `server`: gRPC; `brain`, `settings`, `instruments`: what the process holds.
+* `requests`, `answers`, `server`: gRPC; `brain`, `settings`, `instruments`: what the process holds.
 """

@@ -18,7 +18,7 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.mover import CopyProgress
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Taken
-from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.server.retiring import Retirement
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from eventually import eventually
 from master_stand_in import write_snapshot
@@ -187,7 +187,7 @@ def test_an_abandoned_move_leaves_nothing_behind(make_servers: Callable[[int, in
 def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
     make_servers: Callable[[int, int], Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abandoned: bool
 ) -> None:
-    monkeypatch.setattr(ServerState, "_retire", lambda *_: None)  # the rows of an abandoned move are still there
+    monkeypatch.setattr(Retirement, "_run", lambda *_: None)  # the rows of an abandoned move are still there
     servers = make_servers(3, 0)
     servers.push()
     table = servers.prepare(2)

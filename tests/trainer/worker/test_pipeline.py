@@ -262,7 +262,7 @@ def test_auto_estimates_again_soon_after_a_short_lease(cluster: Callable[[int], 
         worker.train([(0, 2), (2, 22), (22, 42), (42, 62)])
     estimates = [(one["batches"], one["pays"]) for one in logs if one["event"] == "rounds_estimated"]
     assert estimates == [(2, False), (16, True)]
-    assert worker.statistics.total_round_batches == 20
+    assert worker.statistics.total_traffic.round_batches == 20
 
 
 def test_auto_plans_rounds_beyond_a_frame_for_one_estimate_only(
@@ -272,7 +272,7 @@ def test_auto_plans_rounds_beyond_a_frame_for_one_estimate_only(
     worker = Worker(cluster(0), 0, lengths(HotEmbeddingsMode.AUTO))
     worker.train([(0, 20), (20, 40)])
     assert worker.lengths.longest(16) == 1
-    assert not worker.statistics.total_rounds
+    assert not worker.statistics.total_traffic.rounds
 
 
 def test_auto_says_that_the_budget_is_too_small_and_trains_batch_by_batch(cluster: Callable[[int], Cluster]) -> None:
