@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -241,15 +242,18 @@ def test_a_redis_server_that_cannot_start_is_named(make_local: MakeJob, folder: 
 def test_only_the_master_is_told_where_redis_is(make_local: MakeJob) -> None:
     environments: dict[str, dict[str, str]] = {}
 
-    def look(snapshot: RunView) -> None:
+    def look(snapshot: RunView) -> bool:
         for process in snapshot.processes:
-            raw = Path(f"/proc/{process.pid}/environ").read_bytes()
-            pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
             if process.name.startswith("redis-"):
                 continue  # it writes its title over its environment
-            environments[process.name] = {name.decode(): value.decode() for name, _, value in pairs}
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                raw = Path(f"/proc/{process.pid}/environ").read_bytes().decode()
+                found = dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
+                if "EMBERSCALE_ROLE" in found:  # before it executes its program, it has that of its parent
+                    environments[process.name] = found
+        return False
 
-    run(make_local(), Watch(training, look))
+    run(make_local(), Watch(look, nothing))
     assert [name for name, found in environments.items() if "EMBERSCALE_REDIS_URL" in found] == ["master-0"]
     assert environments["worker-1"]["EMBERSCALE_CPU_CORES"] == "1"
     assert environments["worker-1"]["OMP_NUM_THREADS"] == "1"
