@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
-.PHONY: help install demo test test-s3 e2e lint docs release manifests protos clean
+.PHONY: help install demo test explore test-s3 e2e lint docs release manifests protos clean
 
 help:
 	@echo "make install   everything into .venv, kernels compiled; the other targets do it first"
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
 	@echo "make test      lint, types, import contracts, the documentation's links and the whole test suite"
 	@echo "make lint      only the first three"
+	@echo "make explore   the property tests once more, with examples that no run has tried yet"
 	@echo "make docs      build the documentation site into site/; a broken link or reference fails"
 	@echo "make test-s3   checkpoints in a bucket of a real S3 server (moto's) that fails, on this machine"
 	@echo "make e2e       the end-to-end suite on a Kubernetes cluster (tests/kubernetes/cluster.sh says on which)"
@@ -35,8 +36,12 @@ demo: install
 	$(BIN)/emberscale data synth data/criteo-synthetic --rows 1000000 --seed 1
 	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml --overwrite
 
-test: lint docs
+test: install
+	$(MAKE) --jobs 2 --output-sync lint docs
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal
+
+explore: install
+	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal --hypothesis-profile explore -m hypothesis
 
 # Beside the environment: its packages exclude some of those there.
 test-s3: install

@@ -22,7 +22,7 @@ from pathlib import Path
 from emberscale_api.metrics import BRAIN_BACKLOG_CHANGES, BRAIN_PLANNING_SECONDS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
-from emberscale_api.rpc.codec import wire_shape
+from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.token import open_channel
 from emberscale_api.shape import GIB
 from emberscale_brain.history.changes import JobSubmitted, ProfileReported
@@ -148,7 +148,7 @@ def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
     profile = pb.Profile(
         sequence=1000 + number,
         time=time.time(),
-        shape=wire_shape(last.shape),
+        shape=message_of(pb.Shape, last.shape),
         batch_size=last.batch_size,
         iteration_seconds=last.iteration_seconds,
         throughput=last.throughput,

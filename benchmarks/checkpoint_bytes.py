@@ -7,7 +7,8 @@ dirty rates of the paper: 26% of the rows change in one interval, 52% in ten.
 * Bandwidth (figure 8): the bytes that a checkpoint writes, over those of all rows.
 * Capacity (figure 9): the bytes that must stay so that the newest checkpoint can be restored, over those of all rows.
 * Reduction (figure 11): both again, with weights of a few bits, as the bytes of full float32 checkpoints over them. The
-  paper's go from more than 20 restores (8 bits) to one (2 bits).
+  paper's go from more than 20 restores (8 bits) to one (2 bits), and are both of intermittent increments. What any mode
+  reaches at best is of two modes: the one that writes least keeps most.
 * Exact: the newest checkpoint of each mode is restored at the end and compared with the rows, byte by byte; with
   quantised weights, all but these.
 
@@ -105,16 +106,16 @@ class Taken:
 class Server:
     """A parameter server that is saved by one mode."""
 
-    def __init__(self, mode: IncrementalMode, folder: Path, rows: int, bits: int = 0) -> None:
+    def __init__(self, mode: IncrementalMode, folder: Path, keys: NDArray[np.int64], bits: int = 0) -> None:
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD)
         self._specs = (TableSpec(0, "C1", 0, DIMENSION, optimizer, InitializerSpec(), seed=1),)
         self._dense = DensePieces.of(np.zeros(DENSE, np.float32), OptimizerSpec())
         self._mode, self._bits = mode, bits
         self._writer = ChainWriter()
-        self._gradients = np.random.default_rng(2).normal(0, 0.01, rows * DIMENSION + 2 * DENSE).astype(np.float32)
+        self._gradients = np.random.default_rng(2).normal(0, 0.01, len(keys) * DIMENSION + 2 * DENSE).astype(np.float32)
         self.tables = self.empty()
         self.taken = Taken(folder)
-        self.push(np.arange(rows, dtype=np.int64))
+        self.push(keys)
 
     def empty(self) -> TableStore:
         """Its tables without rows."""
@@ -177,13 +178,13 @@ def measure(rows: int, folder: Path) -> dict[Setting, Taken]:
     """Trains, and takes a checkpoint by each mode after each window."""
     weights, draws = law(rows, DIRTY_ONE, DIRTY_TEN)
     say(f"one window touches {dirty(weights, draws):.1%} of {rows:,} rows, ten {dirty(weights, 10 * draws):.1%}")
-    servers = {(mode, bits): Server(mode, folder / f"{mode}-{bits}", rows, bits) for mode, bits in SETTINGS}
-    order = np.random.default_rng(0).permutation(rows)  # which rows are popular has nothing to do with their places
+    all_keys = np.random.default_rng(0).integers(-(2**63), 2**63, rows)  # as hashed ids: no byte of a key can be spared
+    servers = {(mode, bits): Server(mode, folder / f"{mode}-{bits}", all_keys, bits) for mode, bits in SETTINGS}
     random = np.random.default_rng(1)
     for number in range(1, WINDOWS + 1):
         for keys in touched(weights, draws, random) if number > 1 else ():
             for server in servers.values():
-                server.push(order[keys])
+                server.push(all_keys[keys])
         for server in servers.values():
             server.save(number)
     for setting, server in servers.items():
@@ -277,8 +278,10 @@ def main() -> None:
                 [(sum(consecutive.written), sum(intermittent.written))], PAPER_CONSECUTIVE_SAVING + 0.1, "max"
             ),
             "Intermittent kept at most / all rows": Ratio([(max(intermittent.kept), whole)], 1.6, "max"),
-            "times less written at best (paper 17)": Ratio([(max(written.values()), 1.0)], PAPER_BANDWIDTH[2], "min"),
-            "times less kept at best (paper 8)": Ratio([(max(kept.values()), 1.0)], PAPER_CAPACITY[2], "min"),
+            "times less written by any mode (paper 17)": Ratio(
+                [(max(written.values()), 1.0)], PAPER_BANDWIDTH[2], "min"
+            ),
+            "times less kept by any mode (paper 8)": Ratio([(max(kept.values()), 1.0)], PAPER_CAPACITY[2], "min"),
             "Intermittent, 2 bits, times less written (17)": Ratio(
                 [(written[IncrementalMode.INTERMITTENT, 2], 1.0)], PAPER_BANDWIDTH[2], "min"
             ),

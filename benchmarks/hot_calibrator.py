@@ -97,7 +97,7 @@ def at_threshold(
     profiles = [TableProfile.of(log, ROW_BYTES, np.random.default_rng(1)) for log in full]
     parts = [profile.hot_rows(threshold) for profile in profiles]
     estimated = SizeEstimate(sum(part.mean for part in parts), sum(part.half_width**2 for part in parts) ** 0.5)
-    calibration = Calibration(1 << 62, threshold, frozenset(), estimated, 1)
+    calibration = Calibration(1 << 62, threshold, frozenset())
     hot = classify_rows(full, [ROW_BYTES] * len(full), calibration)
     _, tagging, tagged = read_all(data, InputProcessor(hot, len(full)))
     accesses = float(np.mean([table.accesses for table in hot.tables]))

@@ -5,10 +5,11 @@ saved; a failure loads what was saved for the rows of the servers that it takes.
 paper, trainers hold them, each a copy.
 
 With a priority, rows are saved 1 / SHARE times as often, but at each save only the SHARE of them that comes first
-(section 4.2): the bytes written stay the same, and what many samples have changed is rarely old. The paper does so for
-the seven largest tables, which have 99% of the rows, and saves the others whole; here all tables are treated alike.
+(section 4.2): the bytes written stay about the same, and what many samples have changed is rarely old. As in the paper
+(section 5.1), this is for the largest tables, which have 99% of the rows; each save has all rows of the others.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,9 @@ from plain_torch import NumberedData, PlainTraining, train
 
 SHARE = 0.125
 """r of the paper: the part of the rows in a prioritised save, and of the interval between two of them."""
+
+PRIORITISED = 0.99
+"""The largest tables that have so many of the rows together get a priority. In the paper these are 7 of 26."""
 
 SAMPLED_EVERY = 2
 """Of so many samples, SSU looks at one."""
@@ -59,25 +63,40 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The held-out AUC of a run, its portion of lost samples, and how often each row was saved, on average."""
+    """The held-out AUC of a run, its portion of lost samples, and how often each row was saved, on average.
+
+    `printed_pls` is that of equation 3 as the paper prints it.
+    """
 
     auc: float
     pls: float
+    printed_pls: float
     saves: float
 
 
-def lost_samples(plan: Plan, batches: int) -> float:
-    """The PLS of a run (equation 3): the progress of lost rows since the last save or their last loss, whichever is
-    later. A priority does not change it.
+def lost_samples(plan: Plan, batches: int, *, as_printed: bool = False) -> float:
+    """The PLS of a run: the progress of lost rows since the last save or their last loss, whichever is later.
+
+    So it is counted in a job, too: what a server has lost already it does not lose again. Equation 3 as printed counts
+    from the last save alone, and so what is lost between two saves as often as the server is (`as_printed`). A priority
+    changes neither.
     """
-    gone_back = [0.0] * plan.servers
-    pls = 0.0
+    gone_back = [0] * plan.servers
+    lost = 0
     for failure in sorted(plan.failures, key=lambda one: one.batch):
-        saved = failure.batch // plan.interval * plan.interval
+        saved = math.ceil(failure.batch // plan.interval * plan.interval - 1e-9)  # a save is ahead of a batch
         for server in failure.servers:
-            pls += (failure.batch - max(saved, gone_back[server])) / (batches * plan.servers)
+            lost += failure.batch - (saved if as_printed else max(saved, gone_back[server]))
             gone_back[server] = failure.batch
-    return pls
+    return lost / (batches * plan.servers)
+
+
+def prioritised_columns(firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The fewest tables that have PRIORITISED of all rows, by column; `firsts` as in NumberedData."""
+    sizes = np.diff(firsts)
+    largest = np.argsort(-sizes, kind="stable")
+    needed = np.searchsorted(np.cumsum(sizes[largest]), PRIORITISED * firsts[-1]) + 1
+    return np.sort(largest[:needed])
 
 
 class SavedRows:
@@ -89,7 +108,11 @@ class SavedRows:
         self._training = training
         self._random = np.random.default_rng(seed)
         self._server_of = torch.from_numpy(self._random.integers(0, plan.servers, rows))
-        self._taken = int(SHARE * rows)
+        self._columns = prioritised_columns(data.firsts)
+        of_columns = [np.arange(*data.firsts[column : column + 2]) for column in range(len(data.firsts) - 1)]
+        self._ranked = np.concatenate([of_columns[column] for column in self._columns])
+        self._always = np.setdiff1d(np.arange(rows), self._ranked)
+        self._taken = int(SHARE * len(self._ranked))
         self._counters = np.zeros(rows, np.uint32)
         self._sampled = np.empty(0, np.int64)
         self._saved = [part.detach().clone() for part in self._parts()]
@@ -111,7 +134,7 @@ class SavedRows:
                 distinct, counts = np.unique(rows, return_counts=True)
                 self._counters[distinct] += counts.astype(np.uint32)
             case Priority.SSU:
-                listed = np.union1d(self._sampled, rows[::SAMPLED_EVERY])
+                listed = np.union1d(self._sampled, rows[::SAMPLED_EVERY, self._columns])
                 kept = min(len(listed), self._taken)
                 self._sampled = self._random.choice(listed, kept, replace=False) if kept < len(listed) else listed
 
@@ -132,11 +155,11 @@ class SavedRows:
             return np.arange(len(self._counters))
         if self._plan.priority is Priority.SSU:
             first, self._sampled = self._sampled, np.empty(0, np.int64)
-            return first
-        order = self._counters if self._plan.priority is Priority.MFU else self._changes()
-        first = np.argpartition(order, -self._taken)[-self._taken :]
-        self._counters[first] = 0
-        return first
+        else:
+            order = (self._counters if self._plan.priority is Priority.MFU else self._changes())[self._ranked]
+            first = self._ranked[np.argpartition(order, -self._taken)[-self._taken :]]
+            self._counters[first] = 0
+        return np.concatenate([first, self._always])
 
     def _changes(self) -> NDArray[np.float32]:
         """How far the weights of each row are from those that were saved, as L2 norms."""
@@ -170,4 +193,5 @@ def emulate(job: TrainingJob, data: NumberedData, plan: Plan) -> Outcome:
                 rows.lose(failure.servers)
 
     auc = train(job, data, before).auc
-    return Outcome(auc, lost_samples(plan, len(data.training)), found[0].rows_saved / int(data.firsts[-1]))
+    batches, saves = len(data.training), found[0].rows_saved / int(data.firsts[-1])
+    return Outcome(auc, lost_samples(plan, batches), lost_samples(plan, batches, as_printed=True), saves)

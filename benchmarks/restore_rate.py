@@ -36,7 +36,8 @@ WANTED = 0.7
 
 def chain_of(folder: Path, rows: int, bits: int) -> Server:
     """A server whose newest checkpoint in `folder` needs all that it wrote."""
-    server, random = Server(IncrementalMode.CONSECUTIVE, folder, rows, bits), np.random.default_rng(3)
+    keys = np.arange(rows, dtype=np.int64)
+    server, random = Server(IncrementalMode.CONSECUTIVE, folder, keys, bits), np.random.default_rng(3)
     server.save(1)
     for number in range(2, 2 + INCREMENTS):
         server.push(np.sort(random.choice(rows, int(DIRTY_ONE * rows), replace=False)))

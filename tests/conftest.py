@@ -16,8 +16,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 share_kernels(os.environ)  # with `make install`, which has compiled them
 
 # Whether an example is slow says how busy the machine is, and kernels are compiled by the first that runs them.
-settings.register_profile("emberscale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("emberscale")
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Two runs over one tree try the same examples, so that a run fails only on what its tree has changed. `make explore`
+# tries others.
+settings.register_profile("repeatable", PATIENT, derandomize=True)
+settings.register_profile("explore", PATIENT, print_blob=True)
+settings.load_profile("repeatable")
 
 SECONDS = 120.0
 """In which a test that is a coroutine must end."""

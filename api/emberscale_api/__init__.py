@@ -4,7 +4,11 @@
 `rpc`        the control plane: protos, stubs, and how a call proves that it belongs to the job
 `wire`       the data plane between workers and parameter servers
 `dataset`    the files of a job's data, and the index of their records
+`shape`      numbers and sizes of a job's processes, and what was measured with them
 `routing`    which parameter server owns which key
+`checkpoint`, `origin`  the manifest of a checkpoint, and starting from another job's
+`environment`, `certificates`, `compatibility`, `fork_server`  what processes are given, and agree on
+`errors`, `frozen`, `pictures`  errors that people read, changed copies of states, the look of pictures
 `metrics`    names of the Prometheus metrics
 `telemetry`  structured logs, and metrics of every process
 """

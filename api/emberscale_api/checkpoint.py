@@ -3,7 +3,7 @@
 The folder of a checkpoint is `<spec.checkpoint.uri>/<id>/`. Parameter server i writes its files below `ps-<i>/`; the
 master writes the manifest last. A folder without a valid manifest is not a checkpoint.
 
-The name of a file of rows says how their weights are stored: `.rows` as float32, `.q4` as codes of 4 bits, and so on.
+The name of a file of rows says how their weights are stored: `.rows` as float32, `.b4` as codes of 4 bits, and so on.
 
 A checkpoint that builds on earlier ones lists their files, too: whoever reads it needs its manifest alone, and the
 folders beside its own.
@@ -112,18 +112,28 @@ class Origin(_Part):
     dense_steps: int = Field(default=0, ge=0)
 
 
-_QUANTISED = re.compile(r"\.q([2348])")
+_QUANTISED, _FORMERLY_QUANTISED = re.compile(r"\.b([2348])"), re.compile(r"\.q[2348]")
+"""How names of files of quantised rows end: of blocks, and of records as they were before format 4."""
 
 
 def rows_suffix(weight_bits: int) -> str:
     """How the names of files of rows end whose weights are stored in so many bits; 0: as float32."""
-    return f".q{weight_bits}" if weight_bits else ".rows"
+    return f".b{weight_bits}" if weight_bits else ".rows"
 
 
 def weight_bits_of(path: str) -> int:
     """The bits of each weight in a file, by its name; 0 for any but quantised rows."""
-    match = _QUANTISED.fullmatch(path[path.rfind(".") :])
+    match = _QUANTISED.fullmatch(_ending(path))
     return int(match[1]) if match else 0
+
+
+def _ending(path: str) -> str:
+    return path[path.rfind(".") :]
+
+
+def _formerly_quantised(paths: Iterable[str]) -> str | None:
+    """The first file of rows that are quantised as before format 4; None: there is none."""
+    return next((path for path in paths if _FORMERLY_QUANTISED.fullmatch(_ending(path))), None)
 
 
 def fewest_weight_bits(paths: Iterable[str]) -> int:
@@ -131,14 +141,20 @@ def fewest_weight_bits(paths: Iterable[str]) -> int:
     return min(filter(None, map(weight_bits_of, paths)), default=0)
 
 
-def format_of(paths: Iterable[str], *, incremental: bool = False, partial_rows: str = "") -> Literal[1, 2, 3]:
+def format_of(paths: Iterable[str], *, incremental: bool = False, partial_rows: str = "") -> Literal[1, 2, 3, 4]:
     """The version of the format of a checkpoint with these files: the oldest that has all that they need.
 
-    `incremental`: some of them are in the folders of earlier checkpoints. `partial_rows`: as in the manifest.
+    `incremental`: some of them are in the folders of earlier checkpoints. `partial_rows`: as in the manifest. Raises
+    InvalidError for files of quantised rows that a server of an earlier version has written.
     """
+    paths = tuple(paths)
+    if (file := _formerly_quantised(paths)) is not None:
+        raise InvalidError(f"{file} is quantised as before format 4: give all processes of the job one image")
+    if any(map(weight_bits_of, paths)):
+        return 4
     if partial_rows:
         return 3
-    return 2 if incremental or any(map(weight_bits_of, paths)) else 1
+    return 2 if incremental else 1
 
 
 _SERVER_FOLDER = re.compile(r"ps-\d+")
@@ -178,14 +194,14 @@ class ForgottenShare(_Part):
         return sum(stop - first for first, stop in self.buckets) / BUCKETS
 
 
-NEWEST_FORMAT = 3
+NEWEST_FORMAT = 4
 """The newest version of the format that this version reads."""
 
 
 class CheckpointManifest(_Part):
     """The content of `manifest.json`.
 
-    `format_version` is 3 for priority rows, 2 if weights are quantised or files of earlier checkpoints are needed,
+    `format_version` is 4 if weights are quantised, 3 for priority rows, 2 if files of earlier checkpoints are needed,
     which readers of version 1 do not know, and else 1. `partial_rows` is the id of the checkpoint of which these are
     some rows, as they were later; empty: they are all rows. `forgotten` says what partial recoveries took from the rows
     before the checkpoint. `restores` says how often the rows were restored from quantised weights before, by the bits
@@ -195,7 +211,7 @@ class CheckpointManifest(_Part):
     as written, including fields of a newer version, which are kept.
     """
 
-    format_version: Literal[1, 2, 3] = 1
+    format_version: Literal[1, 2, 3, 4] = 1
     id: str
     number: int
     created: datetime
@@ -277,6 +293,11 @@ class CheckpointManifest(_Part):
             raise DamagedCheckpointError(f"{name}: {where}: {problem['msg']}") from error
         if _seal(json.loads(text)) != manifest.seal:
             raise DamagedCheckpointError(f"{name}: was altered after it was written (its seal does not match)")
+        if _formerly_quantised(file.path for file in manifest.files) is not None:
+            raise DamagedCheckpointError(
+                f"{name}: its weights are quantised as before format 4, which this version does not read: use the "
+                "version of Emberscale that wrote them, or take a checkpoint with exact weights"
+            )
         return manifest
 
 

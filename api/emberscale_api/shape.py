@@ -4,7 +4,7 @@ Times are seconds, CPU is in cores, memory in bytes, throughput in samples per s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
 GIB = 1 << 30
@@ -71,6 +71,9 @@ class JobShape:
             f"{workers} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
             f"{self.ps} PS x {self.ps_cpu:g} cores {self.ps_memory / GIB:.3g} GiB"
         )
+
+
+DIMENSIONS = tuple(dimension.name for dimension in fields(JobShape))
 
 
 @dataclass(frozen=True, slots=True)

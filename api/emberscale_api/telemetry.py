@@ -2,8 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import structlog
@@ -11,6 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+_Labels = TypeVar("_Labels", bound=str | tuple[str, ...])
 
 
 def configure_logging(job: str, role: str, index: int, level: int = logging.INFO) -> None:
@@ -38,6 +42,16 @@ class _Identity:
 
     def __call__(self, logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**self._fields, **event}
+
+
+def labelled(
+    family: type[_Family], name: str, text: str, labels: Sequence[str], values: Mapping[_Labels, float]
+) -> _Family:
+    """Returns a family of metrics: a value by the label, or by several labels."""
+    metric = family(name, text, labels=labels)
+    for of, value in values.items():
+        metric.add_metric([of] if isinstance(of, str) else of, value)
+    return metric
 
 
 _CGROUPS = Path("/sys/fs/cgroup")

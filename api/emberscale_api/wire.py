@@ -43,7 +43,7 @@ MAGIC = 0x4D424D45
 VERSION = 6
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
-"""Bytes of HELLO's payload at most: nothing is reserved for a peer that has not shown the token."""
+"""Bytes of HELLO's payload and of its answer's at most: nothing is reserved for a peer that is not trusted yet."""
 
 MAX_TABLES = 1 << 16
 

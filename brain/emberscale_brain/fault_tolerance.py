@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from emberscale_api.checkpoint import PRIORITY_SHARE
 from emberscale_api.job import DEFAULT_TARGET_PLS
-from emberscale_api.job.units import measured_time
+from emberscale_api.job.units import measured_time, small_share
 from emberscale_api.shape import JobShape
 
 
@@ -27,6 +27,9 @@ class Recovery(StrEnum):
     CODED = "ErasureCoding"
 
 
+_PARITY_COST = 0.48  # benchmarks/parity.py: what it adds to the CPU time of a sample, with 5 PS and batches of 2048
+_PARITY_SOURCE = " by a benchmark of parity on another job"
+
 WITH_PRIORITY, WITHOUT_PRIORITY = "PartialRecovery with priority", "PartialRecovery without priority"
 """What a priority makes of partial recovery. The manifest decides on it: it spares accuracy, and no time."""
 
@@ -37,10 +40,11 @@ class FailureCosts:
 
     `between_failures` is CPR's T_fail (mean time between failures of any PS of the job), `save`, `load` and
     `reschedule` are its O_save, O_load and O_res. `target_pls` is the portion of lost samples that is acceptable.
-    `parity_slowdown` is the share of throughput that keeping `tolerated` parities costs, `parity_memory` their bytes
-    over those of the tables and `memory_cost_share` the share of the job's bill that is PS memory. `rebuild` is how
-    long a rebuild takes, at `rebuild_slowdown` of the throughput. With `saves_priority_rows`, partial recovery saves
-    some rows between checkpoints.
+    `parity_slowdown` is how much longer training takes with `tolerated` parities, over its time without; as CPR's
+    overheads are, and not the share of throughput, which is less. `parity_memory` are their bytes over those of the
+    tables and `memory_cost_share` the share of the job's bill that is PS memory. A rebuild takes `rebuild`, and
+    `rebuild_slowdown` of the throughput meanwhile. With `saves_priority_rows`, partial recovery saves some rows between
+    checkpoints. `unmeasured` names for people what is assumed so far.
     """
 
     total_seconds: float
@@ -51,12 +55,13 @@ class FailureCosts:
     reschedule: float
     target_pls: float = 0.1
     tolerated: int = 1
-    parity_slowdown: float = 0.04
+    parity_slowdown: float = _PARITY_COST
     parity_memory: float = 0.5
     memory_cost_share: float = 0.1
     rebuild: float = 60.0
     rebuild_slowdown: float = 0.3
     saves_priority_rows: bool = False
+    unmeasured: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("total_seconds", "between_failures"):
@@ -110,12 +115,22 @@ def full_recovery(costs: FailureCosts) -> RecoveryCost:
 def partial_recovery(costs: FailureCosts) -> RecoveryCost:
     """CPR equation 2 at the interval that meets the target PLS (equation 4).
 
-    It is no longer than one after which a single failure would exceed the target: that takes the whole job back.
+    It is no longer than one after which a single failure would exceed the target: that takes the whole job back. Where
+    no interval meets the target, or the one that does costs more than full recovery, the job saves as often as with
+    full recovery, and costs no more: beyond its target it goes back as a whole.
 
     Saves of priority rows count with their share of what a checkpoint costs; what one costs is not measured by itself.
     The PLS counts their rows as all others (section 4.2 of CPR), so it is an upper bound then.
     """
-    interval = _interval(_wanted_interval(costs), costs)
+    meeting, full = _partial_recovery_at(_interval(_wanted_interval(costs), costs), costs), full_recovery(costs)
+    if not _is_out_of_reach(costs) and meeting.overhead <= full.overhead:
+        return meeting
+    lost = min(costs.target_pls, expected_pls(full.interval, costs.between_failures, costs.ps))
+    return replace(full, expected_pls=lost)
+
+
+def _partial_recovery_at(interval: float, costs: FailureCosts) -> RecoveryCost:
+    """CPR equation 2 at an interval."""
     between = 1 / PRIORITY_SHARE - 1 if costs.saves_priority_rows else 0.0
     saving = (1 + between * PRIORITY_SHARE) * costs.save / interval
     overhead = saving + (costs.load + costs.reschedule) / costs.between_failures
@@ -132,8 +147,8 @@ def coded_recovery(costs: FailureCosts) -> RecoveryCost:
     """Parity always, a rebuild per failure, and full recovery where failures overlap beyond the code.
 
     A failure is beyond the code when `tolerated` more PS fail while one is replaced and rebuilt (failures at random
-    moments, as CPR section 3.1 finds them after a job's beginning). The overhead is the sum of the share of throughput
-    that parity costs, the share of the bill that its memory is, the slower training during rebuilds, the saves, and the
+    moments, as CPR section 3.1 finds them after a job's beginning). The overhead is the sum of the time that parity
+    adds to training, the share of the bill that its memory is, the slower training during rebuilds, the saves, and the
     roll-backs.
     """
     exposed = costs.reschedule + costs.rebuild
@@ -153,19 +168,12 @@ def _interval(best: float, costs: FailureCosts) -> float:
     return min(max(best, costs.save, 1.0), max(costs.total_seconds, costs.save, 1.0))
 
 
-OFFERED = frozenset({Recovery.FULL, Recovery.PARTIAL})
-"""The ways that `Auto` can take."""
-
-LOSSLESS = OFFERED - {Recovery.PARTIAL}
-"""Those of them that a job may be given unasked: they lose no update."""
-
-
 def advise(
-    costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = LOSSLESS
+    costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = ()
 ) -> FaultToleranceAdvice:
-    """The cheapest way of those `offered`; full recovery, which always is, unless another saves at least
-    `least_benefit` of the job's time. Partial recovery is none of them where no interval meets its target PLS.
+    """Full recovery, unless another of the ways `offered` saves at least `least_benefit` of the job's time.
 
+    Partial recovery saves nothing where no interval meets its target PLS: it costs what full recovery does.
     Coded recovery needs more PS than parities. Its cost is told also where it is not offered, and so is that of partial
     recovery, at DEFAULT_TARGET_PLS. Of partial and coded recovery at equal cost the coded one is taken, which loses
     nothing.
@@ -179,8 +187,6 @@ def advise(
     best = Recovery.FULL
     for way in (Recovery.CODED, Recovery.PARTIAL):
         margin = least_benefit if best is Recovery.FULL else 0.0
-        if way is Recovery.PARTIAL and _is_out_of_reach(allowed, partial):
-            continue
         if way in ways and way in offered and ways[way].overhead < ways[best].overhead - margin:
             best = way
     reason = _reason(costs, best, ways, least_benefit, offered)
@@ -196,56 +202,63 @@ def _reason(
 ) -> str:
     """Why the best way is the best, for people, and what they can change."""
     chosen = ways[best]
-    notes = {Recovery.CODED: " by a benchmark of parity"}
+    notes = {Recovery.CODED: _PARITY_SOURCE}
     if Recovery.PARTIAL not in offered:
         notes[Recovery.PARTIAL] = f" with a targetPLS of {DEFAULT_TARGET_PLS:g}, which the manifest does not allow"
     others = ", ".join(
-        f"{way} {ways[way].overhead:.2%}{notes.get(way, '')}" for way in Recovery if way in ways and way is not best
+        f"{way} {small_share(ways[way].overhead)}{notes.get(way, '')}"
+        for way in Recovery
+        if way in ways and way is not best
     )
     instead = f" ({others})" if others else ""
     reason = (
-        f"{best} is expected to cost {chosen.overhead:.2%} of the job's time{instead}, with a PS lost every "
+        f"{best} is expected to cost {small_share(chosen.overhead)} of the job's time"
+        f"{_PARITY_SOURCE if best is Recovery.CODED else ''}{instead}, with a PS lost every "
         f"{measured_time(costs.between_failures)} and a checkpoint every {measured_time(chosen.interval)}, "
         f"each of which costs {measured_time(costs.save)}"
     )
     if chosen.expected_pls > 0:
-        reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"
+        reason += f", which loses the effect of {small_share(chosen.expected_pls)} of the samples"
+    if costs.unmeasured:
+        reason += f"; assumed so far: {' and '.join(costs.unmeasured)}"
     if Recovery.PARTIAL in offered:
-        reason += _out_of_reach(costs, ways[Recovery.PARTIAL])
+        reason += _out_of_reach(costs)
     coded = ways.get(Recovery.CODED)
     if coded is not None and Recovery.CODED not in offered and coded.overhead < chosen.overhead - least_benefit:
-        reason += f"; {Recovery.CODED}, which Auto does not take by itself, is expected to cost less"
+        reason += f"; {Recovery.CODED}, which the manifest rules out, is expected to cost less"
     return reason
 
 
-def _is_out_of_reach(costs: FailureCosts, partial: RecoveryCost) -> bool:
+def _is_out_of_reach(costs: FailureCosts) -> bool:
     """Whether partial recovery would miss its target PLS at the shortest interval there is."""
-    return _wanted_interval(costs) < partial.interval
+    wanted = _wanted_interval(costs)
+    return wanted < _interval(wanted, costs)
 
 
-def _out_of_reach(costs: FailureCosts, partial: RecoveryCost) -> str:
+def _out_of_reach(costs: FailureCosts) -> str:
     """What a target PLS takes that no checkpoint interval meets, for people; empty for any other."""
-    if not costs.target_pls or not _is_out_of_reach(costs, partial):
+    if not costs.target_pls or not _is_out_of_reach(costs):
         return ""
     wanted = _wanted_interval(costs)
-    least = costs.target_pls * partial.interval / wanted
+    tightest = _partial_recovery_at(_interval(wanted, costs), costs)
+    least = costs.target_pls * tightest.interval / wanted
     digit = 10.0 ** (math.floor(math.log10(least)) - 1)
     within = math.ceil(least / digit) * digit
     instead = (
-        f"{within:.2g} is within reach, at {partial.overhead:.0%} of the job's time"
+        f"{within:.2g} is within reach, at {tightest.overhead:.0%} of the job's time"
         if within <= 1
         else "no other is within reach either"
     )
     return (
         f"; targetPLS {costs.target_pls:g} is out of reach: it takes a checkpoint every {measured_time(wanted)}, and "
-        f"each costs {measured_time(costs.save)}; {instead}"
+        f"each costs {measured_time(costs.save)}; {instead}; until then the job saves as often as with "
+        "full recovery, and goes back as a whole beyond its target"
     )
 
 
 _BELIEVED_PER_SECOND = 0.015 / 86_400  # DLRover-RM section 2.2: 1.5% of the pods fail on a day
 _BELIEF = 0.5  # failures' worth of trust in that, and in the fleet's rate against a job's own
 _FIRST_COST = 1.0  # seconds of training that a checkpoint costs, before one was taken
-_PARITY_SLOWDOWN = 1 - 1 / 1.48  # benchmarks/parity.py: the CPU time of a sample, with 5 PS and batches of 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +294,16 @@ def failure_costs(
     reschedule: float,
     target_pls: float = 0.0,
     saves_priority_rows: bool = False,
+    tolerated: int = 1,
 ) -> FailureCosts:
     """Returns the costs of PS failures for a job that takes `total_seconds` in all.
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
-    portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints.
+    portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. `tolerated`
+    servers may be lost at a time by parity; a second one is taken to cost as much as the first.
     """
+    measured = {"how often a PS is lost": (own + fleet).failures > 0, "what a checkpoint costs": save > 0}
     return FailureCosts(
         total_seconds=max(1.0, total_seconds),
         ps=shape.ps,
@@ -296,7 +312,9 @@ def failure_costs(
         load=load,
         reschedule=reschedule,
         target_pls=target_pls,
-        parity_slowdown=_PARITY_SLOWDOWN,
-        parity_memory=1 / max(1, shape.ps - 1),
+        tolerated=tolerated,
+        parity_slowdown=tolerated * _PARITY_COST,
+        parity_memory=tolerated / max(1, shape.ps - tolerated),
         saves_priority_rows=saves_priority_rows,
+        unmeasured=tuple(what for what, is_measured in measured.items() if not is_measured),
     )

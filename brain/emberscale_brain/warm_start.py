@@ -6,7 +6,7 @@ Similarity is measured feature by feature, so that a plan can say why it relies 
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -164,7 +164,7 @@ def smooth(shapes: Sequence[JobShape], mu: float) -> JobShape:
         raise ValueError("Algorithm 1 needs at least one shape")
     if not 0 < mu <= 1:
         raise ValueError(f"mu must be above 0 and at most 1, not {mu}")
-    rows = np.array([[s.workers, s.ps, s.worker_cpu, s.ps_cpu, s.worker_memory, s.ps_memory] for s in shapes])
+    rows = np.array([astuple(shape) for shape in shapes])
     smoothed = rows[0]
     for row in rows[1:]:
         smoothed = mu * row + (1 - mu) * smoothed

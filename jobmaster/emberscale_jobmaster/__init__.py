@@ -4,13 +4,20 @@
 inputs are `events` and its outputs `effects`. Its parts, each pure:
 
 * `state` is what must survive the master, `observations` what may be forgotten with it.
-* `progress`, `tasks`, `lifecycle`, `scaling` and `reshaping` are transitions: stages, leases, members, plans.
-* `restoring`, `checkpointing` and `moving` are durable `operations` on the parameter servers, with deadlines; `retry`
-  is their retry policy, and `transitions` says which of their phases may follow which. `barrier` makes all servers
-  agree, `recovery` chooses how a job recovers.
+* `progress`, `tasks`, `lifecycle`, `takeover`, `scaling` and `reshaping` are transitions: stages, leases, members, a
+  new master, plans.
+* `restoring`, `reloading`, `checkpointing` and `moving` are durable `operations` on the parameter servers, with
+  deadlines. `dispatch` hands them answers and failures, `retry` is their retry policy, and `transitions` says which of
+  their phases may follow which. `barrier` makes all servers agree.
+* `losses` and `recovery` choose how a job recovers, `rebuilding` rebuilds from parity by a move, and `forgetting`
+  counts what a partial recovery loses.
+* `draining`, `relief`, `stragglers` and `slowness` deal with servers that go and members that are slow.
+* `flash`, `priority`, `chains` and `quantization` decide when and how checkpoints are taken.
+* `status`, `profiling` and `warning_signs` are what others are told.
 * `ledger`, `membership`, `placement`, `ranges`, `sizes`, `statistics` are what these are made of.
 
 Around it: `runtime` (one lock; no effect is carried out before the state is in `store`, which is Redis), `service`
-(gRPC), `conductor` with `parameter_servers` and `storage` (carry out effects), `brain_link`, and `server`, which
-assembles them.
+(gRPC, by `messages`), `conductor` with `parameter_servers` and `storage` (carry out effects; `checkpoints`,
+`flash_manifests` and `initial` are the folders and Redis that they use), `brain_link` (by `brain_messages`), and
+`server`, which assembles them.
 """

@@ -16,10 +16,10 @@ import structlog
 
 from emberscale_api.environment import BRAIN_CA
 from emberscale_api.frozen import replace
-from emberscale_api.job import FaultToleranceStrategy, TrainingJob
+from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
-from emberscale_api.rpc.codec import wire_profile
+from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import brain_messages, scaling
@@ -134,10 +134,9 @@ class BrainLink:
         if profile is not None:
             wall = self._clock()
             profile = replace(profile, time=wall, checkpoint_cost=self._runtime.checkpoint_cost)
-            self._unsure.append(wire_profile(profile, sequence=int(wall * 1000)))
+            self._unsure.append(message_of(pb.Profile, profile, sequence=int(wall * 1000)))
         self._start_ups.extend(
-            pb.StartUp(role=one.role, seconds=one.seconds, paused_seconds=one.paused_seconds, time=one.at)
-            for one in self._runtime.take_start_ups()
+            message_of(pb.StartUp, one, role=one.role.value, time=at) for at, one in self._runtime.take_start_ups()
         )
         request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure, start_ups=self._start_ups)
         if request.profiles or request.start_ups:
@@ -161,7 +160,7 @@ class BrainLink:
         strategy = self._runtime.spec.fault_tolerance.strategy
         interval = ways.get(strategy, advised.checkpoint_interval)  # what the manifest names stands
         if math.isfinite(interval) and interval > 0:
-            self._runtime.advise_checkpoints(interval, advised.strategy == FaultToleranceStrategy.PARTIAL_RECOVERY)
+            self._runtime.advise_recovery(interval, brain_messages.strategy(advised))
         between = plan.fault_tolerance.between_failures
         if math.isfinite(between) and between > 0:
             self._runtime.expect_failures(between)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from emberscale_api.job import (
     Architecture,
     DataFormat,
+    FaultToleranceStrategy,
     RecoveryPriority,
     TrainingJob,
     TrainingJobSpec,
@@ -54,6 +55,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
             most_rows=most_rows(spec),
             target_pls=spec.fault_tolerance.allowed_pls,
             saves_priority_rows=spec.fault_tolerance.priority is not RecoveryPriority.NONE,
+            parity=spec.allowed_parity,
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,
@@ -108,6 +110,12 @@ def advice(plan: pb.BrainPlan) -> Advice | None:
             worker=RoleShape(given.workers, given.worker_cpu, given.worker_memory or None),
         )
     return Advice(plan.version, plan.action, sizes, plan.reason, plan.expected_throughput)
+
+
+def strategy(advice: pb.FaultToleranceAdvice) -> FaultToleranceStrategy:
+    """Returns the advised strategy; full recovery for one that this version does not know."""
+    known = {str(one) for one in FaultToleranceStrategy}
+    return FaultToleranceStrategy(advice.strategy) if advice.strategy in known else FaultToleranceStrategy.FULL_RECOVERY
 
 
 def _is_limited(sizes: RoleShapes) -> bool:

@@ -22,7 +22,6 @@ from emberscale_jobmaster.effects import (
     DeleteCheckpoint,
     Effect,
     HoldCall,
-    PruneCheckpoints,
     ResumeCall,
     SavedCall,
     ServerRequest,
@@ -114,8 +113,7 @@ def _would_lose(state: JobState) -> bool:
 
 def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | None, now: float) -> JobState:
     """Begins a checkpoint of this purpose, unless something is in the way."""
-    trouble = state.troubles.get(purpose) if purpose is not None else None
-    if purpose is None or (trouble is not None and now < trouble.next_at):
+    if purpose is None or state.rests(purpose, now):
         return state
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state
@@ -305,11 +303,9 @@ def on_manifest_written(
             state = state.without(taking)
     state = state.without(operation).untroubled(*_PERSISTENT, CheckpointPurpose.PRIORITY).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds, operation.weight_bits)
-    match operation.purpose:
-        case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
-            return replace(state, ends_with=operation.purpose), (taken,)
-        case _:
-            return state, (taken,)
+    if operation.purpose is not CheckpointPurpose.PERIODIC:
+        state = replace(state, ends_with=operation.purpose)
+    return state, (taken,)
 
 
 def _with_priority_rows(state: JobState, operation: Checkpointing) -> JobState:
@@ -339,13 +335,13 @@ def on_storage_failed(
     if operation.is_flash or retry.exhausted(trouble, now, _patience(operation)):
         return give_up(state, spec, operation, problem, now)
     operation = asking_later(replace(operation, deadline=trouble.next_at + WRITE_SECONDS), STORAGE, trouble.next_at)
-    return replace(state.having(operation), troubles={**state.troubles, operation.purpose: trouble})
+    return state.having(operation).troubled(operation.purpose, trouble)
 
 
 def give_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float) -> JobState:
     """Gives up the checkpoint. Another begins later; a purpose that cannot wait any longer ends without one."""
     trouble = _trouble(state, spec, operation, problem, now)
-    state = replace(state.without(operation), troubles={**state.troubles, operation.purpose: trouble})
+    state = state.without(operation).troubled(operation.purpose, trouble)
     if operation.phase is CheckpointPhase.WRITE and operation.since and not operation.is_for_priority:
         state = replace(state, chain=Chain())  # what it builds on may be missing
     if not retry.exhausted(trouble, now, _patience(operation)):
@@ -380,11 +376,6 @@ def on_takeover(state: JobState, operation: Checkpointing) -> JobState:
     if operation.phase is CheckpointPhase.BARRIER:
         return state.without(operation)
     return state.asking(operation, *operation.pending, *operation.again_at)
-
-
-def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, serial: int) -> Effect:
-    """The call that the removal of old checkpoints waits for."""
-    return PruneCheckpoints(operation.id, serial, spec.checkpoint.keep, tuple(sorted(state.damaged)))
 
 
 def _held(state: JobState, operation: Checkpointing) -> Restored:
@@ -479,8 +470,5 @@ def _trouble(
 
 
 def _patience(operation: Checkpointing) -> float:
-    return (
-        retry.SUSPENSION_PATIENCE_SECONDS
-        if operation.purpose is CheckpointPurpose.SUSPENSION
-        else retry.PATIENCE_SECONDS
-    )
+    suspends = operation.purpose is CheckpointPurpose.SUSPENSION
+    return retry.SUSPENSION_PATIENCE_SECONDS if suspends else retry.PATIENCE_SECONDS

@@ -131,19 +131,9 @@ class CheckpointFolder:
                     there = self._filesystem.cat_file(path)
                 except FileNotFoundError:
                     raise error from None
-                if not _is_torn(there):
-                    self._require_same(path, there, manifest)
+                if not _is_torn(there, path, manifest):
                     return
             self._filesystem.pipe_file(path, content)
-
-    def _require_same(self, path: str, content: bytes, manifest: CheckpointManifest) -> None:
-        """Raises FileExistsError unless a manifest that is there lists the same files of the same job."""
-        try:
-            there = CheckpointManifest.from_json(content, path)
-        except DamagedCheckpointError:
-            there = None
-        if there is None or (there.job_uid, there.files) != (manifest.job_uid, manifest.files):
-            raise FileExistsError(f"{path} was written by another master, or by another job")
 
     def delete(self, identifier: str) -> None:
         """Removes a checkpoint, its manifest first, so that a partial checkpoint never counts as complete."""
@@ -196,13 +186,22 @@ class CheckpointFolder:
         return f"{self._root}/{identifier}/{MANIFEST_NAME}"
 
 
-def _is_torn(content: bytes) -> bool:
-    """Whether it is only a part of a manifest: a JSON object without its end is no JSON."""
+def _is_torn(content: bytes, path: str, manifest: CheckpointManifest) -> bool:
+    """Whether there is only a part of a manifest: a JSON object without its end is no JSON.
+
+    Raises FileExistsError unless a whole one lists the same files of the same job.
+    """
     try:
-        json.loads(content)
-    except ValueError:
-        return True
-    return False
+        there = CheckpointManifest.from_json(content, path)
+    except DamagedCheckpointError:
+        try:
+            json.loads(content)
+        except ValueError:
+            return True
+    else:
+        if (there.job_uid, there.files) == (manifest.job_uid, manifest.files):
+            return False
+    raise FileExistsError(f"{path} was written by another master, or by another job")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,9 +6,10 @@ an earlier call, or to an operation that was given up.
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster import checkpointing, moving, reloading, restoring
-from emberscale_jobmaster.effects import Effect, LogEvent
+from emberscale_jobmaster.effects import Effect, LogEvent, PruneCheckpoints
 from emberscale_jobmaster.events import (
     AppliedReport,
+    CallAnswer,
     CheckpointFound,
     Loaded,
     ManifestWritten,
@@ -69,92 +70,67 @@ def on_time_passed(job: JobState, spec: TrainingJobSpec, now: float) -> JobState
     return job
 
 
-def on_server_answered(job: JobState, event: ServerAnswered, spec: TrainingJobSpec, now: float) -> Dispatched:
-    """Takes the answer of a server to a call of an operation."""
-    operation = _waiting(job, event.operation, event.server, event.serial)
-    match operation, event.answer:
-        case Restore(), Loaded() as answer:
-            return restoring.on_loaded(job, operation, event.server, answer, now), ()
-        case Reload(phase=ReloadPhase.LOAD), Prepared() as answer:
-            return reloading.on_prepared(job, operation, event.server, answer, now), ()
-        case Reload(phase=ReloadPhase.BARRIER), AppliedReport() as answer:
-            return reloading.on_applied(job, spec, operation, event.server, answer, now), ()
-        case Reload(phase=ReloadPhase.SWITCH), AppliedReport():
-            return reloading.on_switched(job, spec, operation, event.server, now)
-        case Checkpointing(phase=CheckpointPhase.BARRIER), AppliedReport() as answer:
-            return checkpointing.on_applied(job, spec, operation, event.server, answer, now), ()
-        case Checkpointing(phase=CheckpointPhase.SAVE), Saved() as answer:
-            return checkpointing.on_saved(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.PREPARE), Prepared() as answer:
-            return moving.on_prepared(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.COPY), CopyReport() as answer:
-            return moving.on_copied(job, spec, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.BARRIER), AppliedReport() as answer:
-            return moving.on_applied(job, spec, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.SWITCH), AppliedReport():
-            return moving.on_switched(job, operation, event.server, now)
+def on_answer(job: JobState, event: CallAnswer, spec: TrainingJobSpec, now: float) -> Dispatched:
+    """Takes the answer to a call of an operation, or the failure of that call."""
+    server = event.server if isinstance(event, ServerAnswered | ServerFailed) else STORAGE
+    operation = _waiting(job, event.operation, server, event.serial)
+    match operation, event:
+        case Restore(), ServerAnswered(answer=Loaded() as answer):
+            return restoring.on_loaded(job, operation, server, answer, now), ()
+        case Reload(phase=ReloadPhase.LOAD), ServerAnswered(answer=Prepared() as answer):
+            return reloading.on_prepared(job, operation, server, answer, now), ()
+        case Reload(phase=ReloadPhase.BARRIER), ServerAnswered(answer=AppliedReport() as answer):
+            return reloading.on_applied(job, spec, operation, server, answer, now), ()
+        case Reload(phase=ReloadPhase.SWITCH), ServerAnswered(answer=AppliedReport()):
+            return reloading.on_switched(job, spec, operation, server, now)
+        case Checkpointing(phase=CheckpointPhase.BARRIER), ServerAnswered(answer=AppliedReport() as answer):
+            return checkpointing.on_applied(job, spec, operation, server, answer, now), ()
+        case Checkpointing(phase=CheckpointPhase.SAVE), ServerAnswered(answer=Saved() as answer):
+            return checkpointing.on_saved(job, operation, server, answer, now), ()
+        case Move(phase=MovePhase.PREPARE), ServerAnswered(answer=Prepared() as answer):
+            return moving.on_prepared(job, operation, server, answer, now), ()
+        case Move(phase=MovePhase.COPY), ServerAnswered(answer=CopyReport() as answer):
+            return moving.on_copied(job, spec, operation, server, answer, now), ()
+        case Move(phase=MovePhase.BARRIER), ServerAnswered(answer=AppliedReport() as answer):
+            return moving.on_applied(job, spec, operation, server, answer, now), ()
+        case Move(phase=MovePhase.SWITCH), ServerAnswered(answer=AppliedReport()):
+            return moving.on_switched(job, operation, server, now)
+        case Restore(), ServerFailed(code=code, problem=problem):
+            return restoring.on_server_failed(job, spec, operation, server, code, problem, now), ()
+        case Reload(), ServerFailed(code=code, problem=problem):
+            return reloading.on_server_failed(job, spec, operation, server, code, problem, now), ()
+        case Checkpointing(), ServerFailed(code=code, problem=problem):
+            return checkpointing.on_server_failed(job, spec, operation, server, code, problem, now), ()
+        case Move(), ServerFailed(code=code, problem=problem):
+            return moving.on_server_failed(job, spec, operation, server, code, problem, now), ()
+        case Restore(), CheckpointFound():
+            return restoring.on_checkpoint_found(job, spec, operation, event, now), _refused(event)
+        case Reload(), CheckpointFound():
+            return reloading.on_checkpoint_found(job, spec, operation, event, now), _refused(event)
+        case Checkpointing(), ManifestWritten():
+            return checkpointing.on_manifest_written(job, spec, operation, now)
+        case Pruning(), PruningDone():
+            return job.without(operation), ()
+        case Restore(), StorageFailed():
+            return restoring.on_storage_failed(job, spec, event, now), _failed(operation, event)
+        case Reload(), StorageFailed():
+            return reloading.on_storage_failed(job, spec, operation, event.problem, now), _failed(operation, event)
+        case Checkpointing(), StorageFailed():
+            return checkpointing.on_storage_failed(job, spec, operation, event.problem, now), _failed(operation, event)
+        case Pruning(), StorageFailed():
+            return job.without(operation), _failed(operation, event)
         case _:
             return job, ()
 
 
-def on_server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, now: float) -> JobState:
-    """Takes a failed call to a server."""
-    operation = _waiting(job, event.operation, event.server, event.serial)
-    match operation:
-        case Restore():
-            return restoring.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case Reload():
-            return reloading.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case Checkpointing():
-            return checkpointing.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case Move():
-            return moving.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case _:
-            return job
+def _refused(event: CheckpointFound) -> tuple[LogEvent, ...]:
+    """Tells of damaged checkpoints."""
+    return tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
 
 
-def on_checkpoint_found(job: JobState, event: CheckpointFound, spec: TrainingJobSpec, now: float) -> Dispatched:
-    """Takes the newest sound checkpoint, and reports damaged ones."""
-    operation = _waiting(job, event.operation, STORAGE, event.serial)
-    damaged = tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
-    match operation:
-        case Restore():
-            return restoring.on_checkpoint_found(job, spec, operation, event, now), damaged
-        case Reload():
-            return reloading.on_checkpoint_found(job, spec, operation, event, now), damaged
-        case _:
-            return job, ()
-
-
-def on_manifest_written(job: JobState, event: ManifestWritten, spec: TrainingJobSpec, now: float) -> Dispatched:
-    """Completes a checkpoint."""
-    operation = _waiting(job, event.operation, STORAGE, event.serial)
-    if not isinstance(operation, Checkpointing):
-        return job, ()
-    return checkpointing.on_manifest_written(job, spec, operation, now)
-
-
-def on_pruning_done(job: JobState, event: PruningDone) -> JobState:
-    """Ends the removal of old checkpoints."""
-    operation = _waiting(job, event.operation, STORAGE, event.serial)
-    return job.without(operation) if isinstance(operation, Pruning) else job
-
-
-def on_storage_failed(job: JobState, event: StorageFailed, spec: TrainingJobSpec, now: float) -> Dispatched:
-    """Takes a failed call to the storage."""
-    operation = _waiting(job, event.operation, STORAGE, event.serial)
-    match operation:
-        case Restore():
-            job = restoring.try_again(job, spec, "CheckpointUnreachable", event.problem, now)
-        case Reload():
-            job = reloading.on_storage_failed(job, spec, operation, event.problem, now)
-        case Checkpointing():
-            job = checkpointing.on_storage_failed(job, spec, operation, event.problem, now)
-        case Pruning():
-            job = job.without(operation)
-        case _:
-            return job, ()
-    return job, (LogEvent("storage_failed", type(operation).__name__, event.problem),)
+def _failed(operation: Operation, event: StorageFailed) -> tuple[LogEvent, ...]:
+    """Tells what the storage could not do for an operation."""
+    return (LogEvent("storage_failed", type(operation).__name__, event.problem),)
 
 
 def effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
@@ -198,4 +174,4 @@ def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int
         case Move():
             return moving.effects_of(job, operation, whom, serial)
         case Pruning():
-            return (checkpointing.prune_effect(job, spec, operation, serial),)
+            return (PruneCheckpoints(operation.id, serial, spec.checkpoint.keep, tuple(sorted(job.damaged))),)

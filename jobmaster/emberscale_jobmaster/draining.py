@@ -4,8 +4,9 @@
        the process goes too early -> the job recovers as from any lost server
        nobody can take the rows over in time -> given up
 
-A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that. Nothing rolls back. For
-the job's only server, another one is started that holds the rows meanwhile (`state.servers_wanted`).
+A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that, also while the job
+evaluates. Nothing rolls back. For the job's only server, another one is started that holds the rows meanwhile
+(`state.servers_wanted`).
 """
 
 from emberscale_api.frozen import replace

@@ -22,13 +22,17 @@ from emberscale_jobmaster.tasks import Task
 class AssignCall:
     """Adopt a table of a new generation, and load rows from the checkpoint with this id; empty: from nothing.
 
-    Of another job's checkpoint it is the URI. With `anew`, none of its batches counts as applied.
+    Of another job's checkpoint it is the URI. With `anew`, none of its batches counts as applied. `parity` is how many
+    servers may be lost at a time by the parity that they are to keep; 0: as the manifest's strategy says. With
+    `no_parity`, they are to keep none all the same.
     """
 
     table: RoutingTable
     checkpoint: str
     wait_seconds: float
     anew: bool = False
+    parity: int = 0
+    no_parity: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class PrepareCall:
     `since` is the version that the server must serve; 0: none, since it owns nothing. `checkpoint` is what a server
     that replaces a lost one loads its rows from, and `priority` the saves of priority rows over it; empty: none was
     lost. `lost` are the indexes of servers whose rows the others are to rebuild for their successors; empty: rows move.
+    `parity` and `no_parity` are as of `AssignCall`.
     """
 
     move: int
@@ -109,6 +114,8 @@ class PrepareCall:
     checkpoint: str = ""
     lost: tuple[int, ...] = ()
     priority: tuple[str, ...] = ()
+    parity: int = 0
+    no_parity: bool = False
 
 
 @dataclass(frozen=True)

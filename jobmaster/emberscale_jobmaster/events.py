@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emberscale_api.checkpoint import CheckpointFile
+from emberscale_api.job import FaultToleranceStrategy
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster.membership import Process
@@ -187,13 +188,13 @@ class PlanMissed(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalAdvised(_At):
-    """The brain advises the checkpoint interval of least cost, in seconds.
+    """The brain advises the checkpoint interval of least cost, in seconds, and the strategy.
 
-    `partial`: partial recovery is expected to cost least, of what the manifest allows.
+    Of the strategies that the manifest allows, this one is expected to cost least.
     """
 
     seconds: float
-    partial: bool = False
+    strategy: FaultToleranceStrategy = FaultToleranceStrategy.FULL_RECOVERY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,28 +259,32 @@ ServerAnswer = Loaded | AppliedReport | Saved | Prepared | CopyReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerAnswered(_At):
-    """A parameter server, by its index, has answered a call."""
+class CallAnswer(_At):
+    """The answer to a call of an operation, or the failure of that call; `serial` is the number of the call."""
 
     operation: int
     serial: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAnswered(CallAnswer):
+    """A parameter server, by its index, has answered a call."""
+
     server: int
     answer: ServerAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFailed(_At):
+class ServerFailed(CallAnswer):
     """A call has failed. `code` is the name of a gRPC status code."""
 
-    operation: int
-    serial: int
     server: int
     code: str
     problem: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFound(_At):
+class CheckpointFound(CallAnswer):
     """The newest sound checkpoint, if any.
 
     * `damaged`: the newer ones that failed their checks, and how.
@@ -288,8 +293,6 @@ class CheckpointFound(_At):
     * `newest`: the largest number of a checkpoint, complete or not; 0 if there is none.
     """
 
-    operation: int
-    serial: int
     source: Source | None
     damaged: Mapping[str, str] = field(default_factory=dict)
     incompatible: str = ""
@@ -298,28 +301,21 @@ class CheckpointFound(_At):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManifestWritten(_At):
+class ManifestWritten(CallAnswer):
     """A checkpoint is complete."""
 
-    operation: int
-    serial: int
-
 
 @dataclass(frozen=True, kw_only=True)
-class PruningDone(_At):
+class PruningDone(CallAnswer):
     """Old checkpoints are removed."""
 
-    operation: int
-    serial: int
-
 
 @dataclass(frozen=True, kw_only=True)
-class StorageFailed(_At):
-    """The checkpoint folder was not usable."""
+class StorageFailed(CallAnswer):
+    """The checkpoint folder was not usable; `lacks_credentials`: because this process has none for the store."""
 
-    operation: int
-    serial: int
     problem: str
+    lacks_credentials: bool = False
 
 
 Event = (

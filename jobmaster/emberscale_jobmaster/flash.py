@@ -7,7 +7,6 @@ costs; persistent checkpoints go on at their own interval, and everything that l
 from dataclasses import dataclass
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS
-from emberscale_api.frozen import replace
 from emberscale_api.job import FlashMode, TrainingJobSpec
 
 LEAST_INTERVAL_SECONDS = 15.0
@@ -39,10 +38,6 @@ class Flash:
     cost_seconds: float = 0.0
     written_bytes: int = 0
     bytes: int = 0
-
-    def restarted(self, checkpoint: str, now: float) -> "Flash":
-        """What holds once the servers have loaded a checkpoint; empty: none, or one of another tier."""
-        return replace(self, checkpoint=checkpoint, counted_from=now)
 
 
 def is_wanted(flash: Flash, spec: TrainingJobSpec) -> bool:

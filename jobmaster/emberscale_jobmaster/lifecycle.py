@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import MemberId, Role, slot_name
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.status import MAX_COUNT, JobPhase
 from emberscale_jobmaster.losses import on_server_lost
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.progress import fail
-from emberscale_jobmaster.state import Clock, JobState, phase_of, sizes_of
+from emberscale_jobmaster.state import Clock, JobState, missing_servers, phase_of, sizes_of
 from emberscale_jobmaster.takeover import surpass_history
 
 SHOWN_BAD_RECORDS = 10
@@ -110,7 +110,7 @@ def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh:
 
 def count_truncated(state: JobState, records: int) -> JobState:
     """Counts records with a list of ids that was cut to its column's maximum length."""
-    return replace(state, truncated_records=state.truncated_records + records)
+    return replace(state, truncated_records=min(state.truncated_records + records, MAX_COUNT))
 
 
 def count_time(clock: Clock, elapsed: float, training: bool) -> Clock:
@@ -149,9 +149,5 @@ def _gone(state: JobState, spec: TrainingJobSpec, member: MemberId) -> JobState:
 
 def waiting_for(state: JobState, spec: TrainingJobSpec) -> str:
     """Returns a sentence that names the missing parameter servers; empty if none is missing."""
-    missing = [
-        slot_name(Role.PS, index)
-        for index in range(sizes_of(state, spec).ps.replicas)
-        if state.members.process(Role.PS, index) is None
-    ]
+    missing = missing_servers(state, sizes_of(state, spec))
     return f"waiting for {', '.join(missing)}" if missing else ""

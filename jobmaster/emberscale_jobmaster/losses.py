@@ -2,21 +2,21 @@
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.operations import CheckpointPhase, Reload, ReloadPhase, Source
 from emberscale_jobmaster.progress import unroute
-from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Partial, Protection, Rebuilding, RollBack, choose
+from emberscale_jobmaster.recovery import Decode, Failure, Partial, Protection, Rebuilding, RollBack, choose
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
     Stage,
     allowed_pls,
     applied_batches,
+    kept_parity,
     sizes_of,
-    switching_move,
-    switching_reload,
+    switching,
 )
 
 
@@ -31,7 +31,7 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
         return unroute(state, spec)  # no row has changed since it was assigned
     if state.reload is not None and lost.incarnation in {server.incarnation for server in state.reload.lost}:
         return state
-    if switching_move(state) is not None or switching_reload(state) is not None:
+    if switching(state) is not None:
         return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost while servers change their table"))
     reason = " and ".join([*(f"ps-{server}" for server in sorted(before)), lost.slot])
     servers = (*sorted(before), lost.index)
@@ -42,7 +42,6 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
     """Starts the recovery that costs least."""
     newest = state.flash.taken_at if state.flash.checkpoint else 0.0
     is_flash_newest = newest > state.checkpointed_at
-    since = state.clock.active_seconds - max(state.checkpointed_at, newest)
     survivors = _survivors(state, failure)
     pls = state.pls
     if not is_flash_newest:  # of a flash checkpoint, its manifest will tell
@@ -50,14 +49,14 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
         newest_persistent = Source(state.checkpoint, state.restored)
         pls += forgotten_by(state, spec, lost, applied_batches(state, spec), newest_persistent).pls
     protection = Protection(
-        state.flash.checkpoint if is_flash_newest else state.checkpoint,
+        is_flash_newest or bool(state.checkpoint),
         len(survivors),
+        pls,
         allowed_pls(state, spec),
         _in_parity(state),
-        spec.fault_tolerance.parity,
+        kept_parity(state, spec),
     )
-    estimates = Estimates(since, pls)
-    match choose(failure, protection, estimates):
+    match choose(failure, protection):
         case Decode(servers):
             return _degraded(state, servers, failure.reason)
         case Partial():
@@ -81,14 +80,8 @@ def _roll_back(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 def _survivors(state: JobState, failure: Failure) -> frozenset[int]:
     """The indexes of the servers whose rows are as the routing table says."""
-    present = (
-        (server, state.members.process(Role.PS, server.index))
-        for server in state.routing.table.owners
-        if server.index not in failure.servers
-    )
-    return frozenset(
-        server.index for server, process in present if process is not None and process.incarnation == server.incarnation
-    )
+    kept = (server for server in state.routing.table.owners if server.index not in failure.servers)
+    return frozenset(server.index for server in kept if state.members.has(server))
 
 
 def _await_successors(state: JobState, failure: Failure) -> JobState:
@@ -133,7 +126,7 @@ def _in_parity(state: JobState) -> frozenset[int]:
     whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) and state.routing.ready
     withdraws = state.rebuilding is not None and state.rebuilding.withdraws
-    return owners if whole and trains and switching_move(state) is None and not withdraws else frozenset()
+    return owners if whole and trains and switching(state) is None and not withdraws else frozenset()
 
 
 def is_protected(state: JobState) -> bool:
@@ -149,8 +142,6 @@ def may_own(state: JobState, index: int, incarnation: str) -> bool:
 
 def holders(state: JobState) -> set[tuple[int, str]]:
     """The servers that may own rows, by index and incarnation."""
-    moving, reloading = switching_move(state), switching_reload(state)
-    servers = state.routing.table.owners
-    if moving is not None or reloading is not None:
-        servers = moving.parties if moving is not None else reloading.parties if reloading is not None else ()
+    operation = switching(state)
+    servers = state.routing.table.owners if operation is None else operation.parties
     return {(server.index, server.incarnation) for server in servers}

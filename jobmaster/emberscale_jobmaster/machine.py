@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
+from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
@@ -34,8 +34,8 @@ from emberscale_jobmaster.effects import Effect, Granted, LeasesVoid, LogEvent, 
 from emberscale_jobmaster.events import (
     Advised,
     BadRecordsFound,
+    CallAnswer,
     CallReceived,
-    CheckpointFound,
     DrainWanted,
     Event,
     Exited,
@@ -44,14 +44,9 @@ from emberscale_jobmaster.events import (
     GrantLost,
     HeartbeatReceived,
     IntervalAdvised,
-    ManifestWritten,
     PlanMissed,
-    PruningDone,
     Registered,
     Rescaled,
-    ServerAnswered,
-    ServerFailed,
-    StorageFailed,
     SuspensionWanted,
     TakenOver,
     TaskFinished,
@@ -60,7 +55,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import CheckpointPhase
-from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of, sizes_of
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage, kept_parity, phase_of, sizes_of
 
 COUNTED_SECONDS = 1.0
 """The time that may pass before the durable clock counts it; a new phase counts it at once."""
@@ -121,7 +116,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case TaskWanted(member=member):
             return _task_wanted(state, event, member, spec)
         case TaskFinished(member=member, token=token, finding=finding):
-            finished = tasks.finish(job, member, token, finding)
+            finished = tasks.finish(job, spec, member, token, finding)
             if finished is not job and member.slot in seen.sightings:
                 seen = seen.finished(member)
             return replace(state, job=finished, seen=seen), ()
@@ -144,25 +139,12 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             return replace(state, job=scaling.follow(job, spec, advice, now, wall)), ()
         case PlanMissed(why=why):
             return replace(state, job=scaling.stop_waiting(job, spec, why)), ()
-        case IntervalAdvised(seconds=seconds, partial=partial):
-            return replace(state, job=replace(job, advised_interval=seconds, advised_partial=partial)), ()
+        case IntervalAdvised(seconds=seconds, strategy=strategy):
+            return replace(state, job=replace(job, advised_interval=seconds, advised_strategy=strategy)), ()
         case FailuresExpected(between_failures=seconds):
             return replace(state, job=replace(job, between_failures=seconds)), ()
-        case ServerAnswered():
-            job, effects = dispatch.on_server_answered(job, event, spec, now)
-            return replace(state, job=job), effects
-        case ServerFailed():
-            return replace(state, job=dispatch.on_server_failed(job, event, spec, now)), ()
-        case CheckpointFound():
-            job, effects = dispatch.on_checkpoint_found(job, event, spec, now)
-            return replace(state, job=job), effects
-        case ManifestWritten():
-            job, effects = dispatch.on_manifest_written(job, event, spec, now)
-            return replace(state, job=job), effects
-        case PruningDone():
-            return replace(state, job=dispatch.on_pruning_done(job, event)), ()
-        case StorageFailed():
-            job, effects = dispatch.on_storage_failed(job, event, spec, now)
+        case CallAnswer():
+            job, effects = dispatch.on_answer(job, event, spec, now)
             return replace(state, job=job), effects
 
 
@@ -257,7 +239,7 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
             job = lifecycle.count_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
-        coded = spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
+        coded = kept_parity(job, spec) > 0
         if coded and seen.has_heard_servers(job.members):  # else one that a master before lost may be lost indeed
             trouble = rebuilding.trouble_of(job, member, event.generation, event.served)
             seen = seen.troubled(member, trouble)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.routing import PsAddress
 
 
 class UnknownMemberError(Exception):
@@ -28,7 +29,11 @@ class SupersededMemberError(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """A registered process. `alive` is False while it is silent for too long."""
+    """A registered process. `alive` is False while it is silent for too long.
+
+    `most_parity`: how many servers may be lost at a time by the parity that it keeps when it is told to; 0 of one that
+    ignores that, as versions before `Auto` took parity do.
+    """
 
     incarnation: str
     data_address: str
@@ -37,6 +42,7 @@ class Process:
     pid: int
     host: str
     alive: bool = True
+    most_parity: int = 0
 
 
 class DrainPhase(StrEnum):
@@ -95,6 +101,26 @@ class Membership:
         """The process in a slot if it is alive."""
         process = self.slot(role, index).process
         return process if process is not None and process.alive else None
+
+    def live(self, *roles: Role) -> dict[str, MemberId]:
+        """The live members of these roles, by slot; all without any."""
+        return {
+            name: MemberId(slot.role, slot.index, slot.process.incarnation)
+            for name, slot in self.slots.items()
+            if slot.process is not None and slot.process.alive and (not roles or slot.role in roles)
+        }
+
+    def server(self, index: int) -> PsAddress | None:
+        """The parameter server of this index if it is alive, as a routing table names it."""
+        process = self.process(Role.PS, index)
+        if process is None:
+            return None
+        return PsAddress(index, process.incarnation, process.data_address, process.control_address)
+
+    def has(self, server: PsAddress) -> bool:
+        """Whether a server of a routing table is alive, and nobody is in its place."""
+        present = self.server(server.index)
+        return present is not None and present.incarnation == server.incarnation
 
     def register(self, role: Role, index: int, process: Process) -> "Membership":
         """Puts a process in its slot and replaces the one before. Registering twice has no further effect.

@@ -1,19 +1,21 @@
 """Converts between messages and the core's types. Incoming values are checked against their bounds."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.running import AdmissionCounts, Traffic
-from emberscale_api.job.status import EVALUATION_BINS
+from emberscale_api.job.rounds import RoundsDecision
+from emberscale_api.job.status import EVALUATION_BINS, MAX_COUNT, MAX_QUANTITY
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, role_from_wire, same_fields, wire_file, wire_role
+from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, message_of, role_from_wire, same_fields, wire_role
+from emberscale_api.rpc.fields import present_fields
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
@@ -25,14 +27,39 @@ from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidRepo
 _MAX_INDEX = 1023
 _MAX_TEXT = 4096
 _MAX_BAD_RECORDS = 10_000
+_MAX_NAMES = 4096
+_MAX_SUM = 1e100
+"""Of losses: far above any sum of float32 losses, and so far below the largest double that a job can add them up."""
+_SUMS = frozenset({"loss_sum", "prediction_sum"})
+_IDENTIFIERS = frozenset({"session"})
+"""Integers that take all 64 bits."""
 _REASON = re.compile(r"^[A-Z][A-Za-z0-9]{0,127}$")
 
-_WIRE_KINDS = {
-    Stage.DISCOVER: pb.DISCOVER,
-    Stage.INDEX: pb.INDEX,
-    Stage.TRAIN: pb.TRAIN,
-    Stage.EVALUATE: pb.EVALUATE,
-}
+
+def check_numbers(said: Message, where: str = "") -> None:
+    """Raises InvalidReportError for a number that no process can mean: NaN, infinite or negative, or beyond MAX_COUNT.
+
+    Such a number would make the master's own messages, or its state in Redis, impossible to write or to read.
+    """
+    for present in present_fields(said):
+        name, field, values, keys = f"{where}{present.name}", present.field, present.values, present.keys
+        if len(keys) > _MAX_NAMES or any(len(key) > _MAX_TEXT for key in keys):
+            raise InvalidReportError(f"{name}: at most {_MAX_NAMES} names of {_MAX_TEXT} characters")
+        if present.is_message:
+            for part in values:
+                check_numbers(part, f"{name}.")
+        elif field.type == FieldDescriptor.TYPE_DOUBLE:
+            most = _MAX_SUM if field.name in _SUMS else MAX_QUANTITY
+            least = -most if field.name == "loss_sum" else 0.0
+            # NaN fails every comparison, so that `not` finds it
+            _check(name, [number for number in values if not least <= number <= most], least, most)
+        elif field.type == FieldDescriptor.TYPE_UINT64 and field.name not in _IDENTIFIERS:
+            _check(name, [number for number in values if number > MAX_COUNT], 0, MAX_COUNT)
+
+
+def _check(name: str, wrong: Sequence[float], least: float, most: float) -> None:
+    if wrong:
+        raise InvalidReportError(f"{name}: {wrong[0]} is not between {least:g} and {most:g}")
 
 
 def member_id(member: pb.Member, *allowed: Role) -> MemberId:
@@ -64,39 +91,30 @@ def process(request: pb.RegisterRequest, role: Role) -> Process:
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
     """Resources of the caller."""
-    _finite("cpu_seconds", [request.cpu_seconds])
     return same_fields(Vitals, request)
 
 
 def work_report(delta: pb.WorkerDelta) -> WorkReport:
     """Returns a worker's report of its work. Raises InvalidReportError."""
-    _finite("worker.stage_seconds", delta.stage_seconds.values())
     if len(delta.positives) != len(delta.negatives) or len(delta.positives) > EVALUATION_BINS:
         raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {EVALUATION_BINS}")
-    if not math.isfinite(delta.loss_sum):
-        raise InvalidReportError("worker.loss_sum: is not finite; report a failure with reason NonFiniteLoss")
-    stages, traffic = dict(delta.stage_seconds), same_fields(Traffic, delta.traffic)
-    return same_fields(WorkReport, delta, stage_seconds=stages, traffic=traffic)
+    rounds = _rounds(delta.rounds) if delta.HasField("rounds") else None
+    return same_fields(WorkReport, delta, rounds=rounds)
+
+
+def _rounds(told: pb.RoundsDecision) -> RoundsDecision:
+    return same_fields(RoundsDecision, told, reason=told.reason[:_MAX_TEXT], message=told.message[:_MAX_TEXT])
 
 
 def server_report(report: pb.PsReport) -> ServerReport:
-    """Returns a parameter server's report of its rows. Raises InvalidReportError."""
-    _finite("ps.stage_seconds", report.stage_seconds.values())
-    return same_fields(
-        ServerReport,
-        report,
-        rows=dict(report.rows),
-        stage_seconds=dict(report.stage_seconds),
-        admission={table: same_fields(AdmissionCounts, told) for table, told in report.admission.items()},
-        parity_trouble=_parity_trouble(report),
-    )
+    """Returns a parameter server's report of its rows."""
+    return same_fields(ServerReport, report, parity_trouble=_parity_trouble(report))
 
 
 def _parity_trouble(report: pb.PsReport) -> ParityTrouble | None:
     if not report.HasField("parity_trouble"):
         return None
     told = report.parity_trouble
-    _finite("ps.parity_trouble.seconds", [told.seconds])
     return ParityTrouble(told.routing_version, told.message[:_MAX_TEXT], told.seconds, told.broken)
 
 
@@ -126,9 +144,8 @@ def finding(result: pb.TaskResult, stage: Stage) -> Finding:
     """Returns the finding of a finished task of a stage. Raises InvalidReportError."""
     match stage:
         case Stage.DISCOVER:
-            return Discovered(
-                tuple(map(file_from_wire, result.training_files)), tuple(map(file_from_wire, result.evaluation_files))
-            )
+            found = (result.training_files, result.evaluation_files)
+            return Discovered(*(tuple(map(file_from_wire, files)) for files in found))
         case Stage.INDEX:
             return Indexed(sum(block.records for block in result.blocks))
         case Stage.EVALUATE:
@@ -154,38 +171,17 @@ def check_blocks(blocks: Iterable[pb.Block], file: DataFile, file_number: int) -
 
 def wire_task(task: Task) -> pb.Task:
     """A task as the worker gets it."""
-    return pb.Task(
-        kind=_WIRE_KINDS[task.stage],
-        token=task.token,
-        epoch=task.epoch,
-        start=task.start,
-        stop=task.stop,
-        shard=task.shard,
-        file=wire_file(task.file) if task.file is not None else None,
-        file_number=task.file_number,
-        split=WIRE_SPLITS[task.split] if task.split is not None else pb.SPLIT_UNSPECIFIED,
-    )
+    split = WIRE_SPLITS[task.split] if task.split is not None else pb.SPLIT_UNSPECIFIED
+    return message_of(pb.Task, task, kind=pb.TaskKind.Value(task.stage.name), split=split)
 
 
 def wire_routing(table: RoutingTable, ready: bool) -> pb.Routing:
     """A routing table."""
     servers = [
-        pb.PsEndpoint(
-            index=server.index,
-            incarnation=server.incarnation,
-            data_address=server.data,
-            control_address=server.control,
-        )
+        message_of(pb.PsEndpoint, server, data_address=server.data, control_address=server.control)
         for server in table.servers
     ]
-    return pb.Routing(
-        generation=table.generation,
-        version=table.version,
-        servers=servers,
-        bucket_owners=table.bucket_owners,
-        piece_owners=table.piece_owners,
-        ready=ready,
-    )
+    return message_of(pb.Routing, table, servers=servers, ready=ready)
 
 
 def lease_tokens(state: JobState) -> pb.LeaseTokens:
@@ -209,7 +205,6 @@ def wire_applied(by_epoch: Mapping[int, Ranges]) -> list[pb.AppliedBatches]:
 
 
 def _tally(evaluation: pb.Evaluation) -> Tally:
-    _finite("evaluation sums", [evaluation.loss_sum, evaluation.prediction_sum])
     histograms = []
     for name, data in (("positives", evaluation.positives), ("negatives", evaluation.negatives)):
         if len(data) != 4 * EVALUATION_BINS:
@@ -220,8 +215,3 @@ def _tally(evaluation: pb.Evaluation) -> Tally:
     if sum(map(sum, histograms)) != evaluation.samples:
         raise InvalidReportError("evaluation: the histograms do not add up to evaluation.samples")
     return same_fields(Tally, evaluation, positives=histograms[0], negatives=histograms[1])
-
-
-def _finite(name: str, numbers: Iterable[float]) -> None:
-    if not all(math.isfinite(number) and number >= 0 for number in numbers):
-        raise InvalidReportError(f"{name}: expected finite numbers, not below 0")

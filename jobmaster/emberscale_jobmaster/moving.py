@@ -64,20 +64,19 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     """Begins a move to the wanted servers and shares, and its barrier; drops one that is not wanted any more."""
     move = state.move
     if move is not None and move.lost:
-        gone = _present(state, move.parties) != move.parties
-        return rebuilding.failed(state, spec, move, "a server is gone", now) if gone and not move.holds else state
+        is_void = _gone(state, move.parties) and not move.holds
+        return rebuilding.failed(state, spec, move, "a server is gone", now) if is_void else state
     if state.rebuilding is not None:
         return rebuilding.begin_if_due(state, spec, now)
     if move is not None:
         if move.phase in (MovePhase.PREPARE, MovePhase.COPY) and not _is_wanted(state, spec, move):
             return state.without(move)
         return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
-    trouble = state.troubles.get(KIND)
     target, servers = state.scaling.target, servers_wanted(state, spec)
-    if target is None and trouble is not None and _follows_shares(state, servers):
+    if target is None and KIND in state.troubles and _follows_shares(state, servers):
         return state.untroubled(KIND)  # a recovery or an edit has brought what a move was to bring
     due = scaling.move_due(state) if target is not None else _shares_due(state, servers)
-    if not due or (trouble is not None and now < trouble.next_at):
+    if not due or state.rests(KIND, now):
         return state
     all_servers = _all_servers(state, servers)
     if len(all_servers) < servers:
@@ -186,7 +185,7 @@ def on_applied(
     operation = replace(answered(operation, server), barrier=after, pulls=operation.pulls + answer.pulls)
     if now >= operation.deadline:  # servers may have let pushes through
         return _barrier_failed(state, spec, operation, "the barrier took too long", now)
-    if after.done and _present(state, operation.parties) != operation.parties:
+    if after.done and _gone(state, operation.parties):
         return _barrier_failed(state, spec, operation, "a server of the move is gone", now)
     if after.done:
         operation = replace(operation, phase=MovePhase.SWITCH, done=frozenset())
@@ -216,8 +215,8 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
         rounds=rounds,
     )
     state = state.without(operation).untroubled(KIND)
-    left = (*state.routing.left, *operation.leavers)
-    state = replace(state, routing=Routing(operation.table, True, _present(state, left), operation.shares))
+    left = tuple(server for server in (*state.routing.left, *operation.leavers) if state.members.has(server))
+    state = replace(state, routing=Routing(operation.table, True, left, operation.shares))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
     state = _sized(state, operation)
     table = operation.table
@@ -283,7 +282,15 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
     if operation.phase is MovePhase.PREPARE:
         present = state.routing.table
         since = present.version if operation.servers[whom] in present.owners else 0
-        return PrepareCall(number, since, operation.table, WAIT_SECONDS, lost=operation.lost)
+        return PrepareCall(
+            number,
+            since,
+            operation.table,
+            WAIT_SECONDS,
+            lost=operation.lost,
+            parity=state.coded,
+            no_parity=bool(state.forgone),
+        )
     if operation.lost and operation.phase is MovePhase.SWITCH:
         settled = (rebuilding.rebuilt(operation) or {}).get(whom, {})
         return SwitchCall(operation.table.generation, number, number, settled)
@@ -316,7 +323,7 @@ def _shares_due(state: JobState, servers: int) -> bool:
     """Whether the routing table does not follow the wanted servers and shares, and rows can move now."""
     if not scaling.may_move(state) or _follows_shares(state, servers):
         return False
-    return _present(state, state.routing.table.owners) == state.routing.table.owners
+    return not _gone(state, state.routing.table.owners)
 
 
 def _follows_shares(state: JobState, servers: int) -> bool:
@@ -329,26 +336,15 @@ def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
     table = state.routing.table
     found = list(table.servers)
     for index in range(max(len(found), servers)):
-        process = state.members.process(Role.PS, index)
-        if process is None or (index < len(found) and table.servers[index] in table.owners):
-            continue
-        joining = PsAddress(index, process.incarnation, process.data_address, process.control_address)
-        found[index : index + 1] = [joining]
+        joining = state.members.server(index)
+        if joining is not None and not (index < len(found) and table.servers[index] in table.owners):
+            found[index : index + 1] = [joining]
     return tuple(found)
-
-
-def _present(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[PsAddress, ...]:
-    """Those whose processes are still there."""
-    gone = _gone(state, servers)
-    return tuple(server for server in servers if server.index not in gone)
 
 
 def _gone(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[int, ...]:
     """Those whose slots are empty, or have another process."""
-    processes = [(server, state.members.process(Role.PS, server.index)) for server in servers]
-    return tuple(
-        server.index for server, process in processes if process is None or process.incarnation != server.incarnation
-    )
+    return tuple(server.index for server in servers if not state.members.has(server))
 
 
 def _is_wanted(state: JobState, spec: TrainingJobSpec, move: Move) -> bool:
@@ -360,7 +356,7 @@ def _is_wanted(state: JobState, spec: TrainingJobSpec, move: Move) -> bool:
         return False
     if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
         return False
-    return _present(state, move.parties) == move.parties
+    return not _gone(state, move.parties)
 
 
 def is_copied(state: JobState) -> bool:
@@ -373,10 +369,7 @@ def is_copied(state: JobState) -> bool:
 
 def _may_hold(state: JobState, move: Move, now: float) -> bool:
     """Whether all is copied, and no checkpoint holds pushes, or needs servers that are about to leave."""
-    trouble = state.troubles.get(KIND)
-    if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties):
-        return False
-    if trouble is not None and now < trouble.next_at:
+    if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties) or state.rests(KIND, now):
         return False
     in_the_way = {CheckpointPhase.BARRIER, CheckpointPhase.SAVE} if is_copied(state) else {CheckpointPhase.BARRIER}
     return not any(taking.phase in in_the_way for taking in state.checkpointings)
@@ -410,7 +403,7 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, pro
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveHeldUp", problem)
     if retry.exhausted(trouble, now):
         return _given_up(state, spec, operation, problem, now)
-    state = replace(state, troubles={**state.troubles, KIND: trouble})
+    state = state.troubled(KIND, trouble)
     copying = replace(
         operation,
         phase=MovePhase.COPY,
@@ -431,4 +424,4 @@ def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: 
     state = state.without(operation)
     if retry.exhausted(trouble, now):
         return scaling.give_up(state.untroubled(KIND), spec, f"the rows could not be moved: {problem}", now)
-    return replace(state, troubles={**state.troubles, KIND: trouble})
+    return state.troubled(KIND, trouble)

@@ -15,7 +15,8 @@ from functools import reduce
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.running import AdmissionCounts, Traffic
+from emberscale_api.job.rounds import RoundsDecision
+from emberscale_api.job.running import AdmissionCounts, Traffic, total_admission
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership
@@ -63,6 +64,8 @@ class WorkReport:
     stage_seconds: Mapping[str, float]
     truncated_records: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    rounds: RoundsDecision | None = None
+    """Whether it trains rounds now, and why; None where the manifest disables them."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,13 @@ class Sighting:
     """The work of earlier incarnations of a worker."""
     traffic: Traffic = field(default_factory=Traffic)
     traffic_before: Traffic = field(default_factory=Traffic)
+    rounds: RoundsDecision | None = None
     server: ServerReport | None = None
     troubled: tuple[int, float] | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
     admission_before: Mapping[str, AdmissionCounts] = field(default_factory=dict)
-    """What earlier incarnations counted, and this one in tables that it has no more."""
+    """What earlier incarnations counted."""
     trained: int = 0
     """Samples that a worker has told of in all, until `trained_at`."""
     trained_at: float | None = None
@@ -123,8 +127,9 @@ class Sighting:
     """The tasks that a worker was granted in all."""
 
     def admission(self) -> Mapping[str, AdmissionCounts]:
-        """The counts of all tables that a parameter server has had."""
-        return self.admission_before if self.server is None else _both(self.admission_before, self.server.admission)
+        """The counts of all incarnations of a parameter server."""
+        served = {} if self.server is None else self.server.admission
+        return total_admission(self.admission_before, served)
 
 
 @dataclass(frozen=True)
@@ -263,6 +268,7 @@ class Observations:
             sequence=sequence,
             stage_seconds=stages,
             traffic=known.traffic_before.plus(report.traffic),
+            rounds=report.rounds,
             meter=known.meter.add(report.samples, now),
             trained=known.trained + report.samples,
             trained_at=now,
@@ -286,11 +292,6 @@ class Observations:
         known = self.sightings[member.slot]
         told = replace(known, server=report, stage_seconds=report.stage_seconds)
         before = known.server
-        if before is not None and not all(
-            report.admission.get(table, AdmissionCounts()).continues(counts)
-            for table, counts in before.admission.items()
-        ):
-            told = replace(told, admission_before=known.admission())
         if training and before is not None and report.applied_batches >= before.applied_batches:
             old, new = before.stage_seconds, report.stage_seconds
             spent = sum(new.get(stage, 0.0) - old.get(stage, 0.0) for stage in SERVICE)
@@ -317,10 +318,8 @@ class Observations:
         for role in (Role.PS, Role.WORKER):
             paces = {
                 name: sighting.pace.seconds
-                for name, slot in members.slots.items()
-                if slot.role is role and slot.process is not None and slot.process.alive
-                if (sighting := self.sightings.get(name)) is not None
-                if sighting.incarnation == slot.process.incarnation
+                for name, member in members.live(role).items()
+                if (sighting := self.sightings.get(name)) is not None and sighting.incarnation == member.incarnation
             }
             found |= factors(paces)
         return found
@@ -348,12 +347,9 @@ class Observations:
     def silent(self, members: Membership, timeout: float) -> list[MemberId]:
         """Live members that have not spoken for `timeout` seconds."""
         return [
-            MemberId(slot.role, slot.index, slot.process.incarnation)
-            for name, slot in members.slots.items()
-            if slot.process is not None
-            and slot.process.alive
-            and name in self.sightings
-            and self.watched - self.sightings[name].spoke_at > timeout
+            member
+            for name, member in members.live().items()
+            if name in self.sightings and self.watched - self.sightings[name].spoke_at > timeout
         ]
 
     def lapsed(self, ledger: Ledger, timeout: float, forgotten: float) -> list[int]:
@@ -430,7 +426,7 @@ class Observations:
 
     def admission(self) -> Mapping[str, AdmissionCounts]:
         """By table with admission or eviction: the counts of all parameter servers, roll-backs included."""
-        return reduce(_both, (seen.admission() for seen in self.sightings.values()), {})
+        return reduce(total_admission, (seen.admission() for seen in self.sightings.values()), {})
 
     def _moved(self, known: Sighting) -> Sighting:
         """A member whose leases move now; gaps are forgotten slowly."""
@@ -445,10 +441,3 @@ class Observations:
 
     def _with(self, member: MemberId, sighting: Sighting) -> "Observations":
         return replace(self, sightings={**self.sightings, member.slot: sighting})
-
-
-def _both(one: Mapping[str, AdmissionCounts], other: Mapping[str, AdmissionCounts]) -> Mapping[str, AdmissionCounts]:
-    return {
-        table: one.get(table, AdmissionCounts()).plus(other.get(table, AdmissionCounts()))
-        for table in one.keys() | other.keys()
-    }

@@ -2,15 +2,17 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
 
-from emberscale_api.checkpoint import CheckpointFile, is_flash, number_of
+from emberscale_api.checkpoint import is_flash, number_of
+from emberscale_api.job.status import MAX_COUNT
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
+from emberscale_api.rpc.codec import message_of, same_fields
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import messages
 from emberscale_jobmaster.effects import (
@@ -90,7 +92,9 @@ class ServerChannels:
     def _event(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], ServerAnswer]) -> Event:
         where = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
         try:
-            answer = read(done.result())
+            reply = done.result()
+            messages.check_numbers(reply)
+            answer = read(reply)
         except grpc.RpcError as error:
             return ServerFailed(now=self._now(), code=error.code().name, problem=error.details() or "", **where)
         except grpc.FutureCancelledError:
@@ -100,83 +104,51 @@ class ServerChannels:
         return ServerAnswered(now=self._now(), answer=answer, **where)
 
     def _translated(self, call: CallServer) -> tuple[Any, Any, Callable[[Any], ServerAnswer]]:
-        stub = self._stub(call.server)
-        match call.request:
-            case AssignCall(table=table, checkpoint=checkpoint, wait_seconds=seconds, anew=anew):
-                assign = pb.AssignRequest(
-                    routing=messages.wire_routing(table, ready=False),
-                    manifest_json=self._manifest,
-                    checkpoint_uri=self._uri_of(checkpoint) if checkpoint else "",
-                    wait_seconds=seconds,
-                    anew=anew,
-                )
+        stub, server, asked = self._stub(call.server), call.server, call.request
+        match asked:
+            case AssignCall():
+                assign = message_of(pb.AssignRequest, asked, **self._begun_with(asked))
                 return stub.Assign, assign, _loaded
-            case HoldCall(generation=generation, version=version, barrier=number, hold_seconds=seconds) as hold:
-                barrier = _barrier(call.server, generation, number, seconds)
-                taken = number_of(hold.checkpoint) if hold.checkpoint else 0
-                return stub.Hold, pb.HoldRequest(barrier=barrier, version=version, checkpoint=taken), _said
-            case SettleCall(generation=generation, barrier=number, hold_seconds=seconds) as call_to_settle:
-                settle = pb.SettleRequest(
-                    barrier=_barrier(call.server, generation, number, seconds),
-                    settle=messages.wire_applied(call_to_settle.settle),
-                    wait_seconds=call_to_settle.wait_seconds,
-                )
-                return stub.Settle, settle, _said
-            case (
-                SnapshotCall(generation=generation, barrier=number, hold_seconds=seconds, checkpoint=checkpoint) as take
-            ):
+            case HoldCall():
+                barrier = _barrier(server, asked, asked.hold_seconds)
+                taken = number_of(asked.checkpoint) if asked.checkpoint else 0
+                return stub.Hold, message_of(pb.HoldRequest, asked, barrier=barrier, checkpoint=taken), _said
+            case SettleCall():
+                barrier = _barrier(server, asked, asked.hold_seconds)
+                settle = messages.wire_applied(asked.settle)
+                return stub.Settle, message_of(pb.SettleRequest, asked, barrier=barrier, settle=settle), _said
+            case SnapshotCall(checkpoint=checkpoint):
+                barrier = _barrier(server, asked, asked.hold_seconds)
                 uri = checkpoint if is_flash(checkpoint) else f"{self._uri_of(checkpoint)}/"
-                barrier = _barrier(call.server, generation, number, seconds)
-                snapshot = pb.SnapshotRequest(
-                    barrier=barrier,
-                    uri=uri,
-                    flash_bytes=take.flash_bytes,
-                    weight_bits=take.weight_bits,
-                    tracked=take.tracked,
-                    since=take.since,
-                )
-                return stub.Snapshot, snapshot, _snapshot_said
-            case ResumeCall(generation=generation, barrier=number):
-                return stub.Resume, pb.ResumeRequest(barrier=_barrier(call.server, generation, number, 0.0)), _nothing
-            case SavedCall(generation=generation, barrier=number, wait_seconds=seconds):
-                saved = pb.GetSavedRequest(
-                    generation=generation,
-                    barrier=number,
-                    wait_seconds=seconds,
-                    incarnation=call.server.incarnation,
-                )
+                return stub.Snapshot, message_of(pb.SnapshotRequest, asked, barrier=barrier, uri=uri), _snapshot_said
+            case ResumeCall():
+                return stub.Resume, pb.ResumeRequest(barrier=_barrier(server, asked)), _nothing
+            case SavedCall():
+                saved = message_of(pb.GetSavedRequest, asked, incarnation=server.incarnation)
                 return stub.GetSaved, saved, _saved
-            case PrepareCall(move=move, since=since, table=table, wait_seconds=seconds) as prepared:
-                prepare = pb.PrepareRequest(
-                    move=move,
-                    since=since,
-                    routing=messages.wire_routing(table, ready=False),
-                    manifest_json=self._manifest,
-                    wait_seconds=seconds,
-                    incarnation=call.server.incarnation,
-                    checkpoint_uri=self._uri_of(prepared.checkpoint) if prepared.checkpoint else "",
-                    lost=prepared.lost,
-                    priority_uris=[self._uri_of(save) for save in prepared.priority],
-                )
-                return stub.Prepare, prepare, _prepared
-            case CopyCall(move=move, wait_seconds=seconds, spare_seconds=spare):
-                copy = pb.CopyRequest(
-                    move=move, wait_seconds=seconds, incarnation=call.server.incarnation, spare_seconds=spare
-                )
-                return stub.Copy, copy, _copied
-            case HandOverCall(generation=generation, barrier=number, hold_seconds=seconds, move=move) as last:
-                barrier = _barrier(call.server, generation, number, seconds)
-                hand_over = pb.HandOverRequest(barrier=barrier, move=move, wait_seconds=last.wait_seconds)
-                return stub.HandOver, hand_over, _handed_over
-            case SwitchCall(generation=generation, barrier=number, move=move, applied=applied, pulls=handed):
-                barrier = _barrier(call.server, generation, number, 0.0)
-                pulls = [pb.OutstandingPull(**asdict(pull)) for pull in handed]
-                switch = pb.SwitchRequest(
-                    barrier=barrier, move=move, applied=messages.wire_applied(applied), pulls=pulls
-                )
+            case PrepareCall():
+                saves = [self._uri_of(save) for save in asked.priority]
+                given = {**self._begun_with(asked), "incarnation": server.incarnation, "priority_uris": saves}
+                return stub.Prepare, message_of(pb.PrepareRequest, asked, **given), partial(same_fields, Prepared)
+            case CopyCall():
+                return stub.Copy, message_of(pb.CopyRequest, asked, incarnation=server.incarnation), _copied
+            case HandOverCall():
+                barrier = _barrier(server, asked, asked.hold_seconds)
+                return stub.HandOver, message_of(pb.HandOverRequest, asked, barrier=barrier), _handed_over
+            case SwitchCall():
+                applied = messages.wire_applied(asked.applied)
+                switch = message_of(pb.SwitchRequest, asked, barrier=_barrier(server, asked), applied=applied)
                 return stub.Switch, switch, _said
-            case AbandonCall(move=move):
-                return stub.Abandon, pb.AbandonRequest(move=move, incarnation=call.server.incarnation), _nothing
+            case AbandonCall():
+                return stub.Abandon, pb.AbandonRequest(move=asked.move, incarnation=server.incarnation), _nothing
+
+    def _begun_with(self, asked: AssignCall | PrepareCall) -> dict[str, Any]:
+        """What a server needs to know of the job that it is to serve."""
+        return {
+            "routing": messages.wire_routing(asked.table, ready=False),
+            "manifest_json": self._manifest,
+            "checkpoint_uri": self._uri_of(asked.checkpoint) if asked.checkpoint else "",
+        }
 
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:
         with self._lock:
@@ -187,21 +159,28 @@ class ServerChannels:
         return rpc.ParameterServerStub(channel)
 
 
-def _barrier(server: PsAddress, generation: int, number: int, hold_seconds: float) -> pb.Barrier:
-    return pb.Barrier(generation=generation, number=number, hold_seconds=hold_seconds, incarnation=server.incarnation)
+def _barrier(
+    server: PsAddress,
+    asked: HoldCall | SettleCall | SnapshotCall | ResumeCall | HandOverCall | SwitchCall,
+    hold_seconds: float = 0.0,
+) -> pb.Barrier:
+    named = {"number": asked.barrier, "hold_seconds": hold_seconds, "incarnation": server.incarnation}
+    return message_of(pb.Barrier, asked, **named)
 
 
 def _loaded(reply: pb.AssignReply) -> Loaded:
-    return Loaded(reply.done, reply.loaded_bytes, reply.problem, messages.applied(reply.applied))
+    return same_fields(Loaded, reply, applied=messages.applied(reply.applied))
 
 
-def _prepared(reply: pb.PrepareReply) -> Prepared:
-    return Prepared(reply.done, reply.loaded_bytes, reply.problem)
+def _saved(reply: pb.GetSavedReply) -> Saved:
+    if sum(file.bytes for file in reply.files) > MAX_COUNT:
+        raise ValueError("the files of a checkpoint have more bytes than any storage holds")
+    return same_fields(Saved, reply)
 
 
 def _copied(reply: pb.CopyReply) -> CopyReport:
     rebuilt = {rows.server: messages.applied(rows.applied) for rows in reply.rebuilt}
-    return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows, rebuilt)
+    return same_fields(CopyReport, reply, rebuilt=rebuilt)
 
 
 def _said(reply: pb.HoldReply | pb.SettleReply | pb.SwitchReply) -> AppliedReport:
@@ -209,23 +188,12 @@ def _said(reply: pb.HoldReply | pb.SettleReply | pb.SwitchReply) -> AppliedRepor
 
 
 def _handed_over(reply: pb.HandOverReply) -> AppliedReport:
-    pulls = tuple(
-        HandedPull(pull.session, pull.epoch, pull.batch, pull.token, pull.unseen, pull.batches, pull.is_round)
-        for pull in reply.pulls
-    )
+    pulls = tuple(same_fields(HandedPull, pull) for pull in reply.pulls)
     return AppliedReport(messages.applied(reply.applied), pulls=pulls)
 
 
 def _snapshot_said(reply: pb.SnapshotReply) -> AppliedReport:
     return AppliedReport(messages.applied(reply.applied), reply.held_seconds)
-
-
-def _saved(reply: pb.GetSavedReply) -> Saved:
-    files = tuple(
-        CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32, checkpoint=file.checkpoint)
-        for file in reply.files
-    )
-    return Saved(reply.done, reply.written_bytes, reply.problem, files, reply.examined_rows)
 
 
 def _nothing(_: pb.ResumeReply | pb.AbandonReply) -> AppliedReport:

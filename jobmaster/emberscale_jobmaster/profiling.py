@@ -29,7 +29,6 @@ class Moment:
     samples: int
     trained: Mapping[str, tuple[int, float]]
     training_seconds: float
-    epoch: int
     recoveries: int
     routing_version: int
     incarnations: frozenset[tuple[str, str]]
@@ -43,15 +42,11 @@ class Moment:
 
 def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Moment:
     """The current job; `now` is a time of the observations' clock."""
-    live = {
-        name: (slot.role, slot.process.incarnation)
-        for name, slot in state.members.slots.items()
-        if slot.process is not None and slot.process.alive
-    }
+    live = state.members.live()
     sightings = {name: seen.sightings[name] for name in live if name in seen.sightings}
     stages: dict[str, float] = {}
     for name, sighting in sightings.items():
-        if live[name][0] is Role.WORKER:
+        if live[name].role is Role.WORKER:
             for stage, seconds in sighting.stage_seconds.items():
                 stages[stage] = stages.get(stage, 0.0) + seconds
     return Moment(
@@ -61,19 +56,18 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
         samples=committed_samples(state, spec),
         trained={name: (s.trained, s.trained_at) for name, s in sightings.items() if s.trained_at is not None},
         training_seconds=state.clock.training_seconds,
-        epoch=state.epoch,
         recoveries=state.recoveries,
         routing_version=state.routing.table.version,
-        incarnations=frozenset((name, incarnation) for name, (_, incarnation) in live.items()),
+        incarnations=frozenset((name, member.incarnation) for name, member in live.items()),
         cpu_seconds={name: sighting.vitals.cpu_seconds for name, sighting in sightings.items()},
         stage_seconds=stages,
         memory={
-            role: max((s.vitals.memory_bytes for name, s in sightings.items() if live[name][0] is role), default=0)
+            role: max((s.vitals.memory_bytes for name, s in sightings.items() if live[name].role is role), default=0)
             for role in (Role.PS, Role.WORKER)
         },
         rows=sum(seen.rows().values()),
         total_samples=spec.training.epochs * state.training_records,
-        failures=state.recoveries,
+        failures=state.recoveries + state.reloads + state.rebuilt.count,
     )
 
 

@@ -5,7 +5,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import JobPhase
 from emberscale_api.origin import changed_file
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
@@ -18,12 +18,12 @@ from emberscale_jobmaster.state import (
     JobState,
     Routing,
     Stage,
+    awaits_servers,
     batches_of,
     limits_of,
     live_servers,
     phase_of,
     routed_servers,
-    servers_missing,
     sizes_of,
     wanted_shares,
     with_scaling,
@@ -110,36 +110,31 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Begins to assign the rows to the live servers; returns the same state while one is missing."""
-    if servers_missing(state, spec):
+    if awaits_servers(state, spec):
         return state
     servers = live_servers(state, spec)
-    addresses = tuple(
-        PsAddress(index, server.incarnation, server.data_address, server.control_address)
-        for index, server in enumerate(servers)
-    )
-    shares = wanted_shares(state, len(addresses))
+    shares = wanted_shares(state, len(servers))
     table = replace(
         state.routing.table,
-        servers=addresses,
-        bucket_owners=placed([NOBODY] * BUCKETS, len(addresses), limits=limits_of(shares)),
-        piece_owners=placed([NOBODY] * DENSE_PIECES, len(addresses), limits=limits_of(shares)),
+        servers=servers,
+        bucket_owners=placed([NOBODY] * BUCKETS, len(servers), limits=limits_of(shares)),
+        piece_owners=placed([NOBODY] * DENSE_PIECES, len(servers), limits=limits_of(shares)),
     )
     return replace(state, routing=Routing(table, shares=shares))
 
 
 def complete_assignment(state: JobState, restored: Restored, checkpoint: str) -> JobState:
     """Notes that every server of the routing table holds what `restored` says."""
-    routing = replace(state.routing, ready=True)
     from_flash = is_flash(checkpoint)
     clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
     return replace(
         state,
-        routing=routing,
+        routing=replace(state.routing, ready=True),
         restored=restored,
         checkpoint=checkpoint,
         clock=clock,
         checkpointed_at=state.checkpointed_at if from_flash else clock.active_seconds,
-        flash=state.flash.restarted(checkpoint if from_flash else "", clock.active_seconds),
+        flash=replace(state.flash, checkpoint=checkpoint if from_flash else "", counted_from=clock.active_seconds),
     )
 
 

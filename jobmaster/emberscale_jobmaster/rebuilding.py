@@ -15,16 +15,24 @@ rows of the lost servers do not either. A batch that only some have applied come
 from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job import MOST_CODED_SERVERS, TrainingJobSpec, takes_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
-from emberscale_api.routing import ParityTrouble, PsAddress
+from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.losses import is_protected, recover
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import Failure, Parity, Rebuilding, Rebuilt
-from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, switching_move
+from emberscale_jobmaster.recovery import Failure, Parity, Parting, Rebuilding, Rebuilt
+from emberscale_jobmaster.state import (
+    JobState,
+    Routing,
+    Stage,
+    kept_parity,
+    newest_checkpoint,
+    sizes_of,
+    switching,
+)
 
 MOST_ATTEMPTS = 5
 AGAIN_SECONDS = 1.0
@@ -34,6 +42,13 @@ PARTED_SECONDS = 5.0
 """How long servers that have parted may take to hear of another table, or the master of one that is lost."""
 SILENT_SECONDS = 30.0
 """How long a server may acknowledge nothing at least; twice as long as one may be silent, if that is longer."""
+MOST_PARTINGS = 3
+"""After so many roll-backs because servers do not reach each other, the job keeps no parity.
+
+Servers keep it again that load rows once fewer of these count.
+"""
+PARTINGS_SECONDS = 1800.0
+"""Such roll-backs count together within so much of the job's time, and however long without a checkpoint in between."""
 _MIB = 1 << 20
 
 
@@ -73,9 +88,34 @@ def note_parity(
     parity = replace(parity, troubles=troubles)
     if parity != state.parity and (parity.servers or parity.troubles):
         state = replace(state, parity=parity)
-    if trouble is None or not _is_broken(state, spec, trouble, troubled_seconds):
+    is_over = bool(state.forgone) and heeds_that_none_is_kept(state)
+    if trouble is None or is_over or not _is_broken(state, spec, trouble, troubled_seconds):
         return state
+    newest = Parting(state.clock.active_seconds, newest_checkpoint(state))
+    state = replace(state, partings=(*recent_partings(state), newest)[-MOST_PARTINGS:])
+    if len(state.partings) == MOST_PARTINGS and heeds_that_none_is_kept(state):
+        told = f"{member.slot}: {trouble.message}"
+        state = replace(state, forgone=f"servers did not get together {MOST_PARTINGS} times, the last time {told}")
     return recover(state, spec, Failure((), f"{member.slot} cannot protect its rows: {trouble.message}"))
+
+
+def recent_partings(state: JobState) -> tuple[Parting, ...]:
+    """The partings that count together with one that happens now.
+
+    These are those of the last PARTINGS_SECONDS, and those since the newest checkpoint: the job is where it was then.
+    """
+    since, checkpoint = state.clock.active_seconds - PARTINGS_SECONDS, newest_checkpoint(state)
+    return tuple(one for one in state.partings if one.at > since or one.checkpoint == checkpoint)
+
+
+def heeds_that_none_is_kept(state: JobState) -> bool:
+    """Whether any server with rows keeps no parity when it is told so; those of versions before go by the manifest.
+
+    One is enough: the others never meet it, and train on without parity. Servers that all ignore it meet and part
+    again, and then only another roll-back ends the waiting of their pushes.
+    """
+    processes = [state.members.process(Role.PS, one.index) for one in state.routing.table.owners]
+    return any(process is not None and process.most_parity > 0 for process in processes)
 
 
 def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
@@ -90,7 +130,7 @@ def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, t
     """Whether pushes wait for what will not come. Servers that change their table part for a moment."""
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE)
     patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
-    return trains and switching_move(state) is None and min(trouble.seconds, troubled_seconds) >= patience
+    return trains and switching(state) is None and min(trouble.seconds, troubled_seconds) >= patience
 
 
 def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
@@ -102,13 +142,15 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
         return f"{lost.names} {'is' if len(lost.lost) == 1 else 'are'} lost, and {_their(lost)} rows are being rebuilt"
     if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
         return "the job does not train"
-    owners, parity = len(state.routing.table.owners), spec.fault_tolerance.parity
+    if state.forgone:
+        return state.forgone
+    owners, parity = len(state.routing.table.owners), kept_parity(state, spec)
+    if owners == 1:
+        return "only one parameter server has rows"
     if owners <= parity:
-        return (
-            "only one parameter server has rows"
-            if owners == 1
-            else f"only {owners} parameter servers have rows, and parity {parity} takes {parity + 1}"
-        )
+        return f"only {owners} parameter servers have rows, and parity {parity} takes {parity + 1}"
+    if not takes_parity(owners, parity):
+        return f"{owners} parameter servers have rows, and parity {parity} takes {MOST_CODED_SERVERS} at most"
     if state.parity.version == state.routing.table.version and state.parity.troubles:
         index, told = min(state.parity.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"
@@ -129,7 +171,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         succeeded = "it has a successor" if one else "they have successors"
         message = f"{lost.reason}: {_their(lost)} rows are rebuilt from parity once {succeeded}"
         return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
-    returned = tuple(server for server in lost.servers if _incarnation(state, server) == lost.lost[server])
+    present = {server: state.members.server(server) for server in lost.servers}
+    returned = [server for server, one in present.items() if one is not None and one.incarnation == lost.lost[server]]
     if returned and lost.withdraws:
         return _roll_back(state, spec, f"ps-{returned[0]} speaks again while its rows are rebuilt")
     if returned:
@@ -139,13 +182,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return reshaping.note_step(replace(state, rebuilding=still), "Returned", message, 0.0)
     if now < lost.next_at:
         return state
-    table, successors = state.routing.table, {}
-    for server in lost.servers:
-        process = state.members.process(Role.PS, server)
-        if process is None:
-            return state
-        successors[server] = PsAddress(server, process.incarnation, process.data_address, process.control_address)
-    servers = tuple(successors.get(one.index, one) for one in table.servers)
+    table = state.routing.table
+    following = [present.get(one.index, one) for one in table.servers]  # None: a lost one has no successor yet
+    servers = tuple(one for one in following if one is not None)
+    if len(servers) < len(following):
+        return state
     move = Move(
         id=state.next_operation,
         number=state.next_barrier,
@@ -217,11 +258,6 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
 def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:
     lost = state.rebuilding
     return recover(state, spec, Failure(() if lost is None else lost.servers, reason))
-
-
-def _incarnation(state: JobState, server: int) -> str:
-    process = state.members.process(Role.PS, server)
-    return "" if process is None else process.incarnation
 
 
 def _their(lost: Rebuilding) -> str:

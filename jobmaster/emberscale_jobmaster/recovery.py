@@ -22,31 +22,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Protection:
-    """The sources of recovery.
+    """The sources of recovery, and what a partial one costs.
 
-    * `checkpoint`: the id of the newest complete checkpoint, empty if there is none.
+    * `has_checkpoint`: there is a complete one.
     * `survivors`: how many parameter servers keep their rows.
-    * `allowed_pls`: the portion of lost samples that the job may reach; 0: it may lose nothing.
+    * `pls`: the portion of lost samples after a partial recovery, those of earlier ones included.
+    * `allowed_pls`: the portion that the job may reach; 0: it may lose nothing.
     * `parity`: servers of which the others can rebuild any `covered`.
     """
 
-    checkpoint: str
+    has_checkpoint: bool
     survivors: int = 0
+    pls: float = 0.0
     allowed_pls: float = 0.0
     parity: frozenset[int] = frozenset()
     covered: int = 1
-
-
-@dataclass(frozen=True)
-class Estimates:
-    """The cost of each recovery.
-
-    * `lost_seconds`: the training that a roll-back to the newest checkpoint repeats.
-    * `pls`: the portion of lost samples after a partial recovery, those of earlier ones included.
-    """
-
-    lost_seconds: float
-    pls: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,15 +46,12 @@ class RollBack:
     `why` says why a job that may recover partially does not; empty for all others.
     """
 
-    checkpoint: str
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Partial:
     """The lost servers alone go back to the newest sound checkpoint; the others keep their rows (CPR section 2.3)."""
-
-    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -89,6 +76,17 @@ class Parity:
     version: int = 0
     servers: frozenset[int] = frozenset()
     troubles: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A roll-back because servers of a parity group lived, but did not reach each other again.
+
+    * `at`: when, on the job's clock, in seconds. `checkpoint`: the id of the newest complete one then; empty: none.
+    """
+
+    at: float
+    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Rebuilt:
     bytes: int = 0
 
 
-def choose(failure: Failure, protection: Protection, estimates: Estimates) -> Recovery:
+def choose(failure: Failure, protection: Protection) -> Recovery:
     """Returns the recovery from a failure: from parity where that covers what is lost, else a partial one where the
     job allows it and can have it, else a roll-back.
     """
@@ -139,19 +137,21 @@ def choose(failure: Failure, protection: Protection, estimates: Estimates) -> Re
     if failure.is_loss and is_covered:
         return Decode(failure.servers)
     if not failure.servers:
-        return RollBack(protection.checkpoint, NOBODY_LOST)
+        return RollBack(NOBODY_LOST)
     if not protection.allowed_pls:
-        return RollBack(protection.checkpoint)
+        return RollBack()
     if not failure.is_loss:
-        return RollBack(protection.checkpoint, failure.reason)
-    if not protection.checkpoint:
-        return RollBack(protection.checkpoint, "there is no checkpoint to reload from")
+        return RollBack(failure.reason)
+    if not protection.has_checkpoint:
+        return RollBack("there is no checkpoint to reload from")
     if not protection.survivors:
-        return RollBack(protection.checkpoint, NO_SURVIVOR)
-    if estimates.pls > protection.allowed_pls:
-        return RollBack(
-            protection.checkpoint,
-            f"the portion of lost samples would be {estimates.pls:.4f}, "
-            f"and faultTolerance.targetPLS allows {protection.allowed_pls:g}",
-        )
-    return Partial(protection.checkpoint)
+        return RollBack(NO_SURVIVOR)
+    too_much = too_much_lost(protection.pls, protection.allowed_pls)
+    return RollBack(too_much) if too_much else Partial()
+
+
+def too_much_lost(pls: float, allowed: float) -> str:
+    """Why a partial recovery would lose more than the job may lose, for people; empty where it does not."""
+    if pls <= allowed:
+        return ""
+    return f"the portion of lost samples would be {pls:.4f}, and faultTolerance.targetPLS allows {allowed:g}"

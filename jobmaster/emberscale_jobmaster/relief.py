@@ -50,7 +50,8 @@ def relieve(
     servers = state.routing.table.servers
     if not may_move(state) or len(servers) == 1:  # a lone server's only peers are those that have yet to leave
         return state, seen, (), ()
-    reliefs = {name: relief for name, relief in seen.reliefs.items() if name in map(_name, range(len(servers)))}
+    names = [slot_name(Role.PS, index) for index in range(len(servers))]
+    reliefs = {name: relief for name, relief in seen.reliefs.items() if name in names}
     is_placed = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
     factors = seen.slower(state.members)
     # a server that joins later under the index of one that left is another one
@@ -58,7 +59,7 @@ def relieve(
     notes: list[LogEvent] = []
     lost: list[MemberId] = []
     for index in range(len(servers)):
-        name, share = _name(index), shares.get(index, 1.0)
+        name, share = names[index], shares.get(index, 1.0)
         process = state.members.process(Role.PS, index)
         if share == 0.0 or process is None or index in state.drains:
             continue
@@ -156,7 +157,3 @@ def remedy(state: JobState, index: int) -> str:
 
 
 _WHY = "it is much slower than its peers"
-
-
-def _name(index: int) -> str:
-    return slot_name(Role.PS, index)

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from emberscale_api.checkpoint import ForgottenShare, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import reshaping, retry
 from emberscale_jobmaster.chains import Chain
@@ -39,7 +38,7 @@ from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answer
 from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
-from emberscale_jobmaster.recovery import NO_SURVIVOR
+from emberscale_jobmaster.recovery import NO_SURVIVOR, too_much_lost
 from emberscale_jobmaster.state import JobState, Routing, applied_batches, newest_flash
 
 KIND = "Reload"
@@ -70,13 +69,12 @@ def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
         return state
     if operation.phase is not ReloadPhase.WAIT:
         return _waiting(state, operation) if _is_alone(state, operation) else state
-    lost = tuple(server for server in state.routing.table.owners if not _is_present(state, server))
+    lost = tuple(server for server in state.routing.table.owners if not state.members.has(server))
     if not lost:  # who was silent speaks again, and nobody has done anything yet
         return replace(state.without(operation), routing=replace(state.routing, ready=True))
     if len(lost) == len(state.routing.table.owners):  # one that spoke again is lost after all
         return roll_back(state, spec, operation.reason, NO_SURVIVOR)
-    trouble = state.troubles.get(KIND)
-    if any(_successor(state, server) is None for server in lost) or (trouble is not None and now < trouble.next_at):
+    if state.rests(KIND, now) or any(_successor(state, server) is None for server in lost):
         return state
     found = replace(operation, phase=ReloadPhase.FIND, lost=lost, deadline=now + FIND_SECONDS)
     return state.asking(found, STORAGE)
@@ -127,7 +125,7 @@ def on_prepared(state: JobState, operation: Reload, server: int, answer: Prepare
     gets_on = answer.loaded_bytes > before or (answer.done and server not in operation.done)
     if answer.problem:
         trouble = retry.failed_again(state.troubles.get(KIND), now, UNREACHABLE, f"ps-{server}: {answer.problem}")
-        state = replace(state, troubles={**state.troubles, KIND: trouble})
+        state = state.troubled(KIND, trouble)
     elif any(one.index == server for one in operation.successors) and gets_on:
         state = state.untroubled(KIND)
     operation = replace(
@@ -172,7 +170,7 @@ def on_applied(
     operation = replace(operation, done=operation.done | {server})
     if len(operation.done) < len(operation.survivors):
         return state.having(operation)
-    if not all(_is_present(state, one) for one in operation.parties):
+    if not all(state.members.has(one) for one in operation.parties):
         return _waiting(state, operation)
     return _switching(state, spec, replace(operation, applied=on_all(list(operation.held.values()))))
 
@@ -186,7 +184,7 @@ def on_switched(
     if operation.table is None or len(operation.done) < len(operation.parties):
         return state.having(operation), ()
     lost = _forgotten(state, spec, operation, operation.applied)
-    left = tuple(one for one in state.routing.left if _is_present(state, one))
+    left = tuple(one for one in state.routing.left if state.members.has(one))
     state = replace(
         state.without(operation),
         routing=Routing(operation.table, True, left, state.routing.shares),
@@ -202,6 +200,7 @@ def on_switched(
         f"{lost.samples:,} samples are forgotten on {lost.share:.1%} of the rows, "
         f"portion of lost samples {state.pls:.4f} of {spec.fault_tolerance.allowed_pls:g}"
     )
+    state = replace(state, reloads=state.reloads + 1)
     return reshaping.note_step(state, "RecoveredPartially", message, seconds), (Reloaded(lost, seconds),)
 
 
@@ -232,7 +231,7 @@ def on_storage_failed(state: JobState, spec: TrainingJobSpec, operation: Reload,
     trouble = retry.failed_again(state.troubles.get(KIND), now, UNREACHABLE, problem)
     if retry.exhausted(trouble, now):
         return fail(state, trouble.reason, trouble.message)
-    return _waiting(replace(state, troubles={**state.troubles, KIND: trouble}), operation)
+    return _waiting(state.troubled(KIND, trouble), operation)
 
 
 def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, now: float) -> JobState:
@@ -240,7 +239,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
     if operation.phase is ReloadPhase.WAIT:
         return state
     if operation.phase is ReloadPhase.SWITCH:
-        if gone := [one.index for one in operation.parties if not _is_present(state, one)]:
+        if gone := [one.index for one in operation.parties if not state.members.has(one)]:
             return roll_back(state, spec, operation.reason, f"ps-{gone[0]} is lost too, and may have switched")
     elif now >= operation.deadline:
         waiting = sorted({*operation.pending, *operation.again_at} - operation.done - {STORAGE})
@@ -283,7 +282,14 @@ def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerReq
             since = present.version if server in present.owners else 0
             checkpoint = source.checkpoint if source is not None else ""
             return PrepareCall(
-                operation.number, since, operation.table, WAIT_SECONDS, checkpoint, priority=operation.priority
+                operation.number,
+                since,
+                operation.table,
+                WAIT_SECONDS,
+                checkpoint,
+                priority=operation.priority,
+                parity=state.coded,
+                no_parity=bool(state.forgone),
             )
 
 
@@ -303,10 +309,8 @@ def _switching(state: JobState, spec: TrainingJobSpec, operation: Reload) -> Job
 
 def _too_much(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> str:
     """Why the reload would lose more than the job may lose, once `applied` is on all survivors; empty otherwise."""
-    pls, allowed = state.pls + _forgotten(state, spec, operation, applied).pls, spec.fault_tolerance.allowed_pls
-    if pls <= allowed:
-        return ""
-    return f"the portion of lost samples would be {pls:.4f}, and faultTolerance.targetPLS allows {allowed:g}"
+    pls = state.pls + _forgotten(state, spec, operation, applied).pls
+    return too_much_lost(pls, spec.fault_tolerance.allowed_pls)
 
 
 def _forgotten(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> ForgottenShare:
@@ -348,17 +352,9 @@ def _is_alone(state: JobState, operation: Reload) -> bool:
     """Whether a successor is gone before the switch."""
     if operation.phase in (ReloadPhase.WAIT, ReloadPhase.SWITCH):
         return False
-    return not all(_is_present(state, server) for server in operation.successors)
-
-
-def _is_present(state: JobState, server: PsAddress) -> bool:
-    process = state.members.process(Role.PS, server.index)
-    return process is not None and process.incarnation == server.incarnation
+    return not all(state.members.has(server) for server in operation.successors)
 
 
 def _successor(state: JobState, lost: PsAddress) -> PsAddress | None:
     """The process that has taken the place of a lost server."""
-    process = state.members.process(Role.PS, lost.index)
-    if process is None or process.incarnation == lost.incarnation:
-        return None
-    return PsAddress(lost.index, process.incarnation, process.data_address, process.control_address)
+    return None if state.members.has(lost) else state.members.server(lost.index)

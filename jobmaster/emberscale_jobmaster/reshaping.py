@@ -9,8 +9,6 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.running import ScalingStep
-from emberscale_api.shape import RoleShape
-from emberscale_jobmaster.membership import Slot
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, describe_change
 from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 
@@ -44,10 +42,9 @@ def note_copied(state: JobState, servers: int, copied_bytes: int, rounds: int, s
     message = f"{copied_bytes / _MIB:,.1f} MiB of rows went to {servers} parameter servers in {rounds} rounds"
     scaling = state.scaling
     if scaling.steps and scaling.steps[-1].reason == "CopiedRows":  # a barrier failed, and more was copied
-        scaling = replace(scaling, steps=scaling.steps[:-1])
-        number = state.scaling.steps[-1].number
-        step = ScalingStep(number, "CopiedRows", message, round(seconds, 3))
-        return with_scaling(state, replace(scaling, steps=(*scaling.steps, step)))
+        *earlier, last = scaling.steps
+        step = replace(last, message=message, seconds=round(seconds, 3))
+        return with_scaling(state, replace(scaling, steps=(*earlier, step)))
     return note_step(state, "CopiedRows", message, seconds)
 
 
@@ -82,7 +79,7 @@ def note_members(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         if role in change.joined:
             continue
         new = [member for member in _beyond(wanted, change.before) if member[0] is role]
-        if any(_slot(state, *member).process is None for member in new):
+        if any(state.members.slot(*member).process is None for member in new):
             continue
         change = replace(change, joined=change.joined | {role})
         scaling = replace(scaling, reshaping=change)
@@ -92,31 +89,19 @@ def note_members(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     if moves or len(change.joined) < 2:
         return state
     superfluous = _beyond(change.before, wanted) + _beyond(change.after, wanted)
-    if any(_slot(state, role, index).process is not None for role, index in superfluous):
+    if any(state.members.slot(role, index).process is not None for role, index in superfluous):
         return state
     scaling = replace(scaling, reshaping=None)
-    gone = [(role, index) for role, index in superfluous if _slot(state, role, index).registrations]
+    gone = [(role, index) for role, index in superfluous if state.members.slot(role, index).registrations]
     if gone and scaling.steps[-1].reason != "GaveUpScaling":  # why it was given up stays to be seen
         scaling = with_step(scaling, "EndedMembers", f"{_names(gone)} ended", seconds)
     return with_scaling(state, scaling)
 
 
-def _members(sizes: RoleShapes) -> list[tuple[Role, int]]:
-    return [(role, index) for role, size in _roles(sizes) for index in range(size.replicas)]
-
-
 def _beyond(more: RoleShapes, less: RoleShapes) -> list[tuple[Role, int]]:
     """The members of one shape that another lacks."""
-    fewer = set(_members(less))
-    return [member for member in _members(more) if member not in fewer]
-
-
-def _roles(sizes: RoleShapes) -> tuple[tuple[Role, RoleShape], ...]:
-    return (Role.PS, sizes.ps), (Role.WORKER, sizes.worker)
-
-
-def _slot(state: JobState, role: Role, index: int) -> Slot:
-    return state.members.slot(role, index)
+    servers, workers = range(less.ps.replicas, more.ps.replicas), range(less.worker.replicas, more.worker.replicas)
+    return [*((Role.PS, index) for index in servers), *((Role.WORKER, index) for index in workers)]
 
 
 def _names(members: Iterable[tuple[Role, int]]) -> str:

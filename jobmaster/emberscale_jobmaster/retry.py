@@ -10,6 +10,9 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 """For files that a job cannot continue without: its newest checkpoint, and its last one."""
+CREDENTIALS_PATIENCE_SECONDS = 30.0
+"""For the credentials of a job that begins: what gives them to a new pod may know it some seconds after its start."""
+
 SUSPENSION_PATIENCE_SECONDS = 60.0
 """For the checkpoint at which a job is to rest; then it rests at the one before."""
 LEAST_ATTEMPTS = 3

@@ -72,19 +72,6 @@ class Handled:
     answers: tuple[Granted | LeasesVoid, ...]
 
 
-@dataclass(frozen=True)
-class StartUp:
-    """A process came up `seconds` after it was asked for, for which the job stood still for `paused_seconds`.
-
-    `at` is when, in seconds since 1970.
-    """
-
-    role: str
-    seconds: float
-    paused_seconds: float
-    at: float
-
-
 class JobRuntime:
     """The machine of one job. All public methods may be called from any thread."""
 
@@ -110,7 +97,7 @@ class JobRuntime:
         self._saving_since: float | None = None
         self._bad: set[tuple[str, int]] = set()
         self._outbox: deque[tuple[int, Effect]] = deque()
-        self._start_ups: deque[StartUp] = deque(maxlen=_START_UPS)
+        self._start_ups: deque[tuple[float, StartedUp]] = deque(maxlen=_START_UPS)
         self._checkpoint_costs: deque[float] = deque(maxlen=_CHECKPOINT_COSTS)
         self._closing = False
         self._threads = [
@@ -271,17 +258,17 @@ class JobRuntime:
         costs = list(self._checkpoint_costs)
         return sum(costs) / len(costs) if costs else 0.0
 
-    def advise_checkpoints(self, seconds: float, partial: bool = False) -> None:
-        """The cheapest interval; the manifest's stands, and under `FullRecovery` the default does.
+    def advise_recovery(self, seconds: float, strategy: FaultToleranceStrategy) -> None:
+        """The cheapest strategy and its interval between checkpoints, in seconds.
 
-        `partial`: partial recovery is expected to cost least.
+        What the manifest says stands, and under `FullRecovery` the default interval does.
         """
         job, _ = self.snapshot()
         is_open = self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.FULL_RECOVERY
-        if not is_open or (job.advised_interval, job.advised_partial) == (seconds, partial):
+        if not is_open or (job.advised_interval, job.advised_strategy) == (seconds, strategy):
             return
         before = interval(job, self.spec)
-        self.note(IntervalAdvised(now=self.now(), seconds=seconds, partial=partial))
+        self.note(IntervalAdvised(now=self.now(), seconds=seconds, strategy=strategy))
         if (after := interval(self.snapshot()[0], self.spec)) != before:
             _log.info("checkpoint_interval_changed", seconds=round(after, 3), before=round(before, 3))
 
@@ -291,8 +278,8 @@ class JobRuntime:
         if known is None or not known / _ABOUT <= between_seconds <= known * _ABOUT:
             self.note(FailuresExpected(now=self.now(), between_failures=between_seconds))
 
-    def take_start_ups(self) -> list[StartUp]:
-        """The start-ups since the last call."""
+    def take_start_ups(self) -> list[tuple[float, StartedUp]]:
+        """The start-ups since the last call, and when they were seen, in seconds since 1970."""
         taken = []
         while self._start_ups:
             taken.append(self._start_ups.popleft())
@@ -313,8 +300,8 @@ class JobRuntime:
                     answers.append(effect)
                 case LogEvent(event=name, subject=subject, problem=problem):
                     _log.warning(name, subject=subject, problem=problem)
-                case StartedUp(role=role, seconds=seconds, paused_seconds=paused):
-                    self._start_ups.append(StartUp(role.value, seconds, paused, self._wall()))
+                case StartedUp():
+                    self._start_ups.append((self._wall(), effect))
                 case Moved():
                     _log.info(
                         "moved",

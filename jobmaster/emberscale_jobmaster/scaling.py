@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode, TrainingJobSpec
-from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.operations import Move
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, manifest_sizes, within_manifest
-from emberscale_jobmaster.state import JobState, Stage, sizes_of, switching_move, with_scaling
+from emberscale_jobmaster.state import JobState, Stage, missing_servers, sizes_of, switching, with_scaling
 
 FIRST_PLAN_SECONDS = 30.0
 """The time that a job without sizes waits for its first plan."""
@@ -104,10 +104,11 @@ def follow_manifest(
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
     if state.over or scaling.waits_for_plan:
         return with_scaling(state, scaling)
-    switching, in_force = switching_move(state), scaling.sizes or before
+    operation, in_force = switching(state), scaling.sizes or before
+    move = operation if isinstance(operation, Move) else None
     heading, leaving = in_force, replace(before.ps, replicas=servers or before.ps.replicas)
-    if switching is not None:  # it comes to its end, whatever the manifest says meanwhile
-        heading, leaving = RoleShapes(switching.sizes.ps, in_force.worker), switching.sizes.ps
+    if move is not None:  # it comes to its end, whatever the manifest says meanwhile
+        heading, leaving = RoleShapes(move.sizes.ps, in_force.worker), move.sizes.ps
     wanted = within_manifest(scaling.target or heading, spec)
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
         scaling = replace(scaling, refused_ps=0)
@@ -117,7 +118,7 @@ def follow_manifest(
     if servers:  # they keep their resources until their rows have moved
         present = RoleShapes(replace(within_manifest(in_force, spec).ps, replicas=servers), wanted.worker)
         wanted = present if wanted.ps.replicas == servers else wanted
-    target = wanted if wanted != present or switching is not None else None
+    target = wanted if wanted != present or move is not None else None
     if scaling.sizes is None and target is None and wanted == before == manifest_sizes(spec):
         return with_scaling(state, scaling)
     begins = target is not None and (scaling.target is None or target.ps.replicas != scaling.target.ps.replicas)
@@ -143,7 +144,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
     scaling = state.scaling
     if scaling.target is None or state.over:
         return state
-    missing = _missing(state, scaling.target)
+    missing = missing_servers(state, scaling.target)
     since = now if scaling.missing_since is None else scaling.missing_since
     if not missing or now - since < spec.scaling.timeout:
         noted = replace(scaling, missing_since=since if missing else None)
@@ -167,12 +168,16 @@ def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> Job
 def move_due(state: JobState) -> bool:
     """Whether rows can move to another number of parameter servers: all of them are registered, and the job trains."""
     target = state.scaling.target
-    return target is not None and may_move(state) and not _missing(state, target)
+    return target is not None and may_move(state) and not missing_servers(state, target)
 
 
 def may_move(state: JobState) -> bool:
-    """Returns whether the job trains, so that rows can move."""
-    return not state.over and not state.suspending and state.stage is Stage.TRAIN and state.routing.ready
+    """Returns whether rows can move: while the job trains, or while it evaluates and a server is to go.
+
+    The time that such a server has may end before the evaluation does.
+    """
+    trains = state.stage is Stage.TRAIN or (state.stage is Stage.EVALUATE and bool(state.drains))
+    return trains and not state.over and not state.suspending and state.routing.ready
 
 
 def is_urgent(state: JobState) -> bool:
@@ -205,10 +210,6 @@ def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, now: flo
     changed_at = state.scaling.changed_at
     rested = changed_at is None or now - changed_at >= spec.scaling.cooldown or advice.action in URGENT
     return rested and state.stage is Stage.TRAIN and state.routing.ready and not state.suspending
-
-
-def _missing(state: JobState, target: RoleShapes) -> list[str]:
-    return [f"ps-{index}" for index in range(target.ps.replicas) if state.members.process(Role.PS, index) is None]
 
 
 def _told(scaling: Scaling, advice: Advice, message: str) -> Scaling:

@@ -14,14 +14,14 @@ from prometheus_client.registry import Collector
 from emberscale_api import metrics
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.errors import UnavailableError
-from emberscale_api.job import FaultToleranceStrategy, RoleSpec, TrainingJob, TrainingJobSpec
+from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
-from emberscale_api.telemetry import ProcessMetrics
+from emberscale_api.telemetry import ProcessMetrics, labelled
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
@@ -30,7 +30,7 @@ from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
-from emberscale_jobmaster.state import JobState, committed_samples, phase_of
+from emberscale_jobmaster.state import JobState, committed_samples, kept_parity, phase_of
 from emberscale_jobmaster.status import plan
 from emberscale_jobmaster.store import JobStore
 
@@ -163,23 +163,13 @@ class JobMetrics(Collector):
         """The metrics of this moment."""
         state, seen, spec = self._runtime.view()
         current = phase_of(state, spec)
-        alive = GaugeMetricFamily(metrics.MEMBERS_ALIVE, "Live members, by role", labels=["role"])
-        for role in (Role.PS, Role.WORKER):
-            slots = (slot for slot in state.members.slots.values() if slot.role is role)
-            alive.add_metric([role.value], sum(slot.process is not None and slot.process.alive for slot in slots))
-        yield alive
-        planned = GaugeMetricFamily(metrics.PLANNED_REPLICAS, "Planned members, by role", labels=["role"])
-        for part in plan(state, spec).roles:
-            planned.add_metric([pb.Role.Name(part.role).lower()], part.replicas)
-        yield planned
-        slowness = GaugeMetricFamily(
-            metrics.MEMBER_SLOWNESS_RATIO,
-            "How many times as long as the median of its peers a member takes for the same work",
-            labels=["role", "index"],
-        )
-        for name, factor in seen.slower(state.members).items():
-            slowness.add_metric(name.rsplit("-", 1), factor)
-        yield slowness
+        alive = {role.value: len(state.members.live(role)) for role in (Role.PS, Role.WORKER)}
+        yield labelled(GaugeMetricFamily, metrics.MEMBERS_ALIVE, "Live members, by role", ["role"], alive)
+        planned = {pb.Role.Name(part.role).lower(): part.replicas for part in plan(state, spec).roles}
+        yield labelled(GaugeMetricFamily, metrics.PLANNED_REPLICAS, "Planned members, by role", ["role"], planned)
+        text = "How many times as long as the median of its peers a member takes for the same work"
+        slower = {tuple(name.rsplit("-", 1)): factor for name, factor in seen.slower(state.members).items()}
+        yield labelled(GaugeMetricFamily, metrics.MEMBER_SLOWNESS_RATIO, text, ["role", "index"], slower)
         samples, expected = committed_samples(state, spec), spec.training.epochs * state.training_records
         yield GaugeMetricFamily(
             metrics.JOB_PROGRESS_RATIO, "Share of all epochs' samples that is trained", samples / (expected or 1)
@@ -196,12 +186,12 @@ class JobMetrics(Collector):
 
 
 def _protection(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:
-    if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
+    rebuilt, kept = state.rebuilt, kept_parity(state, spec) > 0
+    if kept:
+        text = "Whether lost parameter servers can be rebuilt from parity"
+        yield GaugeMetricFamily(metrics.JOB_PROTECTED, text, is_protected(state))
+    elif not rebuilt.count:
         return
-    protected, rebuilt = is_protected(state), state.rebuilt
-    yield GaugeMetricFamily(
-        metrics.JOB_PROTECTED, "Whether lost parameter servers can be rebuilt from parity", protected
-    )
     yield CounterMetricFamily(metrics.JOB_REBUILDS_TOTAL, "Parameter servers rebuilt from parity", rebuilt.count)
     yield GaugeMetricFamily(metrics.JOB_REBUILD_SECONDS, "Time that the last rebuild took", rebuilt.seconds)
     move = state.move

@@ -14,7 +14,7 @@ from emberscale_api.dataset import DataFile, Split
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
-from emberscale_api.rpc.codec import wire_file
+from emberscale_api.rpc.codec import message_of, role_from_wire
 from emberscale_jobmaster import draining, messages, status, stragglers, tasks
 from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
@@ -64,13 +64,11 @@ class DatasetCatalog:
         def blocks(split: Split, files: tuple[DataFile, ...]) -> list[pb.Block]:
             return [block for number, file in enumerate(files) if not file.trained for block in by_file[split, number]]
 
-        return pb.Dataset(
-            training_files=[wire_file(file) for file in state.training_files],
-            evaluation_files=[wire_file(file) for file in state.evaluation_files],
+        return message_of(
+            pb.Dataset,
+            state,
             training_blocks=blocks(Split.TRAINING, state.training_files),
             evaluation_blocks=blocks(Split.EVALUATION, state.evaluation_files),
-            training_records=state.training_records,
-            evaluation_records=state.evaluation_records,
         )
 
 
@@ -97,8 +95,13 @@ def _answering(call: _Call) -> _Call:
     @functools.wraps(call)
     def answer(self: "MasterService", request: Any, context: grpc.ServicerContext) -> Any:
         try:
+            messages.check_numbers(request)
             return call(self, request, context)
         except tuple(_CODES) as error:
+            if isinstance(error, InvalidReportError):
+                member = getattr(request, "member", pb.Member())
+                slot = f"{role_from_wire(member.role) or 'unknown'}-{member.index}"
+                _log.warning("report_refused", call=call.__name__, member=slot, problem=str(error))
             context.abort(_CODES[type(error)], str(error))
 
     return answer  # type: ignore[return-value]  # same signature, which mypy cannot see through Any

@@ -9,14 +9,14 @@ from emberscale_api.dataset import DataFile
 from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.running import CheckpointCost
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import Drain, Membership, Process
+from emberscale_jobmaster.membership import Drain, Membership
 from emberscale_jobmaster.operations import (
     Checkpointing,
     CheckpointPurpose,
@@ -31,7 +31,7 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import Parity, Rebuilding, Rebuilt
+from emberscale_jobmaster.recovery import Parity, Parting, Rebuilding, Rebuilt
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, combined, manifest_sizes
 from emberscale_jobmaster.statistics import Tally
@@ -107,6 +107,10 @@ class JobState:
     * `drains`: servers that are to go, by index, until their successors have their shares.
     * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
     * `parity`, `rebuilding`, `rebuilt`: whose rows the others can rebuild, whose they rebuild now, and whose they did.
+    * `coded`: how many servers may be lost at a time by the parity that they were told to keep; 0: they keep none.
+    * `partings`: the newest roll-backs of servers that lived, but did not reach each other; oldest first.
+    * `forgone`: why the job keeps no parity after too many of these, for people; empty: it keeps what it is to keep.
+    * `reloads`: partial recoveries.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `chain`: the persistent checkpoints on which the next one may build. `checkpoint_costs`: of the newest ones.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
@@ -134,6 +138,7 @@ class JobState:
     """Records with a list of ids that workers cut to its `maxLength`; one that is trained again counts again."""
     own_errors: int = 0
     recoveries: int = 0
+    reloads: int = 0
     next_operation: int = 1
     next_serial: int = 1
     next_barrier: int = 1
@@ -155,8 +160,8 @@ class JobState:
     damaged: Mapping[str, str] = field(default_factory=dict)
     advised_interval: float | None = None
     """Seconds between checkpoints that the brain advises."""
-    advised_partial: bool = False
-    """Whether the brain expects partial recovery to cost least, of what the manifest allows."""
+    advised_strategy: FaultToleranceStrategy = FaultToleranceStrategy.FULL_RECOVERY
+    """Which the brain expects to cost least, of those that the manifest allows."""
     suspending_since: float | None = None
     """When the job was told to rest, on its clock; None unless it was."""
     ends_with: CheckpointPurpose | None = None
@@ -169,6 +174,9 @@ class JobState:
     replaced_at: Mapping[int, float] = field(default_factory=dict)
     forgotten: tuple[ForgottenShare, ...] = ()
     priority: PriorityRows = field(default_factory=PriorityRows)
+    coded: int = 0
+    partings: tuple[Parting, ...] = ()
+    forgone: str = ""
     parity: Parity = field(default_factory=Parity)
     rebuilding: Rebuilding | None = None
     rebuilt: Rebuilt = field(default_factory=Rebuilt)
@@ -237,6 +245,14 @@ class JobState:
         """Returns the state in which this operation makes the calls that were put off until now."""
         due = [whom for whom, at in operation.again_at.items() if now >= at]
         return self.asking(operation, *due) if due else self
+
+    def rests(self, kind: str, now: float) -> bool:
+        """Whether operations of this kind have failed, and wait for their next attempt."""
+        return kind in self.troubles and now < self.troubles[kind].next_at
+
+    def troubled(self, kind: str, trouble: Trouble) -> "JobState":
+        """Returns the state after an operation of this kind has failed."""
+        return replace(self, troubles={**self.troubles, kind: trouble})
 
     def untroubled(self, *kinds: str) -> "JobState":
         """Returns the state once operations of these kinds succeed again."""
@@ -338,25 +354,28 @@ def limits_of(shares: tuple[float, ...]) -> tuple[int, ...] | None:
     return tuple(max(1, round(share * 1000)) if share > 0.0 else 0 for share in shares) or None
 
 
-def switching_move(state: JobState) -> Move | None:
-    """The move with a table that some servers may have adopted."""
-    return state.move if state.move is not None and state.move.phase is MovePhase.SWITCH else None
+def switching(state: JobState) -> Move | Reload | None:
+    """The operation whose table only some servers may have adopted. There is one at most: a reload ends a move."""
+    move, reload = state.move, state.reload
+    if move is not None and move.phase is MovePhase.SWITCH:
+        return move
+    return reload if reload is not None and reload.phase is ReloadPhase.SWITCH else None
 
 
-def switching_reload(state: JobState) -> Reload | None:
-    """The reload whose table some servers may have adopted."""
-    return state.reload if state.reload is not None and state.reload.phase is ReloadPhase.SWITCH else None
-
-
-def live_servers(state: JobState, spec: TrainingJobSpec) -> list[Process]:
+def live_servers(state: JobState, spec: TrainingJobSpec) -> tuple[PsAddress, ...]:
     """The live parameter servers among those of the shape in force, by index."""
-    found = (state.members.process(Role.PS, index) for index in range(sizes_of(state, spec).ps.replicas))
-    return [process for process in found if process is not None]
+    found = map(state.members.server, range(sizes_of(state, spec).ps.replicas))
+    return tuple(server for server in found if server is not None)
 
 
-def servers_missing(state: JobState, spec: TrainingJobSpec) -> bool:
+def missing_servers(state: JobState, sizes: RoleShapes) -> list[str]:
+    """The names of the parameter servers of a shape that are not there."""
+    return [slot_name(Role.PS, index) for index in range(sizes.ps.replicas) if state.members.server(index) is None]
+
+
+def awaits_servers(state: JobState, spec: TrainingJobSpec) -> bool:
     """Whether the shape in force lacks parameter servers, or is not decided."""
-    return state.scaling.waits_for_plan or len(live_servers(state, spec)) < sizes_of(state, spec).ps.replicas
+    return state.scaling.waits_for_plan or bool(missing_servers(state, sizes_of(state, spec)))
 
 
 def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
@@ -367,9 +386,9 @@ def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
         return JobPhase.RESTORING
     match state.stage:
         case Stage.DISCOVER | Stage.INDEX:
-            return JobPhase.PENDING if servers_missing(state, spec) else JobPhase.PREPARING
+            return JobPhase.PENDING if awaits_servers(state, spec) else JobPhase.PREPARING
         case Stage.READY:
-            waits = not state.recoveries and servers_missing(state, spec)
+            waits = not state.recoveries and awaits_servers(state, spec)
             return JobPhase.PENDING if waits else JobPhase.RESTORING
         case Stage.TRAIN:
             return JobPhase.TRAINING
@@ -392,8 +411,27 @@ def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
 
 def allowed_pls(state: JobState, spec: TrainingJobSpec) -> float:
     """The portion of lost samples that the job may reach. Under `Auto`, nothing is lost unless that is advised."""
-    is_chosen = spec.fault_tolerance.strategy is FaultToleranceStrategy.PARTIAL_RECOVERY or state.advised_partial
+    partial = FaultToleranceStrategy.PARTIAL_RECOVERY
+    is_chosen = partial in (spec.fault_tolerance.strategy, state.advised_strategy)
     return spec.fault_tolerance.allowed_pls if is_chosen else 0.0
+
+
+def wanted_parity(state: JobState, spec: TrainingJobSpec) -> int:
+    """How many servers are to be covered by parity, once all load rows. Under `Auto`, none unless that is advised."""
+    coded = FaultToleranceStrategy.ERASURE_CODING
+    return spec.allowed_parity if coded in (spec.fault_tolerance.strategy, state.advised_strategy) else 0
+
+
+def kept_parity(state: JobState, spec: TrainingJobSpec) -> int:
+    """How many servers the parity covers that is kept now; 0: none is, as under `Auto` where too few have rows."""
+    if spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
+        return spec.fault_tolerance.parity
+    return 0 if 0 < len(state.routing.table.owners) <= state.coded else state.coded
+
+
+def newest_checkpoint(state: JobState) -> str:
+    """The id of the newest complete checkpoint of either tier that the ledger knows of; empty: there is none."""
+    return newest_flash(state) or state.checkpoint
 
 
 def newest_flash(state: JobState) -> str:
@@ -418,8 +456,3 @@ def samples_in(state: JobState, spec: TrainingJobSpec, batches: Applied) -> int:
     size, records = spec.training.batch_size, state.training_records
     spans = (span for epoch in batches.values() for span in epoch)
     return sum(max(0, min(stop * size, records) - start * size) for start, stop in spans)
-
-
-def evaluated_samples(state: JobState) -> int:
-    """Samples of the evaluation under way that are counted."""
-    return state.tally.samples if state.tally is not None else 0

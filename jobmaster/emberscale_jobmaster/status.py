@@ -3,11 +3,11 @@
 from collections import Counter
 
 from emberscale_api.checkpoint import ForgottenShare
-from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
+from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import MAX_COUNT, JobPhase
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_bad_record, wire_evaluation, wire_phase, wire_role
+from emberscale_api.rpc.codec import message_of, wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
@@ -23,7 +23,7 @@ from emberscale_jobmaster.state import (
     Stage,
     allowed_pls,
     committed_samples,
-    evaluated_samples,
+    kept_parity,
     phase_of,
     routed_servers,
     wanted_sizes,
@@ -41,14 +41,15 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
     samples = committed_samples(state, spec)
     expected = spec.training.epochs * state.training_records
     speed = seen.meter.rate(now) if phase is JobPhase.TRAINING else None
-    return pb.JobStatus(
+    return message_of(
+        pb.JobStatus,
+        state,
         phase=wire_phase(phase),
         reason=reason,
         message=message,
-        epoch=state.epoch,
         epochs=spec.training.epochs,
-        samples=samples,
-        expected_samples=expected,
+        samples=min(samples, MAX_COUNT),
+        expected_samples=min(expected, MAX_COUNT),
         samples_per_second=speed or 0.0,
         loss=seen.window.loss(),
         auc=seen.window.auc(),
@@ -56,26 +57,20 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         evaluations=[wire_evaluation(result) for result in state.evaluations],
         members=_members(state, seen, spec, now),
         rows=seen.rows(),
-        bad_records=state.bad_records,
-        bad_record_samples=[wire_bad_record(record) for record in state.bad_record_samples],
-        checkpoint=state.checkpoint,
         generation=state.routing.table.generation,
         routing_version=state.routing.table.version,
-        recoveries=state.recoveries,
         training_seconds=state.clock.training_seconds,
-        evaluated_samples=evaluated_samples(state),
-        repeated_batches=seen.repeated_batches(),
+        evaluated_samples=state.tally.samples if state.tally is not None else 0,
+        repeated_batches=min(seen.repeated_batches(), MAX_COUNT),
         sizing=_sizing(state),
-        truncated_records=state.truncated_records,
         warnings=warning_signs(state, seen, spec),
         flash=_flash(state, spec),
-        pls=state.pls,
         allowed_pls=allowed_pls(state, spec),
         forgotten=[_forgotten(share) for share in state.forgotten],
-        checkpoints=[pb.CheckpointCost(**vars(cost)) for cost in state.checkpoint_costs],
+        checkpoints=state.checkpoint_costs,
         protection=_protection(state, spec),
-        traffic=pb.WorkerTraffic(**vars(seen.traffic())),
-        admission={table: pb.AdmissionCounts(**vars(told)) for table, told in seen.admission().items()},
+        traffic=seen.traffic(),
+        admission=seen.admission(),
     )
 
 
@@ -163,56 +158,40 @@ def _flash(state: JobState, spec: TrainingJobSpec) -> pb.FlashStatus | None:
     if not problem and not flash.is_wanted(known, spec):
         return None
     age = max(0.0, state.clock.active_seconds - known.taken_at)
-    return pb.FlashStatus(
-        checkpoint=known.checkpoint,
+    return message_of(
+        pb.FlashStatus,
+        known,
         age_seconds=age if known.checkpoint else 0.0,
-        seconds=known.seconds,
-        held_seconds=known.held_seconds,
-        written_bytes=known.written_bytes,
-        bytes=known.bytes,
         interval_seconds=flash.interval(known, spec),
         problem=problem,
     )
 
 
 def _forgotten(share: ForgottenShare) -> pb.ForgottenShare:
-    return pb.ForgottenShare(
-        servers=share.servers,
-        checkpoint=share.checkpoint,
-        samples=share.samples,
-        share=share.share,
-        pls=share.pls,
-        batches=wire_applied({part.epoch: part.ranges for part in share.epochs}),
-        priority_saves=share.priority_saves,
-    )
+    batches = wire_applied({part.epoch: part.ranges for part in share.epochs})
+    return message_of(pb.ForgottenShare, share, batches=batches)
 
 
 def _protection(state: JobState, spec: TrainingJobSpec) -> pb.ProtectionStatus | None:
-    if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
+    kept = kept_parity(state, spec) > 0
+    if not kept and not state.rebuilt.count:
         return None
     return pb.ProtectionStatus(
         protected=is_protected(state),
-        problem=unprotected_reason(state, spec),
+        problem=unprotected_reason(state, spec) if kept else "the job keeps no parity of rows any more",
         lost="" if state.rebuilding is None else state.rebuilding.names,
         rebuilds=state.rebuilt.count,
         seconds=state.rebuilt.seconds,
         bytes=state.rebuilt.bytes,
         rebuilt=state.rebuilt.server,
+        given_up=not kept,
     )
 
 
 def _sizing(state: JobState) -> pb.Sizing:
     scaling = state.scaling
-    return pb.Sizing(
-        reason=scaling.reason,
-        message=scaling.message,
-        plan_version=scaling.plan_version,
-        expected_samples_per_second=scaling.expected_throughput,
-        since=scaling.since,
-        scalings=scaling.scalings,
-        steps=[pb.ScalingStep(**vars(step)) for step in scaling.steps],
-        scaling=scaling.reshaping is not None,
-    )
+    expected, under_way = scaling.expected_throughput, scaling.reshaping is not None
+    return message_of(pb.Sizing, scaling, expected_samples_per_second=expected, scaling=under_way)
 
 
 def _role_plan(role: Role, size: RoleShape, wanted: int) -> pb.RolePlan:
@@ -248,6 +227,7 @@ def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: fl
                 slowness=_slowness(state, seen, spec, slot, now),
                 buckets=owned[name],
                 delays_for_memory=sighting.server is not None and sighting.server.delays_for_memory,
+                rounds=None if sighting.rounds is None else message_of(pb.RoundsDecision, sighting.rounds),
             )
         )
     return members

@@ -33,6 +33,9 @@ from emberscale_jobmaster.store import JobStore
 _MOST_CALLS = 32
 """The most calls under way; while this number hangs, further calls fail at once."""
 
+_CREDENTIAL_ERRORS = frozenset({"DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError"})
+"""Errors of the libraries of stores (botocore, google-auth), which this process need not have: no credentials."""
+
 StorageEffect = FindCheckpoint | WriteManifest | PruneCheckpoints | DeleteCheckpoint
 _log = structlog.get_logger()
 
@@ -77,9 +80,9 @@ class CheckpointStorage:
         try:
             event = self._carry_out(effect)
         except InitialUnreachableError as error:
-            self._report_failure(effect, str(error))
+            self._report_failure(effect, str(error), error.__cause__)
         except Exception as error:  # noqa: BLE001  # file systems raise errors of their own libraries
-            self._fail(effect, f"{type(error).__name__}: {error}")
+            self._fail(effect, f"{type(error).__name__}: {error}", error)
         else:
             if event is not None:
                 self._tell(event)
@@ -108,19 +111,29 @@ class CheckpointStorage:
             raise InvalidError("spec.checkpoint.uri: the job has no folder for checkpoints")
         return self._folder
 
-    def _fail(self, effect: StorageEffect, problem: str) -> None:
+    def _fail(self, effect: StorageEffect, problem: str, cause: BaseException | None = None) -> None:
         if isinstance(effect, DeleteCheckpoint):
             _log.warning("checkpoint_stays", checkpoint=effect.checkpoint, problem=problem)
             return
         if self._folder is not None and not (isinstance(effect, WriteManifest) and is_flash(effect.checkpoint)):
             problem = f"spec.checkpoint.uri ({self._folder.uri}) cannot be used: {problem}"
-        self._report_failure(effect, problem)
+        self._report_failure(effect, problem, cause)
 
-    def _report_failure(self, effect: StorageEffect, problem: str) -> None:
-        if not isinstance(effect, DeleteCheckpoint):
-            self._tell(
-                StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem)
+    def _report_failure(self, effect: StorageEffect, problem: str, cause: BaseException | None) -> None:
+        if isinstance(effect, DeleteCheckpoint):
+            return
+        lacks_credentials = type(cause).__name__ in _CREDENTIAL_ERRORS
+        if lacks_credentials:
+            problem += "; give the processes of the job credentials of the store"
+        self._tell(
+            StorageFailed(
+                now=self._now(),
+                operation=effect.operation,
+                serial=effect.serial,
+                problem=problem,
+                lacks_credentials=lacks_credentials,
             )
+        )
 
     def _write(self, manifest: CheckpointManifest, operation: int) -> None:
         if not is_flash(manifest.id):

@@ -36,7 +36,7 @@ def leases_for(
 ) -> tuple[int, int]:
     """How many leases a worker may hold now, and how many batches the next one has; (0, 0): it rests."""
     bounds = spec.sharding
-    peers = [seen.speed(name) for name in _workers(state)]
+    peers = [seen.speed(name) for name in state.members.live(Role.WORKER)]
     speed = seen.speed(member.slot)
     if state.stage is Stage.EVALUATE and seen.slowness(member.slot) is not None:
         return 1, 1
@@ -68,7 +68,7 @@ def newly_slow(before: Observations, after: Observations) -> list[str]:
 def resting(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Observations:
     """Lets workers rest that delay the others, and ends the rest of workers that are fast again."""
     rests = dict(seen.rests)
-    for name in _workers(state):
+    for name in state.members.live(Role.WORKER):
         rest = rests.get(name, Rest())
         if seen.slowness(name) is None:
             rests[name] = replace(rest, until=0.0, pause=0.0)
@@ -105,7 +105,7 @@ def replaced(seen: Observations, members: list[MemberId], now: float) -> Observa
 def holds_up(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: str) -> bool:
     """Whether the others would push more than the bound on staleness allows during a batch of this slow worker."""
     slowness = seen.slowness(slot)
-    others = len(_workers(state)) - 1
+    others = len(state.members.live(Role.WORKER)) - 1
     return slowness is not None and slowness.factor * others > _staleness_bound(seen, spec)
 
 
@@ -124,11 +124,3 @@ def _staleness_bound(seen: Observations, spec: TrainingJobSpec) -> int:
     if not training.staleness_warmup:
         return training.max_staleness
     return min(training.max_staleness, math.isqrt(applied // training.staleness_warmup))
-
-
-def _workers(state: JobState) -> list[str]:
-    return [
-        name
-        for name, slot in state.members.slots.items()
-        if slot.role is Role.WORKER and slot.process is not None and slot.process.alive
-    ]

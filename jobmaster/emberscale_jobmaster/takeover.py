@@ -7,15 +7,21 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.status import JobPhase
-from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.losses import holders, recover
 from emberscale_jobmaster.progress import unowned, unroute
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import JobState, Routing, Stage, switching_move, switching_reload
+from emberscale_jobmaster.state import JobState, Routing, Stage, switching
 
 _LOST_NUMBERS = 10_000
 LOST_CHECKPOINTS = _LOST_VERSIONS = 100
 """More than a master gives while the store loses what it was given last."""
+MOST_NUMBER = 1 << 52
+MOST_VERSION = 1 << 31
+"""The largest number and the largest version of a table that a server is believed to know.
+
+Numbers begin at the clock's microseconds, which reach 2^52 in the year 2112. Messages hold numbers twice as large, so
+those that follow a believed one fit, too.
+"""
 
 
 def initial(wall: float) -> JobState:
@@ -93,19 +99,20 @@ def surpass_history(
     all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
-    switching = _next_table(state)
-    newest = table.version if switching is None else switching.version
+    following = switching(state)
+    newest = table.version if following is None or following.table is None else following.table.version
     left = {(one.index, one.incarnation) for one in state.routing.left}
     known = (server.index, server.incarnation) in holders(state) | left
     surpassed = (generation, version) > (table.generation, newest)
     foreign = not known and generation == table.generation
-    if state.over or generation == 0 or not (surpassed or foreign):
+    possible = generation <= MOST_NUMBER and version <= MOST_VERSION
+    if state.over or generation == 0 or not possible or not (surpassed or foreign):
         return state
     reason = f"{server.slot} holds rows that the ledger does not know"
     state = recover(state, spec, Failure((server.index,), reason))
     beyond = state.routing.table
-    following = unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
-    return replace(state, routing=Routing(following), next_version=following.version + 1)
+    table = unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
+    return replace(state, routing=Routing(table), next_version=table.version + 1)
 
 
 def surpass_numbers(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
@@ -116,10 +123,10 @@ def surpass_numbers(state: JobState, generation: int, next_token: int, next_barr
     """
     if state.over or generation != state.routing.table.generation:
         return state
-    if next_token > state.next_token:
+    if state.next_token < next_token <= MOST_NUMBER:
         ledger = state.ledger.revoke_all() if state.stage is Stage.TRAIN else state.ledger
         state = replace(state, next_token=next_token + _LOST_NUMBERS, ledger=ledger)
-    if next_barrier > state.next_barrier:
+    if state.next_barrier < next_barrier <= MOST_NUMBER:
         state = replace(state, next_barrier=next_barrier + _LOST_NUMBERS)
     return state
 
@@ -129,14 +136,6 @@ def surpass_checkpoints(state: JobState, next_checkpoint: int) -> JobState:
 
     It begins none of them again: their files may be those of a complete checkpoint.
     """
-    if state.over or next_checkpoint <= state.next_checkpoint:
+    if state.over or not state.next_checkpoint < next_checkpoint <= MOST_NUMBER:
         return state
     return replace(state, next_checkpoint=next_checkpoint)
-
-
-def _next_table(state: JobState) -> RoutingTable | None:
-    """The table that some servers may have adopted, and not all."""
-    moving, reloading = switching_move(state), switching_reload(state)
-    if moving is not None:
-        return moving.table
-    return None if reloading is None else reloading.table

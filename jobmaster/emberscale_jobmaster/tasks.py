@@ -101,10 +101,10 @@ def report_progress(
     return state, dropped
 
 
-def finish(state: JobState, member: MemberId, token: int, finding: Finding) -> JobState:
+def finish(state: JobState, spec: TrainingJobSpec, member: MemberId, token: int, finding: Finding) -> JobState:
     """Ends a finished task. A token that the worker has lost changes nothing.
 
-    Raises InvalidReportError where the finding is not of the task's kind.
+    Raises InvalidReportError where the finding is not of the task's kind, or no file or task has as much.
     """
     lease = state.ledger.leases.get(token)
     if lease is None or lease.holder != member:
@@ -115,8 +115,12 @@ def finish(state: JobState, member: MemberId, token: int, finding: Finding) -> J
                 return fail(state, "DataUnavailable", "spec.data.train: no file was found")
             state = replace(state, training_files=training, evaluation_files=evaluation)
         case Stage.INDEX, Indexed(records):
+            if records > MOST_RECORDS:
+                raise InvalidReportError(f"task {token}: a file has no {records} records, {MOST_RECORDS} at most")
             state = _with_records(state, lease.start, records)
         case Stage.EVALUATE, Tally() as tally if state.tally is not None:
+            if tally.samples > (lease.stop - lease.start) * spec.training.batch_size:
+                raise InvalidReportError(f"task {token} has fewer than {tally.samples} samples")
             state = replace(state, tally=state.tally.merge(tally))
         case Stage.TRAIN, None:
             pass
@@ -178,6 +182,8 @@ def _with_records(state: JobState, number: int, records: int) -> JobState:
     return replace(state, training_files=tuple(files[:split]), evaluation_files=tuple(files[split:]))
 
 
+MOST_RECORDS = 1 << 40
+"""Of a file: 250 times as many as all files of Criteo's Terabyte data set have together."""
 LEASES_PER_WORKER = 2
 """A worker may hold the lease that it works on and the next one."""
 

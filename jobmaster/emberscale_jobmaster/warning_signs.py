@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from emberscale_api.job import RecoveryPriority, TrainingJobSpec
+from emberscale_api.job.rounds import BUDGET_PROBLEMS
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
@@ -62,6 +63,10 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             f"spec.model.entrypoint: {spec.model.entrypoint} seems to return probabilities: every prediction is the "
             "sigmoid of a number from 0 to 1; return logits, without a sigmoid at the end"
         )
+    decisions = (seen.sightings[name].rounds for name in sorted(seen.sightings))
+    lacking = next((one for one in decisions if one is not None and one.reason in BUDGET_PROBLEMS), None)
+    if lacking is not None:
+        yield f"workers train without rounds of batches: {lacking.message}; set another spec.hotEmbeddings.budget"
     samples = committed_samples(state, spec)
     if samples and state.truncated_records > _TRUNCATED_SHARE * samples:
         yield (

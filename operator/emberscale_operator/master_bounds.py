@@ -2,13 +2,17 @@
 
 import math
 import re
-from typing import TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from emberscale_api.job.status import MAX_COUNT, MAX_QUANTITY
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.fields import PresentField, present_fields
 
 MAX_MESSAGE_BYTES = 4 << 20
 """A status of 1024 workers takes a tenth of that."""
@@ -20,56 +24,61 @@ MAX_ENTRIES = 4096
 MAX_CHARACTERS = 4096
 MAX_STEPS = 16
 """Each becomes an Event."""
-_LAST_STEP = 1 << 53
-_LARGEST = 1e15
 _REASON = re.compile("[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?")
 """The bound of metav1.Condition, and at most the length that an Event takes."""
-_QUANTITIES = frozenset(
-    {"samples_per_second", "expected_samples_per_second", "eta_seconds", "training_seconds", "since", "seconds"}
-)
-"""Loss and AUC, in contrast, may be no number."""
+_METRICS = frozenset({"loss", "auc", "logloss", "normalized_entropy", "calibration"})
+"""Fractions that may be NaN, which says that there is none; all others are quantities."""
+_SIGNED = frozenset({"eta_seconds"})
+"""A quantity that may be negative."""
+_INTEGERS = frozenset({FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_UINT32})
 _Said = TypeVar("_Said", bound=Message)
 _log = structlog.get_logger()
 
 
-def bounded(said: _Said) -> _Said:
+def bounded(said: _Said, tell: Callable[[str], None] = lambda _: None) -> _Said:
     """Brings a plan or a status within bounds, in place, and returns it.
 
     A role with sizes that no cluster has is left out of the plan: the manifest's hold then. Texts and lists are cut. A
-    number that is read as a quantity is finite. A reason that no condition may have is left out.
+    number that is read as a quantity is finite, and an integer exact in JSON; `tell` is called with the name of each
+    field whose number was not. A reason that no condition may have is left out.
     """
-    for field, value in said.ListFields():
-        if field.is_repeated and not _is_map(field):
-            del value[MAX_ENTRIES:]
-        if field.type == FieldDescriptor.TYPE_MESSAGE and not _is_map(field):
-            for part in value if field.is_repeated else (value,):
-                bounded(part)
-        elif field.type == FieldDescriptor.TYPE_STRING:
-            if field.is_repeated:
-                value[:] = [text[:MAX_CHARACTERS] for text in value]
-            elif field.name == "reason" and not _REASON.fullmatch(value):
-                said.ClearField("reason")
-            else:
-                setattr(said, field.name, value[:MAX_CHARACTERS])
-        elif field.type == FieldDescriptor.TYPE_DOUBLE and not field.is_repeated and field.name in _QUANTITIES:
-            setattr(said, field.name, 0.0 if math.isnan(value) else max(-_LARGEST, min(value, _LARGEST)))
-    if isinstance(said, pb.ScalingStep):
-        said.number = min(said.number, _LAST_STEP)
-    if isinstance(said, pb.Sizing):
-        del said.steps[:-MAX_STEPS]
     if isinstance(said, pb.Plan):
         possible = [part for part in said.roles if _possible(part)]
         if len(possible) < len(said.roles):
             _log.warning("plan_exceeds_any_cluster", plan_version=said.version)
             del said.roles[:]
             said.roles.extend(possible)
+    for present in present_fields(said):
+        present.cut(MAX_ENTRIES)
+        if present.is_message:
+            for part in present.values:
+                bounded(part, tell)
+        elif present.is_single and present.name == "reason" and not _REASON.fullmatch(present.values[0]):
+            said.ClearField("reason")
+        else:
+            present.replace(partial(_fitting, present, tell))
+    if isinstance(said, pb.Sizing):
+        del said.steps[:-MAX_STEPS]
     return said
+
+
+def _fitting(present: PresentField, tell: Callable[[str], None], value: Any) -> Any:
+    """A text or a number of a field within its bounds; anything else as it is."""
+    kind, name = present.field.type, present.name
+    if kind == FieldDescriptor.TYPE_STRING:
+        return value[:MAX_CHARACTERS]
+    if kind in _INTEGERS:
+        fitting = min(value, MAX_COUNT)
+    elif kind == FieldDescriptor.TYPE_DOUBLE and name not in _METRICS:
+        least = -MAX_QUANTITY if name in _SIGNED else 0.0
+        fitting = 0.0 if math.isnan(value) else max(least, min(value, MAX_QUANTITY))
+    else:
+        return value
+    if fitting != value:
+        tell(name)
+    return fitting
 
 
 def _possible(part: pb.RolePlan) -> bool:
     sizes = ((part.replicas, MAX_REPLICAS), (part.cpu_cores, MAX_CORES), (part.memory_bytes, MAX_MEMORY_BYTES))
     return all(0 <= size <= most for size, most in sizes)  # false of what is no number
-
-
-def _is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import Message
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
@@ -36,6 +39,7 @@ _CHANNEL = tuple(
 )
 
 
+_Said = TypeVar("_Said", bound=Message)
 _log = structlog.get_logger()
 
 
@@ -70,21 +74,18 @@ class MasterLink:
         self._master = master
         self._metadata = call_metadata(master.token)
         self._channel = tls.connect_async(master.address, master.authority, _CHANNEL)
-        self._stub: MasterStub = MasterStub(self._channel)
+        self._stub = MasterStub(self._channel)
         self._wake = wake
         self._clock = clock
         self._status_seconds = status_seconds
         self._retry_seconds = retry_seconds
         self._explained = False
+        self._exceeded: set[str] = set()
         self._suspension: asyncio.Task[bool] | None = None
         self._scaling: asyncio.Task[None] | None = None
-        self._scaled_at: float | None = None
         self._opened_at = clock()
-        self._heard_at: float | None = None
-        self._unanswered_since: float | None = None
-        self._answers_since: float | None = None
-        self._told_to_end_at: float | None = None
-        self._cannot_be_told = False
+        self._report = MasterReport()
+        """What is known of the master beyond its plan and its status; `report` adds these."""
         self._reached = asyncio.Event()
         self._asking = asyncio.Lock()
         self.plan: JobPlan | None = None
@@ -105,22 +106,17 @@ class MasterLink:
         said = None
         if status is not None and status.phase is not None:
             said = PhaseNews(status.phase, status.reason, status.message)
-        return MasterReport(
+        return replace(
+            self._report,
             sizes=plan.shapes if plan is not None else None,
             plan_heard=plan is not None,
             asked=plan.asked if plan is not None else None,
-            told_at=self._scaled_at,
             end=end,
             status=said,
             silent=frozenset(plan.silent) if plan is not None else frozenset(),
             joined=frozenset(one.member for one in status.members) if status is not None else None,
             answers=self.answers,
-            answers_since=self._answers_since,
-            heard_at=self._heard_at,
-            unanswered_since=self._unanswered_since,
             suspended=self._suspended,
-            told_to_end_at=self._told_to_end_at,
-            cannot_be_told=self._cannot_be_told,
         )
 
     async def report_exit(self, instance: InstanceId, name: str, ended: InstanceExit) -> bool:
@@ -128,7 +124,7 @@ class MasterLink:
         member = pb.Member(role=wire_role(instance.role), index=instance.index, incarnation=name)
         request = pb.ReportExitRequest(member=member, exit_code=ended.code, reason=str(ended.reason))
         try:
-            await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]  # the stubs know of threads only
+            await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)
         except grpc.aio.AioRpcError:
             return False
         return True
@@ -142,7 +138,7 @@ class MasterLink:
     def scale(self, wanted: Scale) -> None:
         """Tells the master of edits, unless it is just being told."""
         if self._scaling is None or self._scaling.done():
-            self._scaled_at = self._clock()
+            self._report = replace(self._report, told_at=self._clock())
             self._scaling = asyncio.create_task(self._scale(wanted))
             self._scaling.add_done_callback(lambda _: self._wake())
 
@@ -155,16 +151,12 @@ class MasterLink:
         if not self.answers:
             return
         try:
-            await self._stub.Shutdown(  # type: ignore[misc]  # the stubs know of threads only
-                pb.ShutdownRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
-            )
+            await self._stub.Shutdown(pb.ShutdownRequest(), timeout=_CALL_SECONDS, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            if error.code() in _UNKNOWN_OUTCOMES:
-                self._told_to_end_at = self._clock()
-            else:
-                self._cannot_be_told = True
-        else:
-            self._told_to_end_at = self._clock()
+            if error.code() not in _UNKNOWN_OUTCOMES:
+                self._report = replace(self._report, cannot_be_told=True)
+                return
+        self._report = replace(self._report, told_to_end_at=self._clock())
 
     async def refresh_status(self) -> None:
         """Asks for the status now, if the master answers.
@@ -174,20 +166,21 @@ class MasterLink:
         async with self._asking:
             begun_at = self._clock()
             try:
-                status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
+                status = await self._stub.GetStatus(
                     pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
                 )
             except grpc.aio.AioRpcError as error:
                 self._reached.clear()
-                if self._unanswered_since is None:
+                if self._report.unanswered_since is None:
                     # if this program itself was stopped meanwhile, count at most the longest call
-                    self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
+                    since = max(begun_at, self._clock() - _CALL_SECONDS)
+                    self._report = replace(self._report, unanswered_since=since)
                 await self._explain(error.details() or "")
             else:
-                self.status = status_from_wire(bounded(status))
-                if self._answers_since is None or self._unanswered_since is not None:
-                    self._answers_since = self._clock()
-                self._heard_at, self._unanswered_since = self._clock(), None
+                self.status = status_from_wire(self._bounded(status))
+                now, answered = self._clock(), self._report.answers_since
+                since = now if answered is None or self._report.unanswered_since is not None else answered
+                self._report = replace(self._report, answers_since=since, heard_at=now, unanswered_since=None)
                 self._reached.set()
 
     @property
@@ -203,6 +196,15 @@ class MasterLink:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close(grace=None)
 
+    def _bounded(self, said: _Said) -> _Said:
+        """Brings what the master says within bounds; logs once each field with a number that exceeded them."""
+        exceeding: set[str] = set()
+        bounded(said, exceeding.add)
+        if new := exceeding - self._exceeded:
+            self._exceeded |= new
+            _log.warning("master_exceeds_bounds", master=self._master.address, fields=sorted(new))
+        return said
+
     async def _explain(self, said: str) -> None:
         """Tells once of a master that differs about TLS; one that is away comes back by itself."""
         if self._explained or not any(sign in said for sign in _SIGNS_OF_TLS):
@@ -217,16 +219,14 @@ class MasterLink:
         """The next plan says that it was heard; what was not is told again."""
         request = pb.ScaleRequest(ps=wanted.ps, workers=wanted.workers, waits=wanted.waits[:MAX_CHARACTERS])
         try:
-            await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]  # the stubs know of threads only
+            await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             _log.warning("edit_not_delivered", problem=error.details())
         await asyncio.sleep(self._retry_seconds)
 
     async def _suspend(self) -> bool:
         try:
-            await self._stub.Suspend(  # type: ignore[misc]  # the stubs know of threads only
-                pb.SuspendRequest(), timeout=_SUSPEND_SECONDS, metadata=self._metadata
-            )
+            await self._stub.Suspend(pb.SuspendRequest(), timeout=_SUSPEND_SECONDS, metadata=self._metadata)
         except grpc.aio.AioRpcError:
             await asyncio.sleep(self._retry_seconds)
             return False
@@ -239,8 +239,8 @@ class MasterLink:
             known = self.plan.version if self.plan else 0
             try:
                 call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
-                async for message in call:  # type: ignore[attr-defined]  # the stubs know of threads only
-                    self.plan = plan_from_wire(bounded(message))
+                async for message in call:
+                    self.plan = plan_from_wire(self._bounded(message))
                     # the master may be gone before it can be asked
                     self.status = self.plan.final or self.status
                     await self.refresh_status()
@@ -256,7 +256,7 @@ class MasterLink:
             await self.refresh_status()
             if self.answers or answered:
                 self._wake()
-            silent = self._clock() - (self._heard_at or self._opened_at)
+            silent = self._clock() - (self._report.heard_at or self._opened_at)
             await asyncio.sleep(self._status_seconds if self.answers else retry_pause(silent, self._retry_seconds))
 
 

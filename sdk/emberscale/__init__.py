@@ -42,34 +42,22 @@ __all__ = [
 ]
 
 _DEFINED_IN = {
-    "InvalidError": "emberscale_api.errors",
-    "ClusterError": "emberscale._client",
-    "ExportError": "emberscale._serving",
-    "ExportedModel": "emberscale._serving",
-    "Features": "emberscale_api.job.model",
-    "JobEvent": "emberscale._client",
-    "JobNotFoundError": "emberscale._client",
-    "JobPhase": "emberscale_api.job.status",
-    "ManifestError": "emberscale_api.job",
-    "UnavailableError": "emberscale_api.errors",
-    "Summary": "emberscale._run.summary",
-    "Training": "emberscale._training",
-    "TrainingFailedError": "emberscale._training",
-    "TrainingJob": "emberscale_api.job",
-    "TrainingJobClient": "emberscale._client",
-    "TrainingJobStatus": "emberscale_api.job.status",
-    "UnwritableError": "emberscale_api.errors",
-    "export_checkpoint": "emberscale._serving",
-    "load_manifest": "emberscale_api.job",
-    "train": "emberscale._training",
+    "emberscale._client": ("ClusterError", "JobEvent", "JobNotFoundError", "TrainingJobClient"),
+    "emberscale._run.summary": ("Summary",),
+    "emberscale._serving": ("ExportError", "ExportedModel", "export_checkpoint"),
+    "emberscale._training": ("Training", "TrainingFailedError", "train"),
+    "emberscale_api.errors": ("InvalidError", "UnavailableError", "UnwritableError"),
+    "emberscale_api.job": ("ManifestError", "TrainingJob", "load_manifest"),
+    "emberscale_api.job.model": ("Features",),
+    "emberscale_api.job.status": ("JobPhase", "TrainingJobStatus"),
 }
 
 
 def __getattr__(name: str) -> object:
-    module = _DEFINED_IN.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(module), name)
+    for module, names in _DEFINED_IN.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,11 @@
 """The `emberscale` command."""
 
 import sys
+from importlib import import_module
+from types import ModuleType
 from typing import Annotated
 
+import structlog
 import typer
 
 from emberscale._commands import cluster, drain, drill, scale
@@ -28,19 +31,17 @@ EXAMPLES = """\
 """
 _TRAINING, _CLUSTER, _MANIFESTS = "Train here", "Train on a cluster", "Understand a manifest"
 _PLANS, _RESULTS = "Understand plans", "Use what was trained"
-_LOCAL_COMMANDS = (
-    "run",
-    "audit",
-    "profile",
-    "compare",
-    "checkpoints",
-    "export",
-    "validate",
-    "explain",
-    "explain-plan",
-    "simulate",
-    "data",
-)
+_LOCAL_COMMANDS = {
+    "run": _TRAINING,
+    "audit": _TRAINING,
+    "profile": _TRAINING,
+    "compare": _RESULTS,
+    "export": _RESULTS,
+    "validate": _MANIFESTS,
+    "explain": _MANIFESTS,
+    "explain-plan": _PLANS,
+    "simulate": _PLANS,
+}
 
 app = typer.Typer(
     name="emberscale",
@@ -51,34 +52,23 @@ app = typer.Typer(
 )
 
 
+def _add(module: ModuleType, panel: str) -> None:
+    """Adds the command of a module: the function that has the module's name."""
+    function = module.__name__.rpartition(".")[2]
+    name, command = function.replace("_", "-"), getattr(module, function)
+    app.command(name, help=module.HELP, epilog=module.EXAMPLES, rich_help_panel=panel)(command)
+
+
 def _add_local_commands() -> None:
-    from emberscale._commands import (
-        audit,
-        compare,
-        explain,
-        explain_plan,
-        export,
-        profile,
-        restore,
-        run,
-        simulate,
-        validate,
-    )
+    # all imports come first: if one fails, no command may be there yet
+    names = [name.replace("-", "_") for name in _LOCAL_COMMANDS]
+    modules = [import_module(f"emberscale._commands.{name}") for name in names]
+    from emberscale._commands import restore
     from emberscale._commands.checkpoints import checkpoints_app
     from emberscale._commands.data import data_app
 
-    for name, command, module, panel in (
-        ("run", run.run, run, _TRAINING),
-        ("audit", audit.audit, audit, _TRAINING),
-        ("profile", profile.profile, profile, _TRAINING),
-        ("compare", compare.compare, compare, _RESULTS),
-        ("export", export.export, export, _RESULTS),
-        ("validate", validate.validate, validate, _MANIFESTS),
-        ("explain", explain.explain, explain, _MANIFESTS),
-        ("explain-plan", explain_plan.explain_plan, explain_plan, _PLANS),
-        ("simulate", simulate.simulate, simulate, _PLANS),
-    ):
-        app.command(name, help=module.HELP, epilog=module.EXAMPLES, rich_help_panel=panel)(command)
+    for module, panel in zip(modules, _LOCAL_COMMANDS.values(), strict=True):
+        _add(module, panel)
     checkpoints_app.command("restore", help=restore.HELP, epilog=restore.EXAMPLES)(restore.restore)
     app.add_typer(checkpoints_app, name="checkpoints", rich_help_panel=_RESULTS)
     app.add_typer(data_app, name="data", rich_help_panel="Prepare data")
@@ -91,7 +81,7 @@ def _say_what_local_commands_need(missing: str) -> None:
         raise typer.Exit(2)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    for name in _LOCAL_COMMANDS:
+    for name in (*_LOCAL_COMMANDS, "checkpoints", "data"):
         text = "[dim]needs[/] pip install 'emberscale\\[local]'"
         app.command(name, help=text, rich_help_panel=_TRAINING, context_settings=settings)(needs_local)
 
@@ -102,18 +92,10 @@ except ModuleNotFoundError as absent:
     if (absent.name or "").startswith("emberscale"):
         raise
     _say_what_local_commands_need(absent.name or str(absent))
-app.command("scale", help=scale.HELP, epilog=scale.EXAMPLES, rich_help_panel=_TRAINING)(scale.scale)
-app.command("drain", help=drain.HELP, epilog=drain.EXAMPLES, rich_help_panel=_TRAINING)(drain.drain)
-app.command("drill", help=drill.HELP, epilog=drill.EXAMPLES, rich_help_panel=_TRAINING)(drill.drill)
-for name, command, text in (
-    ("submit", cluster.submit, cluster.SUBMIT_HELP),
-    ("status", cluster.status, cluster.STATUS_HELP),
-    ("logs", cluster.logs, cluster.LOGS_HELP),
-    ("suspend", cluster.suspend, cluster.SUSPEND_HELP),
-    ("resume", cluster.resume, cluster.RESUME_HELP),
-    ("delete", cluster.delete, cluster.DELETE_HELP),
-):
-    app.command(name, help=text, rich_help_panel=_CLUSTER)(command)
+for module in (scale, drain, drill):  # for jobs of this machine and of a cluster: they need no local extra
+    _add(module, _TRAINING)
+for command in (cluster.submit, cluster.status, cluster.logs, cluster.suspend, cluster.resume, cluster.delete):
+    app.command(rich_help_panel=_CLUSTER)(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -131,6 +113,8 @@ def about(
     ] = False,
 ) -> None:
     """Options of every command."""
+    # stdout is for what a command was asked for; `sys.stderr` is looked up anew, as tests replace it
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 def main() -> None:

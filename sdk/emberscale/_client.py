@@ -17,9 +17,12 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
+from emberscale_api.job.units import IN_WORDS
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
+_ROWS_MOVE = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
+_YET_TO_TRAIN = frozenset({JobPhase.PENDING, JobPhase.PREPARING, JobPhase.RESTORING})
 _WATCH_SECONDS = 240
 """After so long a watch is renewed: connections that fall silent are not always noticed."""
 _GONE = 410
@@ -60,6 +63,7 @@ class TrainingJobClient:
             problem = str(error).rstrip(".")
             raise ClusterError(f"no cluster: {problem}; set KUBECONFIG to the file of one") from error
         self.namespace = namespace or _context_namespace()
+        self._place = (_GROUP, _VERSION, self.namespace, _PLURAL)
         api = client.ApiClient(configuration)
         self._jobs = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
@@ -67,20 +71,19 @@ class TrainingJobClient:
     def submit(self, job: TrainingJob | Path) -> str:
         """Creates a job, from a manifest file or from Python; returns its name."""
         manifest = load_manifest(job) if isinstance(job, Path) else job
-        body = manifest.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        body = manifest.model_dump(mode="json", by_alias=True, exclude_unset=True, context=IN_WORDS)
         body["metadata"].pop("namespace", None)
-        body["spec"] = _durations_in_words(body["spec"])
-        self._call(self._jobs.create_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, body)
+        self._call(self._jobs.create_namespaced_custom_object, *self._place, body)
         return manifest.metadata.name
 
     def status(self, name: str) -> TrainingJobStatus:
         """Returns the status that the operator last wrote; a Pending one before the first."""
-        found = self._call(self._jobs.get_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
+        found = self._call(self._jobs.get_namespaced_custom_object, *self._place, name)
         return _status_of(found)
 
     def list(self) -> dict[str, TrainingJobStatus]:
         """The status of every job, by name."""
-        found = self._call(self._jobs.list_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL)
+        found = self._call(self._jobs.list_namespaced_custom_object, *self._place)
         return {item["metadata"]["name"]: _status_of(item) for item in found["items"]}
 
     def follow(self, name: str, timeout: float | None = None) -> Iterator[TrainingJobStatus]:
@@ -89,11 +92,10 @@ class TrainingJobClient:
         Raises JobNotFoundError when the job is deleted, and TimeoutError after `timeout` seconds.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        status = TrainingJobStatus()
         while True:
             found = self._call(
                 self._jobs.list_namespaced_custom_object,
-                *(_GROUP, _VERSION, self.namespace, _PLURAL),
+                *self._place,
                 field_selector=f"metadata.name={name}",
             )
             if not found["items"]:
@@ -110,7 +112,7 @@ class TrainingJobClient:
         seconds = math.ceil(min(_WATCH_SECONDS, max(1.0, deadline - time.monotonic())))
         events = watch.Watch().stream(
             self._jobs.list_namespaced_custom_object,
-            *(_GROUP, _VERSION, self.namespace, _PLURAL),
+            *self._place,
             field_selector=f"metadata.name={name}",
             resource_version=version,
             timeout_seconds=seconds,
@@ -184,7 +186,7 @@ class TrainingJobClient:
         self, name: str, edit: Callable[[TrainingJobSpec], TrainingJobSpec]
     ) -> tuple[TrainingJobSpec, TrainingJobSpec]:
         """Changes numbers of processes, which `edit` returns with the spec; returns the spec before and after."""
-        found = self._call(self._jobs.get_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
+        found = self._call(self._jobs.get_namespaced_custom_object, *self._place, name)
         phase = _status_of(found).phase
         if phase in _ENDED:
             raise ClusterError(f"TrainingJob {name} is {phase}: it has no processes to scale")
@@ -201,50 +203,60 @@ class TrainingJobClient:
             self._patch(name, {"spec": patch})
         return before.spec, after
 
-    def drain(self, name: str, index: int) -> str:
+    def drain(
+        self,
+        name: str,
+        index: int,
+        timeout: float = 600.0,
+        observer: Callable[[TrainingJobStatus], None] = lambda _: None,
+    ) -> str:
         """Has the pod of a parameter server evicted, as `kubectl drain` does; returns the pod's name.
 
-        Raises ClusterError with the reason where its rows could not move away first.
+        A job that is yet to train is waited for, at most `timeout` seconds; `observer` is called with its status, at
+        once and upon every change. Raises ClusterError with the reason where the rows could not move away first.
         """
-        status, server = self.status(name), f"ps-{index}"
-        if status.phase is not JobPhase.TRAINING:
-            raise ClusterError(f"{server}: TrainingJob {name} is {status.phase}: rows move only while it trains")
-        pods = _server_pods(status)
-        if index not in pods:
-            raise ClusterError(_no_such_server(name, index, pods))
-        body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pods[index], namespace=self.namespace))
+        server = f"ps-{index}"
+        pod = _server_pod(name, self._until_rows_move(name, server, timeout, observer), index)
+        body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pod, namespace=self.namespace))
         try:
-            self._call(self._core.create_namespaced_pod_eviction, pods[index], self.namespace, body)
+            self._call(self._core.create_namespaced_pod_eviction, pod, self.namespace, body)
         except ClusterError as error:
             if isinstance(error.__cause__, ApiException) and error.__cause__.status == _BUDGET_IS_SPENT:
                 why = "another parameter server is away; try again once it has a successor with its share of the rows"
                 raise ClusterError(f"{server}: {why}: {error}") from error
             raise
-        return pods[index]
+        return pod
+
+    def _until_rows_move(
+        self, name: str, server: str, timeout: float, observer: Callable[[TrainingJobStatus], None]
+    ) -> TrainingJobStatus:
+        """Returns a job's status once its rows can move. Raises ClusterError if they never will, or not in time."""
+        try:
+            for status in self.follow(name, timeout):
+                if status.phase in _ROWS_MOVE:
+                    return status
+                if status.phase not in _YET_TO_TRAIN:
+                    raise ClusterError(
+                        f"{server}: TrainingJob {name} is {status.phase}: rows move only while it trains or evaluates"
+                    )
+                observer(status)
+        except TimeoutError as error:
+            raise ClusterError(f"{server}: its rows move only while the job trains or evaluates: {error}") from error
+        raise AssertionError("a job is followed until it is gone")
 
     def kill(self, name: str, index: int) -> str:
         """Deletes the pod of a parameter server with no grace, so that its rows cannot move; returns the pod's name."""
-        pods = _server_pods(self.status(name))
-        if index not in pods:
-            raise ClusterError(_no_such_server(name, index, pods))
-        self._call(self._core.delete_namespaced_pod, pods[index], self.namespace, grace_period_seconds=0)
-        return pods[index]
+        pod = _server_pod(name, self.status(name), index)
+        self._call(self._core.delete_namespaced_pod, pod, self.namespace, grace_period_seconds=0)
+        return pod
 
     def delete(self, name: str) -> None:
         """Deletes the job and everything that belongs to it; its checkpoints stay."""
-        self._call(self._jobs.delete_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
+        self._call(self._jobs.delete_namespaced_custom_object, *self._place, name)
 
     def _patch(self, name: str, patch: dict[str, Any]) -> None:
-        self._call(
-            self._jobs.patch_namespaced_custom_object,
-            _GROUP,
-            _VERSION,
-            self.namespace,
-            _PLURAL,
-            name,
-            patch,
-            _content_type=_MERGE_PATCH,
-        )
+        edit = self._jobs.patch_namespaced_custom_object
+        self._call(edit, *self._place, name, patch, _content_type=_MERGE_PATCH)
 
     def _newest_pod(self, name: str, member: str) -> str:
         role, _, index = member.rpartition("-")
@@ -266,14 +278,13 @@ class TrainingJobClient:
             raise ClusterError(f"the cluster cannot be reached: {error}") from error
 
 
-def _server_pods(status: TrainingJobStatus) -> dict[int, str]:
-    """The pods of the parameter servers, by index."""
-    return {member.index: member.pod for member in status.members if member.role == str(Role.PS) and member.pod}
-
-
-def _no_such_server(name: str, index: int, pods: Mapping[int, str]) -> str:
-    known = ", ".join(f"ps-{one}" for one in sorted(pods)) or "none"
-    return f"ps-{index}: TrainingJob {name} has no such parameter server; it has {known}"
+def _server_pod(name: str, status: TrainingJobStatus, index: int) -> str:
+    """The pod of a parameter server. Raises ClusterError if there is none."""
+    pods = {member.index: member.pod for member in status.members if member.role == str(Role.PS) and member.pod}
+    if index not in pods:
+        known = ", ".join(f"ps-{one}" for one in sorted(pods)) or "none"
+        raise ClusterError(f"ps-{index}: TrainingJob {name} has no such parameter server; it has {known}")
+    return pods[index]
 
 
 def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:
@@ -313,21 +324,3 @@ def _words_of(error: ApiException) -> str:
     except (TypeError, ValueError, KeyError):
         return str(error.reason)
     return message
-
-
-def _durations_in_words(spec: dict[str, Any]) -> dict[str, Any]:
-    """Durations are numbers of seconds in Python, which may have fractions; on a cluster those are written `1.5s`."""
-    fields = {
-        "checkpoint": ("interval",),
-        "sharding": ("leaseTimeout", "heartbeatInterval"),
-        "runPolicy": ("activeDeadline", "ttlAfterFinished"),
-        "scaling": ("profileInterval", "cooldown", "timeout"),
-    }
-    result = dict(spec)
-    for section, names in fields.items():
-        if section in result:
-            part = result[section]
-            result[section] = {
-                name: f"{value:g}s" if name in names and value is not None else value for name, value in part.items()
-            }
-    return result

@@ -5,12 +5,12 @@ Progress goes to stderr, except in a notebook.
 
 import math
 import signal
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from io import StringIO
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -181,7 +181,7 @@ class PlainProgress:
     def show(self, snapshot: RunView) -> None:
         """Prints a line if it is time for one."""
         for remark in remarks(self._before, snapshot):
-            self.say(remark)
+            self._print(remark)
         self._before = snapshot
         known = None if snapshot.status is None else snapshot.status.phase
         phase = known or "Starting"
@@ -190,10 +190,6 @@ class PlainProgress:
         self._phase = phase
         self._next = snapshot.seconds + _LINE_SECONDS
         self._print(f"{snapshot.seconds:7.1f}s  {_plain_line(snapshot)}")
-
-    def say(self, remark: str) -> None:
-        """Prints a line."""
-        self._print(remark)
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
@@ -216,46 +212,27 @@ def _plain_line(snapshot: RunView) -> str:
 _REDRAW_SECONDS = 0.2
 
 
-class RedrawnProgress(ABC):
-    """A few lines that change in place, with remarks above them."""
+class RedrawnProgress:
+    """A few lines that change in place, with remarks above them.
 
-    def __init__(self, name: str) -> None:
+    `say` prints a remark, and `draw` puts the changing lines in place of the last ones.
+    """
+
+    def __init__(self, name: str, say: Callable[[Text], None], draw: Callable[[RenderableType], None]) -> None:
         self._name = name
+        self._say = say
+        self._draw = draw
         self._before: RunView | None = None
         self._next = 0.0
 
     def show(self, snapshot: RunView) -> None:
         """Redraws, a few times a second."""
         for remark in remarks(self._before, snapshot):
-            self.say(remark)
+            self._say(Text(remark, style="yellow"))
         self._before = snapshot
         if snapshot.seconds >= self._next:
             self._next = snapshot.seconds + _REDRAW_SECONDS
-            self.draw(live_view(self._name, snapshot))
-
-    @abstractmethod
-    def say(self, remark: str) -> None:
-        """A line above the changing ones."""
-
-    @abstractmethod
-    def draw(self, view: RenderableType) -> None:
-        """Puts the changing lines in place of the last ones."""
-
-
-class LiveProgress(RedrawnProgress):
-    """At the bottom of the terminal; remarks scroll above."""
-
-    def __init__(self, name: str, live: Live) -> None:
-        super().__init__(name)
-        self._live = live
-
-    def say(self, remark: str) -> None:
-        """A line above the live ones."""
-        self._live.console.print(Text(remark, style="yellow"))
-
-    def draw(self, view: RenderableType) -> None:
-        """Redraws the live lines."""
-        self._live.update(view, refresh=True)
+            self._draw(live_view(self._name, snapshot))
 
 
 def live_view(name: str, snapshot: RunView) -> RenderableType:
@@ -292,22 +269,17 @@ _WIDTH = 100
 
 
 class NotebookProgress(RedrawnProgress):
-    """The same lines in the output of a notebook's cell, redrawn in place."""
+    """The same lines in the output of a notebook's cell, redrawn in place with all remarks so far."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        self._remarks: list[Text] = []
+        super().__init__(name, self._remarks.append, self._replace)
         self._display: Any = import_module("IPython.display")  # present only in notebooks, and not annotated
         self._handle = self._display.DisplayHandle()
         self._shown = False
-        self._remarks: list[str] = []
 
-    def say(self, remark: str) -> None:
-        """A line above the changing ones, from the next redraw on."""
-        self._remarks.append(remark)
-
-    def draw(self, view: RenderableType) -> None:
-        """Replaces what the cell shows."""
-        html = self._display.HTML(as_html(Group(*(Text(remark, style="yellow") for remark in self._remarks), view)))
+    def _replace(self, view: RenderableType) -> None:
+        html = self._display.HTML(as_html(Group(*self._remarks, view)))
         if self._shown:
             self._handle.update(html)
         else:
@@ -322,18 +294,8 @@ def as_html(view: RenderableType) -> str:
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: normal">{code}</pre>')
 
 
-class ProgressDisplay(Protocol):
-    """Shows a job's state, and single remarks."""
-
-    def show(self, snapshot: RunView) -> None:
-        """The current state."""
-
-    def say(self, remark: str) -> None:
-        """Prints a line that stays."""
-
-
 @contextmanager
-def open_progress(name: str) -> Iterator[ProgressDisplay]:
+def open_progress(name: str) -> Iterator[PlainProgress | RedrawnProgress]:
     """Progress where it is seen: in the notebook's cell, or on stderr."""
     console = Console(stderr=True, highlight=False)
     if console.is_jupyter:
@@ -343,4 +305,4 @@ def open_progress(name: str) -> Iterator[ProgressDisplay]:
         yield PlainProgress(console)
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveProgress(name, live)
+        yield RedrawnProgress(name, live.console.print, partial(live.update, refresh=True))

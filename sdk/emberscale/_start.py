@@ -3,7 +3,6 @@
 Importing the command takes a second or more, in which a KeyboardInterrupt would print a traceback.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -27,13 +26,10 @@ def _end(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """The entry point of the console script."""
     signal.signal(signal.SIGINT, _end_at_once)
-    from emberscale_api.environment import share_kernels
+    from emberscale_api.environment import share_kernels, without_collection
 
     share_kernels(os.environ)
-    gc.disable()  # imports leave next to no garbage, and looking for it takes a tenth of their time
-    from emberscale._cli import main as command
-
-    gc.freeze()  # modules stay until the end
-    gc.enable()
+    with without_collection():
+        from emberscale._cli import main as command
     signal.signal(signal.SIGINT, _end)
     command()

@@ -6,7 +6,6 @@ job costs a handful of events however long it runs.
 
 import heapq
 import math
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView
 from emberscale_simulator.adviser import CheckpointAdviser
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
-from emberscale_simulator.pods import make_environment
+from emberscale_simulator.mechanics import FailureLaw
 from emberscale_simulator.resources import NOTHING, Amounts, role_resources
 from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
@@ -38,13 +37,10 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of one seed under one scheduler. `decision_seconds` is real time that the scheduler took."""
+    """The result of one seed under one scheduler."""
 
     runs: tuple[JobRun, ...]
     ended_at: float
-    decisions: int
-    decision_seconds: float
-    refused_changes: int
 
 
 class Simulation:
@@ -53,7 +49,7 @@ class Simulation:
     def __init__(
         self, scenario: Scenario, spec: SchedulerSpec, scheduler: Scheduler, jobs: Sequence[SimulatedJob], seed: int
     ) -> None:
-        environment = make_environment(scenario)
+        failures = FailureLaw.of(scenario.failures.daily_pod_failures, scenario.failures.median_over_mean)
         self._scheduler = scheduler
         self._adviser = CheckpointAdviser()
         self._interval = spec.interval
@@ -61,7 +57,7 @@ class Simulation:
         mechanics = scenario.mechanics[spec.mechanics]
         self._sees_capacity = mechanics.sees_capacity
         self._runs = [
-            JobRun(job, mechanics, environment, (seed, number))
+            JobRun(job, mechanics, scenario, failures, (seed, number))
             for number, job in enumerate(sorted(jobs, key=lambda job: (job.arrival, job.id)))
         ]
         self._number = {run.job.id: number for number, run in enumerate(self._runs)}
@@ -73,9 +69,6 @@ class Simulation:
         self._active: dict[int, JobRun] = {}
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
-        self._decisions = 0
-        self._decision_seconds = 0.0
-        self._refused = 0
 
     def run(self) -> RunResult:
         """Until every job has ended, or to the horizon."""
@@ -113,7 +106,7 @@ class Simulation:
         end = min(self._horizon, now) if not (to_arrive or self._active) else self._horizon
         for run in self._active.values():
             run.advance(end)
-        return RunResult(tuple(self._runs), end, self._decisions, self._decision_seconds, self._refused)
+        return RunResult(tuple(self._runs), end)
 
     def _push(self, at: float, kind: _Kind, number: int, version: int = 0) -> None:
         self._sequence += 1
@@ -209,11 +202,7 @@ class Simulation:
             largest_node_cpu=self._node.cpu,
             largest_node_memory=self._node.memory,
         )
-        began = time.perf_counter()
-        shapes = self._scheduler.decide(jobs, capacity, now)
-        self._decision_seconds += time.perf_counter() - began
-        self._decisions += 1
-        self._carry_out(shapes, now)
+        self._carry_out(self._scheduler.decide(jobs, capacity, now), now)
 
     def _carry_out(self, shapes: Mapping[JobId, JobShape], now: float) -> None:
         """Changes shapes. Shrinking jobs come first, and make room for growing and starting ones."""
@@ -234,7 +223,6 @@ class Simulation:
                     continue
                 run.start(shape, now)
             elif not run.change_to(shape, now, free):
-                self._refused += 1
                 continue
             free = free - (run.reserved - before)
             self._announce(number)

@@ -45,9 +45,9 @@ class FailureLaw:
         return float(random.gamma(self.shape, self.mean_pod_seconds / self.shape))
 
     @classmethod
-    def from_daily_rate(cls, daily_pod_failures: float, shape: float) -> "FailureLaw":
-        """The law under which a pod fails with this probability a day, in the long run."""
-        return cls(86_400 / daily_pod_failures, shape)
+    def of(cls, daily_pod_failures: float, median_over_mean: float) -> "FailureLaw | None":
+        """The law under which a pod fails with this probability a day, in the long run; None for 0: it never does."""
+        return cls(86_400 / daily_pod_failures, gamma_shape(median_over_mean)) if daily_pod_failures > 0 else None
 
 
 class ChangeMethod(StrEnum):

@@ -7,18 +7,16 @@ import numpy as np
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_simulator.ground_truth import Rate
 from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.scenario import Surroundings
 
 
 class Profiler:
-    """The profiler of one job. `noise` is the standard deviation of a window's log rate, `interval` its seconds."""
+    """The profiler of one job."""
 
-    def __init__(
-        self, job: SimulatedJob, noise: float, interval: float, ps_memory_skew: float, random: np.random.Generator
-    ) -> None:
+    def __init__(self, job: SimulatedJob, surroundings: Surroundings, random: np.random.Generator) -> None:
         self._job = job
-        self._noise = noise
-        self._interval = interval
-        self._ps_memory_skew = ps_memory_skew
+        self._profiling = surroundings.profiling
+        self._ps_memory_skew = surroundings.ps_memory_skew
         self._random = random
         self._reported_at = -math.inf
 
@@ -32,9 +30,9 @@ class Profiler:
         """
         if rate.samples_per_second <= 0:
             return None
-        windows = math.floor((now - max(steady_since, self._reported_at)) / self._interval)
+        windows = math.floor((now - max(steady_since, self._reported_at)) / self._profiling.interval)
         self._reported_at = now
-        noise = self._noise / math.sqrt(max(1, windows))
+        noise = self._profiling.noise / math.sqrt(max(1, windows))
         speed = rate.samples_per_second * math.exp(self._random.normal(0.0, noise))
         batch = self._job.metadata.batch_size
         return JobProfile(

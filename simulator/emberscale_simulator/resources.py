@@ -83,37 +83,27 @@ class Overlap:
 
 
 def overlap_of(present: JobShape, target: JobShape, resized: bool) -> Overlap:
-    """A role with pods of the same size, or `resized` in place, only gains or loses pods.
+    """What a change from one shape to another takes.
 
-    Otherwise all are replaced.
+    A role with pods of the same size, or `resized` in place, only gains or loses pods. Otherwise all are replaced.
     """
     worker = _role_overlap(worker_pod(present), present.workers, worker_pod(target), target.workers, resized)
     ps = _role_overlap(ps_pod(present), present.ps, ps_pod(target), target.ps, resized)
-    return Overlap(
-        at_once=RoleResources(worker.at_once, ps.at_once),
-        one_by_one=RoleResources(worker.one_by_one, ps.one_by_one),
-        in_place=RoleResources(worker.in_place, ps.in_place),
-        new_workers=worker.new,
-        new_ps=ps.new,
-    )
+    at_once, one_by_one, in_place = (RoleResources(*both) for both in zip(worker[:3], ps[:3], strict=True))
+    return Overlap(at_once, one_by_one, in_place, worker[3], ps[3])
 
 
-@dataclass(frozen=True, slots=True)
-class _RoleOverlap:
-    at_once: Amounts
-    one_by_one: Amounts
-    in_place: Amounts
-    new: int
-
-
-def _role_overlap(old: Amounts, old_count: int, new: Amounts, new_count: int, resized: bool) -> _RoleOverlap:
+def _role_overlap(
+    old: Amounts, old_count: int, new: Amounts, new_count: int, resized: bool
+) -> tuple[Amounts, Amounts, Amounts, int]:
+    """What one role takes at once, one by one and in place, and how many of its pods start."""
     if old == new or resized:
         added, leaving = max(0, new_count - old_count), max(0, old_count - new_count)
         kept = old.larger(new) * min(old_count, new_count) + new * added + old * leaving
-        return _RoleOverlap(kept, kept, kept, added)
+        return kept, kept, kept, added
     before, after = old * old_count, new * new_count
     larger = before.larger(after)
-    return _RoleOverlap(before + after, larger + new, larger, new_count)
+    return before + after, larger + new, larger, new_count
 
 
 @dataclass(slots=True)

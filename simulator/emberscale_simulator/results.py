@@ -20,7 +20,6 @@ class JobOutcome:
     """
 
     job: str
-    architecture: str
     arrival: float
     waited: float
     jct: float | None
@@ -43,9 +42,6 @@ class SeedOutcome:
     ps_cpu_utilization: float
     memory_utilization: float
     core_hours: float
-    decisions: int
-    decision_seconds: float
-    refused_changes: int
 
     @property
     def completed_jcts(self) -> list[float]:
@@ -73,7 +69,6 @@ def summarize_seed(scheduler: str, seed: int, result: RunResult, keep_timelines:
         jobs=tuple(
             JobOutcome(
                 job=run.job.id,
-                architecture=run.job.metadata.architecture,
                 arrival=run.job.arrival,
                 waited=(run.started_at if run.started_at is not None else result.ended_at) - run.job.arrival,
                 jct=(
@@ -94,9 +89,6 @@ def summarize_seed(scheduler: str, seed: int, result: RunResult, keep_timelines:
         ps_cpu_utilization=share("ps_busy", "ps_allocated"),
         memory_utilization=share("memory_used", "memory_allocated"),
         core_hours=sum(usage.worker_allocated + usage.ps_allocated for usage in usages) / 3600,
-        decisions=result.decisions,
-        decision_seconds=result.decision_seconds,
-        refused_changes=result.refused_changes,
     )
 
 

@@ -8,11 +8,12 @@ from emberscale_api.job.units import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_simulator.ground_truth import Rate, rate
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
-from emberscale_simulator.mechanics import ChangeMethod, Mechanics
-from emberscale_simulator.pods import Environment, LiveChange, Pods, StartTime, begin_live_change
+from emberscale_simulator.mechanics import ChangeMethod, FailureLaw, Mechanics
+from emberscale_simulator.pods import LiveChange, Pods, StartTime, begin_live_change
 from emberscale_simulator.profiler import Profiler
 from emberscale_simulator.recovery import Checkpoints, MemoryRestarts
 from emberscale_simulator.resources import NOTHING, Amounts, RoleResources, Usage, ps_pod, role_resources, worker_pod
+from emberscale_simulator.scenario import Surroundings
 
 
 class JobRun:
@@ -25,7 +26,12 @@ class JobRun:
     """
 
     def __init__(
-        self, job: SimulatedJob, mechanics: Mechanics, environment: Environment, seed: tuple[int, int]
+        self,
+        job: SimulatedJob,
+        mechanics: Mechanics,
+        surroundings: Surroundings,
+        failures: FailureLaw | None,
+        seed: tuple[int, int],
     ) -> None:
         self.job = job
         self.phase = RunPhase.QUEUED
@@ -42,13 +48,12 @@ class JobRun:
         self.timeline: list[tuple[float, float]] = []
         self.version = 0
         self._mechanics = mechanics
-        self._environment = environment
+        self._surroundings = surroundings
+        self._failure_law = failures
         # One stream a purpose: two schedulers see the same failures as long as they do the same.
         pods, self._failures, measuring = (np.random.default_rng([*seed, purpose]) for purpose in (1, 2, 3))
-        self._pods = Pods(environment.stragglers, environment.start_up, pods)
-        self._profiler = Profiler(
-            job, environment.profile_noise, environment.profile_interval, environment.ps_memory_skew, measuring
-        )
+        self._pods = Pods(surroundings.stragglers, surroundings.start_up, pods)
+        self._profiler = Profiler(job, surroundings, measuring)
         self._now = job.arrival
         self._until = math.inf
         self._change: LiveChange | None = None
@@ -276,7 +281,7 @@ class JobRun:
 
     def _tables_of_largest_ps(self, shape: JobShape) -> float:
         """Bytes of rows that the largest server of a shape holds now."""
-        return self.job.largest_ps(self.samples, shape.ps, self._environment.ps_memory_skew) - self.job.ps_base
+        return self.job.largest_ps(self.samples, shape.ps, self._surroundings.ps_memory_skew) - self.job.ps_base
 
     def _moved_bytes(self, present: JobShape, target: JobShape) -> float:
         """Bytes of rows that the busiest server gives away or takes over where their number changes."""
@@ -299,11 +304,10 @@ class JobRun:
         """Samples at which a process passes its memory."""
         if shape.worker_memory < self.job.worker_memory:
             return 0.0
-        return self.job.samples_that_fit(shape.ps_memory, shape.ps, self._environment.ps_memory_skew)
+        return self.job.samples_that_fit(shape.ps_memory, shape.ps, self._surroundings.ps_memory_skew)
 
     def _draw_failure(self) -> float:
-        law = self._environment.failures
-        return math.inf if law is None else law.draw(self._failures)
+        return math.inf if self._failure_law is None else self._failure_law.draw(self._failures)
 
     def _resume(self, now: float) -> None:
         if self.phase is RunPhase.STARTING:
@@ -341,7 +345,7 @@ class JobRun:
         shape = self.shape
         if shape is None:
             return
-        silent = self._failures.uniform() < self._environment.silent_failures
+        silent = self._failures.uniform() < self._surroundings.failures.silent
         detected = self._mechanics.detection if silent else self._mechanics.end_detection
         is_worker = self._failures.uniform() < shape.workers / (shape.workers + shape.ps)
         if is_worker and self._mechanics.elastic:

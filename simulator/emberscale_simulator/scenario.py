@@ -301,18 +301,23 @@ class Seeds(ManifestPart):
         return self
 
 
-class Scenario(ManifestPart):
+class Surroundings(ManifestPart):
+    """What all jobs of a scenario share besides the cluster: failures, slow pods, start-ups, profiles, skew."""
+
+    failures: FailureSpec = FailureSpec()
+    stragglers: StragglerSpec = StragglerSpec()
+    start_up: StartUpSpec = StartUpSpec()
+    profiling: ProfilingSpec = ProfilingSpec()
+    ps_memory_skew: float = Field(default=1.1, ge=1, description="Memory of the largest PS over the mean")
+
+
+class Scenario(Surroundings):
     """Everything that a simulation needs but the seed."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     description: str = ""
     horizon: Seconds = Field(gt=0, description="Latest end of the simulation; jobs that still run count as incomplete")
     cluster: ClusterSpec
-    failures: FailureSpec = FailureSpec()
-    stragglers: StragglerSpec = StragglerSpec()
-    start_up: StartUpSpec = StartUpSpec()
-    profiling: ProfilingSpec = ProfilingSpec()
-    ps_memory_skew: float = Field(default=1.1, ge=1, description="Memory of the largest PS over the mean")
     models: dict[str, SimulatedModel] = Field(min_length=1)
     workload: Workload
     mechanics: dict[str, Mechanics] = Field(min_length=1)

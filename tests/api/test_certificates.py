@@ -114,7 +114,7 @@ def test_a_process_with_certificates_that_are_of_no_use_ends_with_that_line(tmp_
     }
     variables = {f"EMBERSCALE_{name}": value for name, value in identity.items()}
     done = subprocess.run(
-        [sys.executable, "-m", module], env={**os.environ, **variables}, capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", module], env={**os.environ, **variables}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec, takes_parity
 
 
 def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
@@ -15,11 +15,11 @@ def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
 
 @pytest.mark.parametrize("ps", [{"replicas": 2}, {"minReplicas": 2}, {"minReplicas": 3, "maxReplicas": 4}])
 def test_parity_takes_two_servers(ps: dict[str, Any]) -> None:
-    assert spec(ps).fault_tolerance.least_servers == 2
+    assert takes_parity(spec(ps).ps.initial_replicas, 1)
 
 
 def test_two_parities_take_three_servers() -> None:
-    assert spec({"replicas": 3}, parity=2).fault_tolerance.least_servers == 3
+    assert takes_parity(spec({"replicas": 3}, parity=2).ps.initial_replicas, 2)
     with pytest.raises(ValidationError, match=r"parity \(2\) takes 3 parameter servers or more: give ps.replicas as 3"):
         spec({"replicas": 2}, parity=2)
 
@@ -56,4 +56,4 @@ def test_a_job_with_parity_is_not_scaled_below_it() -> None:
 
 def test_other_strategies_take_one() -> None:
     for strategy in (FaultToleranceStrategy.AUTO, FaultToleranceStrategy.FULL_RECOVERY):
-        assert spec({"replicas": 1}, strategy=strategy).fault_tolerance.least_servers == 1
+        assert spec({"replicas": 1}, strategy=strategy).ps.replicas == 1

@@ -1,10 +1,15 @@
 """A plan and a status as they come from a master, which may be of another version, or anybody's."""
 
+import pytest
+
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import (
+    AdmissionCounts,
     CheckpointCost,
     FlashStatus,
     Forgotten,
+    JobStatus,
+    MemberNow,
     ProtectionStatus,
     Scale,
     SlowMember,
@@ -12,6 +17,7 @@ from emberscale_api.job.running import (
 )
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.running_codec import plan_from_wire, status_from_wire
 from emberscale_api.shape import RoleShape
 
@@ -40,6 +46,24 @@ def test_a_status_has_all_that_its_message_has() -> None:
     assert status.checkpoints == (CheckpointCost("1", 2, 0.5, 3, 4),)
     assert status.forgotten == (Forgotten((1,), "", 0, 0, 0, {1: ((2, 5), (7, 9))}, 0),)
     assert status.traffic == Traffic(9, 1)
+
+
+def test_a_message_has_all_that_its_source_has_and_what_is_converted() -> None:
+    member = MemberNow(MemberId(Role.PS), slowness=SlowMember(2.0, 1.5), stage_seconds={"push": 3.0})
+    told = message_of(pb.Slowness, member.slowness, remedy="it rests")
+    assert told == pb.Slowness(factor=2.0, seconds=1.5, remedy="it rests")
+    admission, traffic = {"ads": AdmissionCounts(3, 2, 1)}, Traffic(9, 1)
+    status = JobStatus(checkpoints=(CheckpointCost("1", 2, 0.5, 3, 4),), admission=admission, traffic=traffic)
+    left = {field.name: None for field in pb.JobStatus.DESCRIPTOR.fields if not hasattr(status, field.name)}
+    message = message_of(pb.JobStatus, status, phase=pb.SAVING, **left)
+    assert (message.checkpoints[0].bytes, message.admission["ads"].refused, message.traffic.rounds) == (4, 2, 1)
+    assert not message.HasField("flash")
+    assert status_from_wire(message).admission == admission
+
+
+def test_a_field_that_nothing_gives_a_value_is_a_defect() -> None:
+    with pytest.raises(AttributeError, match="incarnation"):
+        message_of(pb.Member, Scale(1, 2), role=pb.PS, index=1)
 
 
 def test_what_is_absent_is_none() -> None:

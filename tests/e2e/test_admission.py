@@ -4,8 +4,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from local_jobs import ENDLESS, Finished, Job, emberscale
 
 EMBEDDINGS = {"admission": {"minCount": 3}, "eviction": {"maxRows": 2048, "ttlBatches": 2000}}
@@ -15,7 +13,6 @@ def rows(summary: dict[str, Any]) -> int:
     return sum(summary["rows"].values())
 
 
-@pytest.mark.timeout(300)
 def test_a_fraction_of_the_rows_trains_exactly_through_a_move_and_a_kill(
     make_job: Callable[..., Job], trained: Finished
 ) -> None:

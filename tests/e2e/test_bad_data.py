@@ -8,7 +8,7 @@ import pytest
 from local_jobs import Job
 
 # Whole jobs with real processes: each starts torch half a dozen times.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def with_bad_lines(dataset: Path, folder: Path, lines: int) -> Path:

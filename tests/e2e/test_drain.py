@@ -34,7 +34,7 @@ def drain_by_command(job: Job) -> None:
     wait_for_successor(job, next(process for process in before if not process.is_running()), len(before))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Callable[..., Job]) -> None:
     job = make_job({"training": {"epochs": ENDLESS}, "ps": {"replicas": 2}, "worker": {"replicas": 1}})
     job.start()
@@ -50,7 +50,7 @@ def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Cal
     assert job.audit()["ps_count"] == 2
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_another_server_stands_in_for_the_only_one(make_job: Callable[..., Job]) -> None:
     job = make_job({"training": {"epochs": ENDLESS}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
     job.start()

@@ -22,7 +22,7 @@ def reached(job: Job, samples: int) -> bool:
     return job.samples() >= samples
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_workers_and_master_killed_at_random_every_sample_is_applied_once(
     make_job: Callable[..., Job], seed: int

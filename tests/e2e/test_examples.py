@@ -13,7 +13,7 @@ from local_jobs import emberscale
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 # Whole jobs with real processes.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_a_model_of_ones_own_trains_and_a_broken_one_does_not_start(tmp_path: Path) -> None:

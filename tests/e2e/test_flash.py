@@ -6,11 +6,9 @@ import signal
 from collections.abc import Callable
 
 import psutil
-import pytest
 
 from local_jobs import ENDLESS, Job, emberscale
 
-pytestmark = pytest.mark.timeout(300)
 SPEC = {"checkpoint": {"interval": "1h", "flash": {"interval": "1s"}}, "training": {"epochs": ENDLESS}}
 
 

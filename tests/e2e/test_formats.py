@@ -11,7 +11,7 @@ from emberscale._commands.data import data_app
 from local_jobs import Job
 
 # A whole job with real processes: each starts torch half a dozen times.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_a_job_reads_compressed_files_forwards_and_every_record_once(

@@ -67,7 +67,7 @@ def start(tmp_path: Path, network: Network, make_job: Callable[..., Job]) -> Ite
         yield begin
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_training_begins_and_goes_on_in_bad_weather(
     start: Callable[..., Job], network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,7 @@ def test_training_begins_and_goes_on_in_bad_weather(
     assert set(summary["restarts"].values()) == {0}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("between", PARTITIONS if ALL else ["worker-ps"])
 def test_a_partition_heals_without_loss(start: Callable[..., Job], network: Network, between: str) -> None:
     job = start({"training": {"epochs": ENDLESS}})
@@ -97,7 +97,7 @@ def test_a_partition_heals_without_loss(start: Callable[..., Job], network: Netw
         assert summary["recoveries"] == 0, "the master heard its members all the time"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not ALL, reason="EMBERSCALE_NETWORK_FAULTS=all runs it")
 @pytest.mark.parametrize("between", ["master-ps", "master-worker"])
 def test_a_partition_shorter_than_a_lease_costs_no_process(
@@ -114,7 +114,7 @@ def test_a_partition_shorter_than_a_lease_costs_no_process(
     assert set(summary["restarts"].values()) == {0}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not ALL, reason="EMBERSCALE_NETWORK_FAULTS=all runs it")
 def test_a_move_between_servers_that_are_parted_is_made_later(start: Callable[..., Job], network: Network) -> None:
     job = start({"training": {"epochs": 10}})

@@ -12,7 +12,7 @@ import pytest
 from local_jobs import ENDLESS, Job, emberscale
 
 # Whole jobs with real processes: each starts torch half a dozen times.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 NO_CHECKPOINTS = {"interval": "1h", "flash": {"mode": "Disabled"}}
 """What a roll-back would go back to is the start."""

@@ -61,7 +61,7 @@ def remember_a_similar_job(shape: JobShape) -> None:
     store.close()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_runs(
     make_job: Callable[..., Job],
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
     assert '"front"' in explained.stdout
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_lost(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

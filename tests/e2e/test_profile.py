@@ -9,7 +9,7 @@ import yaml
 from local_jobs import emberscale, manifest_of
 
 # A whole job with real processes, which start torch half a dozen times.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_a_job_is_profiled_and_leaves_nothing_but_the_profile(dataset: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from local_jobs import Job, emberscale
 from plain_torch import train
 
 # Whole jobs with real processes: each starts torch half a dozen times.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_held_out_auc_is_that_of_plain_pytorch(make_job: Callable[..., Job], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from emberscale_api.checkpoint import CheckpointManifest
 from local_jobs import Job
 
 # Whole jobs with real processes: each starts torch half a dozen times.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def newest_checkpoint(job: Job) -> Path | None:

@@ -33,7 +33,7 @@ def owners(job: Job) -> int:
     return sum(member.buckets > 0 for member in job.status().members)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_run_is_scaled_up_and_down_without_a_stop(make_job: Callable[..., Job]) -> None:
     job = make_job({"training": {"epochs": ENDLESS}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
     job.start()
@@ -68,7 +68,7 @@ def test_a_run_is_scaled_up_and_down_without_a_stop(make_job: Callable[..., Job]
     ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..., Job]) -> None:
     job = make_job({"training": {"epochs": ENDLESS}})
     job.start()
@@ -133,7 +133,7 @@ def undisturbed_auc(tmp_path_factory: pytest.TempPathFactory, dataset: Path, lon
     return float(finished.summary["auc"])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
     make_job: Callable[..., Job],

@@ -16,7 +16,7 @@ from emberscale_trainer.worker.statistics import add_to_histogram
 from local_jobs import Finished
 
 # The job is whole, with real processes, but shared with other tests; exporting takes torch.export some seconds.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
 WITHOUT_EMBERSCALE = """

@@ -1,7 +1,6 @@
 """A whole job around the master's machine, in this thread: servers, a checkpoint folder, workers and a clock.
 
-Everything that the machine asks for is done at once, in order, unless a fault says otherwise. `Scenario` reads the
-commands of the files in `scenarios/`, and says after each how the job stands.
+Everything that the machine asks for is done at once, in order, unless a fault says otherwise.
 """
 
 from collections import Counter, deque
@@ -12,7 +11,8 @@ from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_priority, number_of, rows_suffix
-from emberscale_api.dataset import DataFile
+from emberscale_api.dataset import DataFile, Split
+from emberscale_api.job import MOST_PARITY
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -114,6 +114,7 @@ class ServerDouble:
     owns: bool = False
     switched: int = 0
     rebuilds: tuple[int, ...] = ()
+    parity: int = 0
 
 
 @dataclass
@@ -138,10 +139,11 @@ class Driven:
     Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. `built_on` is on which
     checkpoint each was to build, and `stored` how the names of the files of its rows end. `initial` are the checkpoints
     of another job in the folder from which this one starts, by id. With `forgets_anew`, servers are of a version that
-    takes the batches in it for applied.
+    takes the batches in it for applied. `strategy` is that of a job with `parity`.
     """
 
     records: int = 500
+    evaluation: int = 0
     servers: int = 2
     interval: float = 1000.0
     lease_timeout: float = 15.0
@@ -153,6 +155,7 @@ class Driven:
     quantization: str = "None"
     changed_bytes: int = 2
     parity: int = 0
+    strategy: str = "ErasureCoding"
     now: float = 0.0
     initial: dict[str, CheckpointManifest] | None = None
     continuation: str = "Fresh"
@@ -208,7 +211,7 @@ class Driven:
     @property
     def _tolerance(self) -> dict[str, Any]:
         if self.parity:
-            return {"strategy": "ErasureCoding", "parity": self.parity}
+            return {"strategy": self.strategy, "parity": self.parity}
         partial = {"strategy": "PartialRecovery", "targetPLS": self.target_pls, "priority": self.priority}
         return partial if self.target_pls else {}
 
@@ -286,7 +289,7 @@ class Driven:
     def _served(self, member: MemberId) -> ServerReport:
         self._work(member)
         name = member.incarnation
-        protected = self.ps[member.index].version if self.parity else 0
+        protected = self.ps[member.index].version if self.ps[member.index].parity else 0
         trouble = self.troubles.get(member.index)
         return ServerReport(
             {},
@@ -310,7 +313,8 @@ class Driven:
 
     # Members
 
-    def join(self, role: Role, index: int) -> MemberId:
+    def join(self, role: Role, index: int, most_parity: int = MOST_PARITY) -> MemberId:
+        """A process joins; `most_parity` is 0 of a server of a version that does not tell."""
         self.names += 1
         member = MemberId(role, index, f"{role.value}-{index}-{self.names}")
         self.quiet.discard(member.slot)
@@ -318,7 +322,7 @@ class Driven:
             self.ps[index] = ServerDouble(member)
         else:
             self.workers[index] = member
-        self.tell(Registered(now=self.now, member=member, process=_process(member)))
+        self.tell(Registered(now=self.now, member=member, process=_process(member, most_parity)))
         return member
 
     def start(self) -> None:
@@ -331,9 +335,12 @@ class Driven:
         """A worker joins, and prepares the data as far as it may."""
         worker = self.join(Role.WORKER, 0)
         found = tuple(DataFile(file, 1000) for file in self.files)
-        self._finish(worker, self._ask(worker), Discovered(found, ()))
+        others = (DataFile("/data/test", 500),) if self.evaluation else ()
+        self._finish(worker, self._ask(worker), Discovered(found, others))
         while self.job.stage is Stage.INDEX and not self.job.over:
-            self._finish(worker, self._ask(worker), Indexed(self.records))
+            task = self._ask(worker)
+            evaluates = task.split is Split.EVALUATION
+            self._finish(worker, task, Indexed(self.evaluation if evaluates else self.records))
 
     def plan(self, servers: int, workers: int = 2) -> None:
         """The brain plans another number of servers, or of workers."""
@@ -435,7 +442,15 @@ class Driven:
         if self.storage == "hangs":
             self.unanswered.append(effect)
             return (None,)
-        return (StorageFailed(now=self.now, operation=operation, serial=serial, problem="EIO"),)
+        return (
+            StorageFailed(
+                now=self.now,
+                operation=operation,
+                serial=serial,
+                problem="EIO",
+                lacks_credentials=self.storage == "lacks credentials",
+            ),
+        )
 
     def _find(self, effect: FindCheckpoint) -> Event:
         refused = {*effect.refused, *self.damaged}
@@ -518,6 +533,7 @@ class Driven:
     def _answer(self, server: ServerDouble, call: CallServer) -> ServerAnswer | str | None:
         match call.request:
             case AssignCall(table=table, checkpoint=checkpoint, anew=anew):
+                server.parity = 0 if call.request.no_parity else call.request.parity
                 if (table.generation, table.version) != (server.generation, server.version):
                     server.generation, server.version = table.generation, table.version
                     held = self._held(checkpoint) if checkpoint and (self.forgets_anew or not anew) else {}
@@ -572,6 +588,7 @@ class Driven:
             if serves != request.since and (server.move is None or server.move[0] != request.move):
                 return f"version {serves} is served"
             server.move, server.rebuilds = (request.move, request.table), request.lost
+            server.parity = 0 if request.no_parity else request.parity
         if isinstance(request, AbandonCall):
             server.move, server.moves_over = None, max(server.moves_over, request.move)
             return None
@@ -594,10 +611,11 @@ class Driven:
             case SwitchCall(barrier=number, applied=applied):
                 table = server.move[1]
                 keeps = bool(server.rebuilds) and server.owns
-                if server.generation == table.generation and server.held != number and not keeps:
+                joins = not keeps and not (server.owns and server.generation == table.generation)
+                if server.held != number and not keeps and not joins:
                     return f"barrier {number} is not held"
                 self._let_go(server)
-                if server.generation != table.generation and not keeps:  # else what it has applied counts
+                if joins:  # else what it has applied counts
                     server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
                 server.owns = any(one.index == server.member.index for one in table.owners)
                 server.generation, server.version = table.generation, table.version
@@ -652,83 +670,9 @@ def _described(operation: object) -> str:
             return "pruning"
 
 
-def _process(member: MemberId) -> Process:
-    return Process(member.incarnation, f"tcp://{member.slot}", f"{member.slot}:1", "", 1, "h")
+def _process(member: MemberId, most_parity: int = MOST_PARITY) -> Process:
+    return Process(member.incarnation, f"tcp://{member.slot}", f"{member.slot}:1", "", 1, "h", most_parity=most_parity)
 
 
 def _numbers(batches: ranges.Ranges) -> set[int]:
     return {batch for start, stop in batches for batch in range(start, stop)}
-
-
-class Scenario:
-    """Carries out commands, each a line of words."""
-
-    def __init__(self) -> None:
-        self.driven = Driven()
-
-    def run(self, line: str) -> None:
-        """One command. Raises ValueError for one that is not known."""
-        driven = self.driven
-        match line.split():
-            case ["job", *settings]:
-                values = dict(setting.split("=") for setting in settings)
-                self.driven = Driven(
-                    records=10 * int(values.get("batches", 50)),
-                    servers=int(values.get("ps", 2)),
-                    interval=float(values.get("interval", 1000)),
-                    sizes_open="sizes" in values,
-                    target_pls=float(values.get("pls", 0)),
-                )
-            case ["start"]:
-                driven.start()
-            case ["train", "all"]:
-                driven.train_all()
-            case ["train", batches]:
-                driven.train(int(batches))
-            case ["push", batch, "to", member]:
-                driven.ps[_index(member)].applied.setdefault(0, set()).add(int(batch))
-            case ["snapshot"]:
-                driven.pass_time(max(0.0, driven.job.checkpointed_at + driven.interval - driven.now) + 2)
-            case ["pass", seconds]:
-                driven.pass_time(float(seconds))
-            case ["kill", member]:
-                driven.kill(*_slot(member))
-            case ["start", member]:
-                driven.join(*_slot(member))
-            case ["hang", member]:
-                driven.quiet.add(member)
-            case ["slow", member, "by", factor]:
-                driven.factors[member] = float(factor)
-            case ["wake", member]:
-                driven.quiet.discard(member)
-            case ["fail", call, "on", member, "with", code, *times]:
-                driven.faults[call, _index(member)] = Fault(code=code, times=int(times[1]) if times else 1)
-            case ["hang", call, "on", member]:
-                driven.faults[call, _index(member)] = Fault(hangs=True)
-            case ["lapse", "before", call, "on", member]:
-                driven.faults[call, _index(member)] = Fault(lapses=True)
-            case ["slip", "in", batch, "after", call, "on", member]:
-                driven.faults[call, _index(member)] = Fault(batch=int(batch))
-            case ["storage", "works" | "hangs" | "fails" as how]:
-                driven.storage = how
-            case ["master", "dies"]:
-                driven.master_dies()
-            case ["master", "dies", "without", "its", "last", writes, "writes"]:
-                driven.master_dies(int(writes))
-            case ["all", "die"]:
-                driven.all_die()
-            case ["plan", servers, "ps"]:
-                driven.plan(int(servers))
-            case ["suspend"]:
-                driven.suspend()
-            case _:
-                raise ValueError(f"unknown command: {line}")
-
-
-def _slot(member: str) -> tuple[Role, int]:
-    role, _, index = member.partition("-")
-    return Role(role), int(index)
-
-
-def _index(member: str) -> int:
-    return _slot(member)[1]

@@ -150,6 +150,7 @@ class FakePs(rpc.ParameterServerServicer):
         self.steps: list[str] = []
         self.assigned_from: list[str] = []
         self.repeated = 0
+        self.copied_bytes = 7
         self.live: pb.LeaseTokens | None = None
         self.faults: dict[str, Callable[[], None]] = {}
         self.after: dict[str, Callable[[], None]] = {}
@@ -306,7 +307,7 @@ class FakePs(rpc.ParameterServerServicer):
     def Copy(self, request: pb.CopyRequest, context: grpc.ServicerContext) -> pb.CopyReply:
         self._step("Copy", context)
         self._check_move(request.move, context)
-        return pb.CopyReply(ready=True, copied_bytes=7, rounds=2)
+        return pb.CopyReply(ready=True, copied_bytes=self.copied_bytes, rounds=2)
 
     def HandOver(self, request: pb.HandOverRequest, context: grpc.ServicerContext) -> pb.HandOverReply:
         self._step("HandOver", context)
@@ -368,7 +369,9 @@ class Caller:
     def close(self) -> None:
         self._channel.close()
 
-    def register(self, generation: int = 0, routing_version: int = 0, **addresses: str) -> pb.RegisterReply:
+    def register(
+        self, generation: int = 0, routing_version: int = 0, most_parity: int = 0, **addresses: str
+    ) -> pb.RegisterReply:
         """Waits until the master listens: all channels of this process share what they know of an address."""
         request = pb.RegisterRequest(
             member=self.member,
@@ -376,6 +379,7 @@ class Caller:
             host="h",
             generation=generation,
             routing_version=routing_version,
+            most_parity=most_parity,
             **addresses,
         )
         return self.stub.Register(request, timeout=60, wait_for_ready=True)

@@ -49,7 +49,7 @@ class Pure:
     def work(self, finding: Finding = None) -> Task:
         """Leases one task and finishes it."""
         task = unwrap(self.acquire())
-        self.apply(tasks.finish(self.state, WORKER, task.token, finding))
+        self.apply(tasks.finish(self.state, self.spec, WORKER, task.token, finding))
         return task
 
     def prepare(self, records: int = 100, evaluation: int | None = None) -> None:

@@ -1,11 +1,13 @@
 """The master over real sockets: who may call, what is refused, and with which words."""
 
 import math
+import uuid
 from threading import Event
 from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 from tests.jobmaster.conftest import Cluster
 from tests.jobmaster.fakes import BINS, TOKEN, Caller, FakePs, discovered, indexed, wait_for
 
@@ -102,6 +104,7 @@ def test_a_superseded_incarnation_is_refused_for_ever(cluster: Cluster, worker: 
     ("fields", "words"),
     [
         ({"member": pb.Member(role=pb.MASTER, incarnation="x")}, "member.role: expected ps or worker"),
+        ({"member": pb.Member(role=99, incarnation="x")}, "member.role: expected ps or worker"),  # type: ignore[arg-type]
         ({"member": pb.Member(role=pb.PS, incarnation="x", index=1024)}, "member.index: 1024 is above 1023"),
         ({"member": pb.Member(role=pb.PS)}, "member.incarnation: is required"),
         ({"member": pb.Member(role=pb.PS, incarnation="x")}, "data_address and control_address"),
@@ -128,6 +131,73 @@ def test_a_report_that_makes_no_sense_is_refused(worker: Caller, delta: pb.Worke
     code, found = refusal(worker.heartbeat, worker=delta, delta_sequence=1)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert words in found
+
+
+HUGE = (1 << 64) - 1
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"memory_bytes": HUGE}, "memory_bytes: 18446744073709551615 is not between 0 and"),
+    ({"cpu_seconds": math.inf}, "cpu_seconds: inf is not between 0 and"),
+    ({"worker": pb.WorkerDelta(truncated_records=HUGE)}, "worker.truncated_records"),
+    ({"worker": pb.WorkerDelta(traffic=pb.WorkerTraffic(bytes=HUGE))}, "worker.traffic.bytes"),
+    ({"worker": pb.WorkerDelta(stage_seconds={"pull": math.nan})}, "worker.stage_seconds"),
+    ({"ps": pb.PsReport(rows={"a": HUGE})}, "ps.rows"),
+    ({"ps": pb.PsReport(rows={str(table): 1 for table in range(5000)})}, "ps.rows: at most 4096 names"),
+    ({"ps": pb.PsReport(admission={"a": pb.AdmissionCounts(evicted=HUGE)})}, "ps.admission.evicted"),
+    ({"ps": pb.PsReport(generation=HUGE)}, "ps.generation"),
+    ({"ps": pb.PsReport(parity_trouble=pb.ParityTrouble(seconds=-1.0))}, "ps.parity_trouble.seconds"),
+    ({"bad_records": [pb.BadRecord(file="/data/day_0", line=HUGE)]}, "bad_records.line"),
+    ({"leases": [pb.LeaseProgress(token=1, committed=HUGE)]}, "leases.committed"),
+]
+
+
+def test_the_status_goes_on_whatever_a_member_reports(cluster: Cluster, worker: Caller) -> None:
+    train(cluster, worker)
+    before = cluster.status()
+    with capture_logs() as told:
+        for sequence, (fields, words) in enumerate(NONSENSE, 1):
+            code, found = refusal(worker.heartbeat, delta_sequence=sequence, **fields)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in found
+        code, found = refusal(worker.acquire, wait=math.nan)
+        assert (code, found) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "max_wait_seconds: nan is not between 0 and 1e+15",
+        )
+    refused = [entry for entry in told if entry["event"] == "report_refused"]
+    assert [entry["call"] for entry in refused] == [*["Heartbeat"] * len(NONSENSE), "AcquireTask"]
+    assert {entry["member"] for entry in refused} == {"worker-0"}
+    after = cluster.status()
+    assert (after.phase, after.generation, after.bad_records) == (pb.TRAINING, before.generation, 0)
+
+
+def test_sums_over_all_lives_of_a_member_fit_into_the_status(cluster: Cluster) -> None:
+    cluster.start_master()
+    for _ in range(3):  # each is as large as one report may be
+        worker, server = (cluster.caller(role, 0, uuid.uuid4().hex) for role in (pb.WORKER, pb.PS))
+        worker.register()
+        server.register(data_address="tcp://a:1", control_address="a:2")
+        traffic = pb.WorkerTraffic(bytes=1 << 53, rounds=1 << 53)
+        worker.heartbeat(delta_sequence=1, worker=pb.WorkerDelta(truncated_records=1 << 53, traffic=traffic))
+        counts = {"a": pb.AdmissionCounts(evicted=1 << 53)}
+        server.heartbeat(ps=pb.PsReport(rows={"a": 1 << 53}, repeated_batches=1 << 53, admission=counts))
+    status = cluster.status()
+    assert status.truncated_records == status.traffic.bytes == status.traffic.rounds == 1 << 53
+    assert status.rows["a"] == status.repeated_batches == status.admission["a"].evicted == 1 << 53
+
+
+def test_an_answer_of_a_server_without_sense_fails_its_call_alone(cluster: Cluster, worker: Caller) -> None:
+    """What it says becomes a part of the state that the next master reads."""
+    train(cluster, worker, records=1000)
+    leaving = cluster.servers[0]
+    said = iter([1 << 54, 7])
+
+    def speak() -> None:
+        leaving.copied_bytes = next(said, 7)
+
+    leaving.faults["Copy"] = speak
+    wait_for(lambda: drained(worker, leaving), "the rows to move, at the second attempt")
+    assert cluster.status().phase == pb.TRAINING
+    assert not list(said), "there were two attempts"
 
 
 def test_blocks_that_do_not_follow_each_other_are_refused(worker: Caller) -> None:
@@ -335,13 +405,34 @@ def test_status_adds_up_what_servers_hold_and_ignored(cluster: Cluster, worker: 
 
 
 def test_what_workers_exchanged_survives_the_master(cluster: Cluster, worker: Caller) -> None:
-    told = pb.WorkerTraffic(bytes=500, rounds=2, round_batches=16, round_bytes=300, single_bytes=700)
+    told = pb.WorkerTraffic(
+        bytes=500,
+        rounds=2,
+        round_batches=16,
+        round_bytes=300,
+        single_bytes=700,
+        batches=20,
+        round_rows=50,
+        single_rows=90,
+    )
     for sequence in (1, 2):
         worker.heartbeat(delta_sequence=sequence, worker=pb.WorkerDelta(traffic=told))
     cluster.stop_master()
     cluster.start_master()
     worker.heartbeat(delta_sequence=3, worker=pb.WorkerDelta(traffic=told))
     assert cluster.status().traffic == told
+
+
+def test_status_tells_why_a_worker_trains_rounds_or_not(cluster: Cluster, worker: Caller) -> None:
+    decision = pb.RoundsDecision(reason="BudgetTooSmall", message="two batches take 3 GiB", memory_bytes=3 << 30)
+    worker.heartbeat(delta_sequence=1, worker=pb.WorkerDelta(rounds=decision))
+    told = {one.member.role: one.rounds for one in cluster.status().members if one.HasField("rounds")}
+    assert told == {pb.WORKER: decision}
+    (warning,) = [text for text in cluster.status().warnings if "rounds" in text]
+    assert "workers train without rounds of batches: two batches take 3 GiB;" in warning
+    worker.heartbeat(delta_sequence=2, worker=pb.WorkerDelta())
+    assert not any(one.HasField("rounds") for one in cluster.status().members)
+    assert not any("rounds" in text for text in cluster.status().warnings)
 
 
 def test_lists_that_were_cut_survive_the_master_and_a_repeated_report_counts_once(

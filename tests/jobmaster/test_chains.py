@@ -78,11 +78,11 @@ def test_rows_with_fewer_bits_than_are_wanted_are_built_on_by_none(held: int, wa
 
 
 def test_a_chain_has_the_fewest_bits_of_its_files() -> None:
-    base = CheckpointFile(path="ps-0/table-0-0.q4", bytes=100, crc32=1)
+    base = CheckpointFile(path="ps-0/table-0-0.b4", bytes=100, crc32=1)
     chain = Chain().followed_by("1", [base, CheckpointFile(path="ps-0/dense-0.rows", bytes=10, crc32=1)])
     assert chain.weight_bits == 4
     earlier = base.model_copy(update={"checkpoint": "1"})
-    finer = CheckpointFile(path="ps-0/table-0-0.q8", bytes=9, crc32=1)
+    finer = CheckpointFile(path="ps-0/table-0-0.b8", bytes=9, crc32=1)
     assert chain.followed_by("2", [earlier, finer]).weight_bits == 4
     assert chain.followed_by("3", [CheckpointFile(path="ps-0/table-0-0.rows", bytes=100, crc32=1)]).weight_bits == 0
 

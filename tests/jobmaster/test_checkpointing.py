@@ -63,7 +63,7 @@ def test_the_manifest_says_what_every_server_had_applied_at_the_barrier(cluster:
     assert len(places) > 1
     for place in places:
         found = manifest(place)
-        held = [snapshot_of(ps, place)[0] for ps in cluster.servers]
+        held = [snapshot_of(ps, place).get(0, set()) for ps in cluster.servers]  # the first may precede all batches
         said = {batch for entry in found.applied for first, stop in entry.ranges for batch in range(first, stop)}
         assert held == [said, said]
         assert (found.ps_count, found.batch_size, found.training_records) == (2, 10, 1500)
@@ -202,7 +202,7 @@ def test_checkpoints_at_the_interval_are_quantised_and_the_last_one_is_exact(clu
     cluster.completes()
     *periodic, last = map(manifest, complete(cluster.checkpoints))
     assert periodic
-    assert {(one.weight_bits, one.format_version) for one in periodic} == {(4, 2)}
+    assert {(one.weight_bits, one.format_version) for one in periodic} == {(4, 4)}
     assert (last.weight_bits, last.format_version) == (0, 1)
 
 

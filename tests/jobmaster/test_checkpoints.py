@@ -138,8 +138,8 @@ def test_where_nothing_was_written_there_is_no_checkpoint(tmp_path: Path) -> Non
         (lambda text: text[: len(text) // 2], "manifest.json"),
         (lambda text: text.replace('"ps_count": 1', '"ps_count": "many"'), "ps_count"),
         (
-            lambda text: text.replace('"format_version": 1', '"format_version": 4'),
-            "has format 4, and .* up to 3: use the",
+            lambda text: text.replace('"format_version": 1', '"format_version": 5'),
+            "has format 5, and .* up to 4: use the",
         ),
     ],
 )
@@ -154,6 +154,18 @@ def test_a_manifest_that_was_altered_is_refused_by_name(
     with pytest.raises(DamagedCheckpointError, match=complaint) as raised:
         folder.read("00000001")
     assert "00000001" in str(raised.value)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_quantised_weights_of_an_earlier_format_are_refused_by_name(
+    folder: CheckpointFolder, tmp_path: Path, version: int
+) -> None:
+    """Their records are no blocks. A master may be newer than the servers whose files its manifest lists."""
+    files = (CheckpointFile(path="ps-0/table-0-0.q4", bytes=4, crc32=9),)
+    (tmp_path / "00000001").mkdir()
+    folder.write(manifest("00000001", format_version=version, files=files))
+    with pytest.raises(DamagedCheckpointError, match=r"00000001/manifest.json: .* before format 4, .* exact weights"):
+        folder.read("00000001")
 
 
 def test_a_truncated_file_is_refused_by_name(folder: CheckpointFolder, tmp_path: Path) -> None:

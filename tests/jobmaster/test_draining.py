@@ -9,7 +9,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import draining, progress, status
 from emberscale_jobmaster.events import DrainWanted
 from emberscale_jobmaster.membership import DrainPhase
-from emberscale_jobmaster.state import servers_wanted
+from emberscale_jobmaster.state import Stage, servers_wanted
 
 
 def training(servers: int = 2, interval: float = 1000.0) -> Driven:
@@ -66,6 +66,37 @@ def test_a_drained_server_goes_and_its_successor_gets_its_share_without_a_roll_b
         "JoinedServer",
         "ReplacedServer",
     ]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_rows_leave_a_server_while_the_job_evaluates(servers: int) -> None:
+    """An evaluation may take longer than the server has."""
+    driven = Driven(servers=servers, records=40, evaluation=40)
+    driven.start()
+    driven.train_all()
+    assert driven.job.stage is Stage.EVALUATE
+    incarnation = drain(driven, 0)
+    if servers == 1:
+        driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert driven.job.stage is Stage.EVALUATE
+    assert draining.may_go(driven.job, 0, incarnation)
+    driven.kill(Role.PS, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(5)
+    assert driven.job.stage is Stage.EVALUATE
+    assert (owners(driven), driven.job.recoveries, driven.job.drains) == ({*range(servers)}, 0, {})
+
+
+def test_a_job_that_evaluates_does_not_change_its_shape_meanwhile() -> None:
+    driven = Driven(records=40, evaluation=40, sizes_open=True)
+    driven.start()
+    driven.train_all()
+    driven.plan(servers=3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(5)
+    assert driven.job.stage is Stage.EVALUATE
+    assert owners(driven) == {0, 1}
 
 
 def test_checkpoints_are_of_the_servers_that_own_something() -> None:

@@ -159,7 +159,7 @@ class JobMachine(RuleBasedStateMachine):
                 del worker.tasks[token]
 
     def _report(self, worker: Worker, token: int, finding: Finding) -> None:
-        self.pure.apply(tasks.finish(self.pure.state, worker.member, token, finding))
+        self.pure.apply(tasks.finish(self.pure.state, self.pure.spec, worker.member, token, finding))
         del worker.tasks[token]
 
     @precondition(lambda self: self.workers)
@@ -244,7 +244,7 @@ class JobMachine(RuleBasedStateMachine):
                     for server in self.servers:
                         server.setdefault(task.epoch, set()).add(batch)
             finding = Tally(samples=1) if task.stage is Stage.EVALUATE else None
-            pure.apply(tasks.finish(pure.state, last, task.token, finding))
+            pure.apply(tasks.finish(pure.state, pure.spec, last, task.token, finding))
         assert pure.state.stage is Stage.SAVE
         assert self.servers == [{epoch: set(range(BATCHES)) for epoch in range(EPOCHS)}] * 2
         assert [result.epoch for result in pure.state.evaluations] == list(range(1, EPOCHS + 1))

@@ -57,6 +57,21 @@ def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None
     assert pure.state.routing.table.generation == old.generation + 1
 
 
+def test_numbers_after_which_none_would_follow_count_as_nonsense() -> None:
+    """The next generation, version, token or checkpoint would not fit into a message, and the job would end."""
+    pure = Pure()
+    pure.start_training()
+    before, table = pure.state, pure.state.routing.table
+    beyond = takeover.MOST_NUMBER + 1
+    for generation, version in ((beyond, table.version), (table.generation + 1, takeover.MOST_VERSION + 1)):
+        pure.apply(lifecycle.on_call(pure.state, pure.spec, server(0), generation, version))
+    assert takeover.surpass_numbers(pure.state, table.generation, beyond, beyond) is pure.state
+    assert takeover.surpass_checkpoints(pure.state, beyond) is pure.state
+    assert pure.state == before
+    pure.apply(lifecycle.on_call(pure.state, pure.spec, server(0), takeover.MOST_NUMBER, table.version))
+    assert pure.state.routing.table.generation == beyond, "the last one that counts has a successor"
+
+
 def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -> None:
     """What the first of them wrote is lost with the store's last second."""
     pure = Pure()

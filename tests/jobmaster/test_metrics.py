@@ -1,4 +1,5 @@
 import urllib.request
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -11,6 +12,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.recovery import Rebuilt
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.server import JobMetrics
 from emberscale_jobmaster.state import JobState
@@ -63,3 +65,12 @@ def test_protection_and_rebuilds_can_be_scraped() -> None:
     after = scraped()
     assert (after[metrics.JOB_PROTECTED], after[metrics.JOB_REBUILDS_TOTAL]) == (1, 1)
     assert after[metrics.JOB_REBUILD_SECONDS] == driven.job.rebuilt.seconds
+
+
+def test_rebuilds_can_be_scraped_once_auto_has_given_parity_up() -> None:
+    driven = Driven(servers=3, interval=1000.0, parity=1, strategy="Auto")
+    driven.state = replace(driven.state, job=replace(driven.job, rebuilt=Rebuilt(2, "ps-1", 1.5, 7)))
+    families = JobMetrics(cast(JobRuntime, Still(driven))).collect()
+    samples = {sample.name: sample.value for family in families for sample in family.samples}
+    assert (samples[metrics.JOB_REBUILDS_TOTAL], samples[metrics.JOB_REBUILD_SECONDS]) == (2, 1.5)
+    assert metrics.JOB_PROTECTED not in samples, "the alert is for jobs that keep parity"

@@ -8,6 +8,7 @@ from tests.jobmaster.pure import Pure
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.observations import Observations, Vitals, WorkReport
 from emberscale_jobmaster.profiling import Moment, measure, moment
+from emberscale_jobmaster.recovery import Rebuilt
 from eventually import unwrap
 
 ROLES = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
@@ -72,3 +73,9 @@ def test_a_job_without_limits_has_no_size_before_it_trains() -> None:
     limited = Pure(worker={"replicas": 2, **limits}, ps={"replicas": 1, **limits})
     measured = unwrap(measure(at(limited, 10.0, []), at(limited, 20.0, []), limited.spec))
     assert (measured.shape.worker_cpu, measured.restarted) == (2, True)
+
+
+def test_a_lost_server_counts_as_a_failure_whichever_way_the_job_recovers() -> None:
+    pure = training()
+    state = replace(pure.state, recoveries=1, reloads=2, rebuilt=Rebuilt(count=4))
+    assert moment(state, Observations(), pure.spec, 0.0).failures == 7

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.jobmaster.driven import Driven
-from tests.jobmaster.pure import TRAINING, WORKER, Pure
+from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
@@ -189,7 +189,7 @@ def test_a_server_lost_while_data_is_prepared_costs_no_preparation() -> None:
 
     assert task.token in pure.state.ledger.leases
     assert pure.state.recoveries == 0
-    pure.apply(tasks.finish(pure.state, WORKER, task.token, Indexed(100)))
+    pure.apply(tasks.finish(pure.state, pure.spec, WORKER, task.token, Indexed(100)))
     assert pure.state.stage is Stage.READY
 
 
@@ -275,7 +275,25 @@ def test_a_result_of_another_kind_is_refused() -> None:
     pure.register(Role.WORKER, 0, WORKER.incarnation)
     task = unwrap(pure.acquire())
     with pytest.raises(InvalidReportError, match="is not one of stage Discover"):
-        tasks.finish(pure.state, WORKER, task.token, Indexed(4))
+        tasks.finish(pure.state, pure.spec, WORKER, task.token, Indexed(4))
+
+
+def test_a_file_and_a_task_have_no_more_records_than_is_possible() -> None:
+    pure = Pure(evaluation=30)
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    pure.work(Discovered((TRAINING,), (EVALUATION,)))
+    task = unwrap(pure.acquire())
+    with pytest.raises(InvalidReportError, match="a file has no 1099511627777 records"):
+        tasks.finish(pure.state, pure.spec, WORKER, task.token, Indexed((1 << 40) + 1))
+    pure.apply(tasks.finish(pure.state, pure.spec, WORKER, task.token, Indexed(100)))
+    pure.work(Indexed(30))
+    for index in range(pure.spec.ps.initial_replicas):
+        pure.register(Role.PS, index, f"ps-{index}")
+    pure.assign()
+    pure.train_epoch()
+    task = unwrap(pure.acquire(batches=2))
+    with pytest.raises(InvalidReportError, match="has fewer than 21 samples"):
+        tasks.finish(pure.state, pure.spec, WORKER, task.token, Tally(samples=21))
 
 
 def test_results_of_a_lease_that_is_gone_change_nothing() -> None:
@@ -283,7 +301,7 @@ def test_results_of_a_lease_that_is_gone_change_nothing() -> None:
     pure.start_training()
     task = unwrap(pure.acquire())
     pure.apply(lifecycle.expire_leases(pure.state, [task.token]))
-    assert tasks.finish(pure.state, WORKER, task.token, None) == pure.state
+    assert tasks.finish(pure.state, pure.spec, WORKER, task.token, None) == pure.state
 
 
 def test_the_first_failure_stands() -> None:

@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 from tests.jobmaster.driven import Driven, Fault
 
+from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import moving, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer
-from emberscale_jobmaster.events import HeartbeatReceived
+from emberscale_jobmaster.events import HeartbeatReceived, IntervalAdvised
 from emberscale_jobmaster.operations import CopyReport, MovePhase
-from emberscale_jobmaster.recovery import Decode, Estimates, Failure, Parity, Protection, RollBack, choose
-from emberscale_jobmaster.state import Stage, committed_samples
+from emberscale_jobmaster.recovery import Decode, Failure, Parity, Protection, RollBack, choose
+from emberscale_jobmaster.state import Stage, committed_samples, kept_parity
+from emberscale_jobmaster.status import job_status
 from eventually import unwrap
 
 ALL = frozenset({0, 1, 2})
@@ -36,20 +38,20 @@ def is_over(driven: Driven) -> bool:
     ("failure", "parity", "covered", "expected"),
     [
         (Failure((1,), "lost", is_loss=True), ALL, 1, Decode((1,))),
-        (Failure((0, 1), "lost", is_loss=True), ALL, 1, RollBack("c")),
+        (Failure((0, 1), "lost", is_loss=True), ALL, 1, RollBack()),
         (Failure((1,), "lost", is_loss=True), ALL, 2, Decode((1,))),
         (Failure((0, 1), "lost", is_loss=True), ALL, 2, Decode((0, 1))),
-        (Failure((0, 1, 2), "lost", is_loss=True), ALL, 2, RollBack("c")),
-        (Failure((1,), "lost", is_loss=True), frozenset(), 2, RollBack("c")),
-        (Failure((1, 3), "lost", is_loss=True), ALL, 2, RollBack("c")),
-        (Failure((1,), "unknown rows"), ALL, 2, RollBack("c")),
+        (Failure((0, 1, 2), "lost", is_loss=True), ALL, 2, RollBack()),
+        (Failure((1,), "lost", is_loss=True), frozenset(), 2, RollBack()),
+        (Failure((1, 3), "lost", is_loss=True), ALL, 2, RollBack()),
+        (Failure((1,), "unknown rows"), ALL, 2, RollBack()),
     ],
 )
 def test_parity_is_taken_where_it_covers_what_is_lost(
     failure: Failure, parity: frozenset[int], covered: int, expected: Decode | RollBack
 ) -> None:
-    protection = Protection("c", parity=parity, covered=covered)
-    assert choose(failure, protection, Estimates(lost_seconds=100.0)) == expected
+    protection = Protection(has_checkpoint=True, parity=parity, covered=covered)
+    assert choose(failure, protection) == expected
 
 
 def test_a_lost_server_is_rebuilt_under_the_same_generation() -> None:
@@ -69,6 +71,140 @@ def test_a_lost_server_is_rebuilt_under_the_same_generation() -> None:
     driven.train_all()
     driven.pass_time(5)
     assert "Completed" in driven.describe()
+
+
+def advise(driven: Driven, strategy: FaultToleranceStrategy) -> None:
+    driven.tell(IntervalAdvised(now=driven.now, seconds=1000.0, strategy=strategy))
+
+
+def test_auto_takes_up_parity_and_gives_it_up_when_all_servers_load_rows() -> None:
+    driven = Driven(servers=3, interval=1000.0, parity=1, strategy="Auto")
+    driven.start()
+    driven.train(4)
+    advise(driven, FaultToleranceStrategy.ERASURE_CODING)
+    driven.pass_time(2)
+    assert (driven.job.coded, driven.job.parity.servers) == (0, frozenset()), "a group begins with its rows"
+
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1)
+    driven.train(4)
+    driven.pass_time(2)
+    assert (driven.job.recoveries, driven.job.coded, driven.job.parity.servers) == (1, 1, ALL)
+    told = driven.job.scaling.steps[-1]
+    assert told.reason == "ChangedParity"
+    assert told.message.startswith("with parity of rows from now on")
+
+    advise(driven, FaultToleranceStrategy.FULL_RECOVERY)
+    driven.kill(Role.PS, 2)
+    driven.join(Role.PS, 2)
+    driven.pass_time(2)
+    assert (driven.job.recoveries, driven.job.rebuilt.count) == (1, 1), "the parity that is kept is used"
+    assert driven.ps[2].parity == 1, "the successor keeps parity as the others do"
+
+    driven.kill(Role.PS, 0)
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(2)
+    assert (driven.job.recoveries, driven.job.coded, driven.job.parity.servers) == (2, 0, frozenset())
+    assert driven.job.scaling.steps[-1].message.startswith("without parity of rows from now on")
+    totals = job_status(driven.job, driven.state.seen, driven.spec, driven.now).protection
+    assert (totals.rebuilds, totals.rebuilt, totals.protected, totals.given_up) == (1, "ps-2", False, True), (
+        "totals stay"
+    )
+    driven.train_all()
+    driven.pass_time(5)
+    assert "Completed" in driven.describe()
+
+
+def with_two_servers_by_plan() -> Driven:
+    """A job that began with one server, and has taken parity by advice."""
+    driven = Driven(servers=1, interval=1000.0, parity=1, strategy="Auto", sizes_open=True)
+    driven.start()
+    driven.train(4)
+    advise(driven, FaultToleranceStrategy.ERASURE_CODING)
+    driven.plan(servers=2)
+    driven.join(Role.PS, 1)
+    driven.pass_time(60)
+    for index in (0, 1):
+        driven.kill(Role.PS, index)
+        driven.join(Role.PS, index)
+    driven.train(4)
+    driven.pass_time(2)
+    assert (driven.job.coded, kept_parity(driven.job, driven.spec)) == (1, 1)
+    return driven
+
+
+def test_auto_keeps_no_parity_while_the_plan_has_too_few_servers_for_it() -> None:
+    driven = with_two_servers_by_plan()
+    driven.plan(servers=1)
+    driven.pass_time(60)
+    assert len(driven.job.routing.table.owners) == 1
+    assert kept_parity(driven.job, driven.spec) == 0, "nobody is to be alarmed"
+    driven.plan(servers=2)
+    driven.pass_time(60)
+    assert (kept_parity(driven.job, driven.spec), driven.job.parity.servers) == (1, frozenset({0, 1}))
+
+
+def test_auto_says_when_too_few_servers_are_why_it_gives_parity_up() -> None:
+    driven = with_two_servers_by_plan()
+    driven.plan(servers=1)
+    driven.pass_time(60)
+    driven.kill(Role.PS, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    assert driven.job.coded == 0
+    assert driven.job.scaling.steps[-1].message == "without parity of rows from now on: it takes 2 parameter servers"
+
+
+def test_a_job_that_was_advised_parity_before_it_loads_begins_with_it() -> None:
+    driven = Driven(servers=2, parity=1, strategy="Auto")
+    advise(driven, FaultToleranceStrategy.ERASURE_CODING)
+    driven.start()
+    driven.train(4)
+    driven.pass_time(2)
+    assert driven.job.parity.servers == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("servers", "strategy", "parity"),
+    [(1, "Auto", 1), (2, "Auto", 2), (MOST_CODED_SERVERS + 1, "Auto", 2), (2, "FullRecovery", 1)],
+)
+def test_parity_is_not_taken_where_it_cannot_be_or_is_ruled_out(servers: int, strategy: str, parity: int) -> None:
+    driven = Driven(servers=servers, parity=parity, strategy=strategy)
+    advise(driven, FaultToleranceStrategy.ERASURE_CODING)
+    driven.start()
+    assert driven.job.coded == 0
+    assert "ChangedParity" not in {step.reason for step in driven.job.scaling.steps}
+
+
+def test_auto_takes_parity_once_all_servers_say_that_they_keep_it() -> None:
+    """One of the version before ignores that it is told to; the others would wait for it."""
+    driven = Driven(servers=3, parity=1, strategy="Auto")
+    advise(driven, FaultToleranceStrategy.ERASURE_CODING)
+    driven.join(Role.PS, 0)
+    for index in (1, 2):
+        driven.join(Role.PS, index, most_parity=0)
+    driven.prepare()
+    driven.train(4)
+    driven.pass_time(2)
+    assert (driven.job.coded, [server.parity for server in driven.ps.values()]) == (0, [0, 0, 0])
+    told = [step.message for step in driven.job.scaling.steps if step.reason == "ChangedParity"]
+    (why,) = told
+    assert "ps-1, ps-2 did not say that they keep it" in why
+
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1)
+    driven.pass_time(2)
+    assert driven.job.coded == 0
+    assert "but ps-2 did not say" in driven.job.scaling.steps[-1].message
+
+    driven.kill(Role.PS, 2)
+    driven.join(Role.PS, 2)
+    driven.train(4)
+    driven.pass_time(2)
+    assert (driven.job.recoveries, driven.job.coded, driven.job.parity.servers) == (2, 1, ALL)
+    assert driven.job.scaling.steps[-1].message.startswith("with parity of rows from now on")
 
 
 def test_nobody_holds_a_barrier_for_it() -> None:
@@ -299,6 +435,98 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     assert not rebuilding.unprotected_reason(driven.job, driven.spec)
     driven.troubles.clear()
     driven.train_all()
+
+
+def part_again(driven: Driven, times: int) -> None:
+    """Servers meet, and part again, so often."""
+    for _ in range(times):
+        driven.pass_time(2)
+        driven.troubles[1] = parted(driven, rebuilding.PARTED_SECONDS)
+        driven.pass_time(rebuilding.PARTED_SECONDS + 1)
+        driven.troubles.clear()
+
+
+@pytest.mark.parametrize("strategy", ["ErasureCoding", "Auto"])
+def test_a_link_that_comes_and_goes_takes_the_job_back_a_bounded_number_of_times(strategy: str) -> None:
+    driven = Driven(servers=3, parity=1, strategy=strategy)
+    advise(driven, FaultToleranceStrategy.ERASURE_CODING)
+    driven.start()
+    driven.train(4)
+    part_again(driven, 2)
+    assert (driven.job.recoveries, driven.job.coded, driven.job.forgone) == (2, 1, "")
+    part_again(driven, 10)
+    assert (driven.job.recoveries, driven.job.coded) == (3, 0)
+    assert [server.parity for server in driven.ps.values()] == [0, 0, 0]
+    why = "servers did not get together 3 times, the last time ps-1: ps-2 takes no more of its changes"
+    assert driven.job.forgone == why
+    assert driven.job.scaling.steps[-1].message == f"without parity of rows from now on: {why}"
+    told = job_status(driven.job, driven.state.seen, driven.spec, driven.now)
+    assert told.protection.problem == ("" if strategy == "Auto" else why)
+
+    driven.join(Role.PS, 1)  # in place of one that is lost: its successor keeps none, either
+    driven.pass_time(2)
+    assert (driven.job.recoveries, driven.ps[1].parity) == (4, 0)
+    driven.train_all()
+    driven.pass_time(5)
+    assert "Completed" in driven.describe()
+
+
+def test_parity_is_kept_again_by_servers_that_load_rows_much_later() -> None:
+    driven = Driven(servers=3, parity=1, interval=600.0, records=5000)
+    driven.start()
+    driven.train(4)
+    part_again(driven, 3)
+    assert driven.job.forgone
+    driven.pass_time(rebuilding.PARTINGS_SECONDS)
+    assert driven.job.forgone, "servers are told as they load rows"
+    driven.kill(Role.PS, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    assert (driven.job.forgone, driven.job.coded, driven.job.parity.servers) == ("", 1, ALL)
+
+
+def test_servers_that_all_ignore_that_none_is_kept_are_taken_back_again() -> None:
+    """Those of the version before go by the manifest: without a roll-back, pushes would wait for ever."""
+    driven = Driven(servers=3, parity=1, interval=600.0, records=5000)
+    for index in range(3):
+        driven.join(Role.PS, index, most_parity=0)
+    driven.prepare()
+    driven.train(4)
+    part_again(driven, 5)
+    assert (driven.job.recoveries, driven.job.forgone, driven.job.coded) == (5, "", 1)
+
+    driven.pass_time(2)
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1)
+    driven.pass_time(2)
+    part_again(driven, 3)
+    assert (driven.job.recoveries, bool(driven.job.forgone)) == (6, True), "one that keeps none is enough"
+
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1, most_parity=0)
+    driven.pass_time(2)
+    assert (driven.job.forgone, driven.job.coded) == ("", 1)
+
+
+def test_partings_between_which_the_job_does_not_get_on_count_however_rare_they_are() -> None:
+    """Without a checkpoint between two of them, the job is where it was."""
+    driven = Driven(servers=3, parity=1, interval=1e6)
+    driven.start()
+    driven.train(4)
+    for _ in range(3):
+        part_again(driven, 1)
+        driven.pass_time(rebuilding.PARTINGS_SECONDS)
+    assert (driven.job.recoveries, bool(driven.job.forgone)) == (3, True)
+
+
+def test_partings_that_are_rare_take_no_parity_away() -> None:
+    driven = Driven(servers=3, parity=1, interval=600.0, records=5000)
+    driven.start()
+    driven.train(4)
+    for _ in range(4):
+        part_again(driven, 1)
+        driven.pass_time(rebuilding.PARTINGS_SECONDS)
+    assert (driven.job.recoveries, driven.job.forgone, driven.job.coded) == (4, "", 1)
 
 
 def test_servers_that_never_reached_each_other_take_nobody_back() -> None:

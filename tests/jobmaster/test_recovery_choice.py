@@ -6,27 +6,28 @@ from typing import Any
 import pytest
 from tests.jobmaster.fakes import job
 
-from emberscale_jobmaster.recovery import Estimates, Failure, Partial, Protection, RollBack, choose
+from emberscale_api.job import FaultToleranceStrategy
+from emberscale_jobmaster.recovery import Failure, Partial, Protection, RollBack, choose
 from emberscale_jobmaster.state import JobState, allowed_pls
 
 LOST = Failure((1,), "ps-1 is lost", is_loss=True)
-PROTECTED = Protection("00000007", survivors=3, allowed_pls=0.1)
+PROTECTED = Protection(has_checkpoint=True, survivors=3, allowed_pls=0.1)
 
 
 def test_a_lost_server_is_recovered_alone_where_the_job_allows_it() -> None:
-    assert choose(LOST, PROTECTED, Estimates(100.0, pls=0.1)) == Partial("00000007")
+    assert choose(LOST, replace(PROTECTED, pls=0.1)) == Partial()
 
 
 def test_a_job_that_may_lose_nothing_goes_back_without_a_word() -> None:
-    assert choose(LOST, Protection("00000007", survivors=3), Estimates(100.0)) == RollBack("00000007")
+    assert choose(LOST, replace(PROTECTED, allowed_pls=0.0)) == RollBack()
 
 
 @pytest.mark.parametrize(
     ("failure", "protection", "pls", "why"),
     [
         (Failure((1,), "ps-1 holds other rows"), PROTECTED, 0.0, "ps-1 holds other rows"),
-        (LOST, Protection("", 3, 0.1), 0.0, "no checkpoint"),
-        (LOST, Protection("00000007", 0, 0.1), 0.0, "no parameter server has kept its rows"),
+        (LOST, replace(PROTECTED, has_checkpoint=False), 0.0, "no checkpoint"),
+        (LOST, replace(PROTECTED, survivors=0), 0.0, "no parameter server has kept its rows"),
         (LOST, PROTECTED, 0.1001, "would be 0.1001, and faultTolerance.targetPLS allows 0.1"),
     ],
     ids=["unknown history", "no checkpoint", "no survivor", "beyond the target"],
@@ -34,7 +35,7 @@ def test_a_job_that_may_lose_nothing_goes_back_without_a_word() -> None:
 def test_a_job_that_cannot_recover_partially_goes_back_and_says_why(
     failure: Failure, protection: Protection, pls: float, why: str
 ) -> None:
-    chosen = choose(failure, protection, Estimates(100.0, pls))
+    chosen = choose(failure, replace(protection, pls=pls))
     assert isinstance(chosen, RollBack)
     assert why in chosen.why
 
@@ -52,4 +53,5 @@ def test_a_job_that_cannot_recover_partially_goes_back_and_says_why(
 )
 def test_nothing_is_lost_unless_the_manifest_allows_it(manifest: dict[str, Any], advised: bool, allowed: float) -> None:
     spec = job(faultTolerance=manifest).spec
-    assert allowed_pls(replace(JobState(), advised_partial=advised), spec) == allowed
+    strategy = FaultToleranceStrategy.PARTIAL_RECOVERY if advised else FaultToleranceStrategy.FULL_RECOVERY
+    assert allowed_pls(replace(JobState(), advised_strategy=strategy), spec) == allowed

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.jobmaster.driven import Scenario
+from tests.jobmaster.scenario import Scenario
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 

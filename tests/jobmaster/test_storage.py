@@ -9,10 +9,13 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from tests.jobmaster.driven import Driven
 from tests.jobmaster.fakes import job
 from tests.jobmaster.test_checkpoints import complete, manifest
 
 from emberscale_api.checkpoint import CheckpointFile
+from emberscale_api.frozen import replace
+from emberscale_api.job.roles import Role
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import (
     DeleteCheckpoint,
@@ -133,6 +136,53 @@ def test_where_everything_hangs_further_calls_fail_at_once(stored: Stored) -> No
     assert "earlier calls have not returned" in event.problem
 
 
+class NoCredentialsError(Exception):
+    """Named as botocore's, which is not among the project's packages."""
+
+
+def test_missing_credentials_are_told_with_what_to_do(stored: Stored) -> None:
+    MoodyFileSystem.moods["list"] = NoCredentialsError("Unable to locate credentials")
+    stored.storage.start(FindCheckpoint(operation=1, serial=1, refused=()))
+    event = stored.event()
+    assert isinstance(event, StorageFailed)
+    assert event.lacks_credentials
+    assert event.problem == (
+        "spec.checkpoint.uri (moody://checkpoints) cannot be used: NoCredentialsError: Unable to locate credentials; "
+        "give the processes of the job credentials of the store"
+    )
+
+
+def test_a_job_without_credentials_fails_before_it_begins_and_later_waits() -> None:
+    def without_credentials(*, trained: bool) -> Driven:
+        driven = Driven()
+        if trained:
+            driven.start()
+            driven.train(4)
+            driven.kill(Role.PS, 1)
+        driven.storage = "lacks credentials"
+        driven.join(Role.PS, 1) if trained else driven.start()
+        return driven
+
+    new = without_credentials(trained=False)
+    new.pass_time(20)
+    assert new.job.outcome is None, "credentials may come late"
+    new.pass_time(20)
+    assert unwrap(new.job.outcome).reason == "CredentialsMissing"
+    late = without_credentials(trained=False)
+    late.pass_time(20)
+    late.storage = "works"
+    late.pass_time(20)
+    assert late.job.routing.ready
+    old = without_credentials(trained=True)
+    old.pass_time(60)
+    assert old.job.outcome is None
+    old.storage = "works"
+    old.pass_time(60)
+    old.train_all()
+    old.pass_time(5)
+    assert "Completed" in old.describe()
+
+
 @pytest.mark.parametrize("call", ["list", "read"])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(stored: Stored, call: str) -> None:
     complete(stored.folder, "00000001")
@@ -179,6 +229,16 @@ def test_a_manifest_reads_back_with_everything_that_the_master_knew(stored: Stor
     assert (found.id, found.number, found.generation, found.routing_version) == ("00000007", 7, 2, 3)
     assert [(entry.epoch, entry.ranges) for entry in found.applied] == [(0, ((0, 4),))]
     assert [(file.path, file.bytes, file.crc32) for file in found.files] == [("ps-0/rows", 4, 9)]
+
+
+def test_servers_of_an_earlier_version_quantise_no_checkpoint_that_nobody_could_read(stored: Stored) -> None:
+    file = CheckpointFile(path="ps-0/table-0-0.q4", bytes=4, crc32=9)
+    stored.storage.start(replace(write("00000007"), files=(file,)))
+    event = stored.event()
+    assert isinstance(event, StorageFailed)
+    assert "ps-0/table-0-0.q4" in event.problem
+    assert "give all processes of the job one image" in event.problem
+    assert stored.folder.complete() == []
 
 
 def test_a_checkpoint_that_came_to_nothing_is_removed(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.jobmaster import driven
-from tests.jobmaster.driven import Driven, Scenario
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.scenario import Scenario
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role

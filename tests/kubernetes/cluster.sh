@@ -2,21 +2,25 @@
 # Runs the end-to-end suite of tests/kubernetes on a cluster, with images built from the Dockerfiles of this checkout.
 #
 #   tests/kubernetes/cluster.sh [arguments of pytest]          (`make e2e` runs all of it)
+#   tests/kubernetes/cluster.sh --images                       only builds the large images; the next run finds their layers
 #
-# On a cluster of yours, with kubectl and helm on the path:
+# On a cluster of yours, with kubectl and helm on the path; its parts run one after the other:
 #   KUBECONFIG                 names it
 #   EMBERSCALE_LOAD_COMMAND    loads an image archive into every node: it gets the archive, such as `kind load image-archive`
 #   EMBERSCALE_BUILD_COMMAND   optional: builds an image; it gets the name, the archive to write, the folder with the
 #                              Dockerfile, and more arguments such as `--build-arg EXTRAS=...`. Docker by default
 #   EMBERSCALE_E2E_FOLDER      optional: a folder that all nodes share, for data and checkpoints
-#   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log; the test of the operator's rights needs it
+#   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log, more than one with ":" between; the test of the
+#                              operator's rights needs it
 #   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
 #   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds so many nodes whose pods only seem to run; the storm needs it
 #   EMBERSCALE_E2E_KEEP        optional: leaves the installation there, for the next run
 #   EMBERSCALE_E2E_PROCESSES   optional: how many processes run the tests that may run beside each other, 3 by default
-# Otherwise, as root on Debian, a cluster of two nodes is started for the run from KUBE_SCRIPTS, a folder with up.sh,
-# down.sh, build-image.sh, load-image.sh, node.sh and fake-nodes.sh; by default ../shared/kube beside this checkout.
-# KUBE_VERSION is passed on.
+# Otherwise, as root on Debian, a cluster of two nodes is started for the run, on a machine with four cores or more two of
+# them: then `alone` runs beside `together`, and both train as fast. EMBERSCALE_E2E_CLUSTERS, 1 or 2, says otherwise. They
+# come from KUBE_SCRIPTS, a folder with up.sh, down.sh, base-image.sh, build-image.sh, load-image.sh, node.sh and
+# fake-nodes.sh; by default ../shared/kube beside this checkout. KUBE_VERSION is passed on, and KUBE_NETNS (kube by default)
+# begins the names of the clusters' network namespaces.
 #
 # EMBERSCALE_CHAOS_ROUNDS says how many rounds of killing are played (6 by default, about 2 minutes; 20 take about 6 on two
 # cores), EMBERSCALE_CHAOS_SEED repeats those of a run. EMBERSCALE_STORM_JOBS says how many jobs come at once (100 by
@@ -30,18 +34,24 @@ scripts=${KUBE_SCRIPTS:-$root/../shared/kube}
 packages=(containerd runc iptables containernetworking-plugins conntrack ethtool socat openssl iproute2 xz-utils buildah
   debootstrap prometheus)
 work=$(mktemp -d)
-state="" inside=""
+started=() # the clusters of ours, by name
 
 end() {
   status=$?
-  if [ -n "$state" ]; then
-    [ "$status" = 0 ] || { cp -r "$state/logs" "$work-logs" && echo "logs of the cluster: $work-logs" >&2; }
-    "$scripts/down.sh" "$state" || true
+  if [ "$status" != 0 ] && [ ${#started[@]} != 0 ]; then
+    mkdir -p "$work-logs"
+    for name in "${started[@]}"; do cp -r "$work/$name/logs" "$work-logs/$name" || true; done
+    echo "logs of the clusters: $work-logs" >&2
   fi
+  for name in "${started[@]}"; do KUBE_NETNS=$(network_of "$name") "$scripts/down.sh" "$work/$name" || true; done
   rm -rf "$work" 2> /dev/null || true
   exit "$status"
 }
 trap end EXIT
+
+network_of() { # NAME
+  echo "${KUBE_NETNS:-kube}-$1"
+}
 
 step() {
   echo "$(date +%T) $1"
@@ -67,9 +77,9 @@ install_packages() {
     > "$work/apt.log" 2>&1 || { tail -n 20 "$work/apt.log" >&2; return 1; }
 }
 
-start_cluster() {
-  state=$work/cluster
-  mkdir -p "$state/audit" "$work/scripts"
+start_cluster() { # NAME
+  local state=$work/$1
+  mkdir -p "$state/audit"
   cat > "$state/audit/policy.yaml" << 'POLICY'
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -78,27 +88,44 @@ rules:
   - {level: Metadata, userGroups: ["system:serviceaccounts"]}
   - {level: None}
 POLICY
-  # Nodes of one machine share /var/log/pods, where each kubelet removes the logs of pods that it does not know, and its
-  # disk: once that is 85% full, each would remove the images that no pod uses at the moment, and none can be pulled.
+  started+=("$1")
+  APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
+    KUBE_NODES=2 KUBE_NETNS=$(network_of "$1") "$work/scripts/up.sh" "$state" > "$work/up.log" 2>&1 \
+    || not_run "no cluster: $(tail -n 1 "$work/up.log")"
+  on "$1" pods_run || not_run "no pod runs on the cluster '$1' that was started"
+}
+
+# Nodes of one machine share /var/log/pods, where each kubelet removes the logs of pods that it does not know, and its
+# disk: once that is 85% full, each would remove the images that no pod uses at the moment, and none can be pulled.
+prepare_scripts() {
+  mkdir "$work/scripts"
   ln -s "$(cd "$scripts" && pwd)"/* "$work/scripts/"
   rm "$work/scripts/up.sh"
   sed "s|^volumePluginDir: .*|&\npodLogsDir: \$dir/pod-logs\nimageGCHighThresholdPercent: 100|" "$scripts/up.sh" > "$work/scripts/up.sh"
   chmod +x "$work/scripts/up.sh"
-  APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
-    KUBE_NODES=2 "$work/scripts/up.sh" "$state" > "$work/up.log" 2>&1 || not_run "no cluster: $(tail -n 1 "$work/up.log")"
-  # shellcheck source=/dev/null
-  source "$state/env"
-  inside=$KUBE_EXEC
-  pods_run || not_run "no pod runs on the cluster that was started"
-  export EMBERSCALE_E2E_AUDIT_LOG=$state/audit/log.jsonl
-  export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh EMBERSCALE_E2E_FAKE_NODES=$scripts/fake-nodes.sh
 }
 
-deliver() { # NAME IMAGE FOLDER [more arguments of the build]
-  { $build "localhost/$2" "$work/$1.tar" "${@:3}" && $load "$work/$1.tar"; } > "$work/$1.log" 2>&1 \
-    || { tail -n 60 "$work/$1.log" >&2; return 1; }
-  rm "$work/$1.tar"
-  step "$2 is loaded"
+# Runs a command in the environment of a cluster of ours, in a shell of its own; on a cluster of yours as it is.
+on() ( # CLUSTER COMMAND...
+  if [ ${#started[@]} != 0 ]; then
+    # shellcheck source=/dev/null
+    source "$work/$1/env"
+    export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh EMBERSCALE_E2E_FAKE_NODES=$scripts/fake-nodes.sh
+  fi
+  export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/${started[0]:+$1/}shared}
+  "${@:2}"
+)
+
+# Builds an image once and loads it; CLUSTERS is the command that loads are run by: `on_each`, or `on NAME`.
+deliver() { # CLUSTERS NAME IMAGE FOLDER [more arguments of the build]
+  { $build "localhost/$3" "$work/$2.tar" "${@:4}" && $1 $load "$work/$2.tar"; } > "$work/$2.log" 2>&1 \
+    || { tail -n 60 "$work/$2.log" >&2; return 1; }
+  rm "$work/$2.tar"
+  step "$3 is loaded"
+}
+
+on_each() { # COMMAND...
+  for cluster in "${started[@]:-yours}"; do on "$cluster" "$@" || return; done
 }
 
 all_of() { # PID...
@@ -108,23 +135,32 @@ all_of() { # PID...
   done
 }
 
-# conftest.py says what the parts are. The outcome is that of the first part that fails; 5 if no test is selected.
-outcome=5
-run_part() { # PART [arguments of pytest]
-  local code=0
+# conftest.py says what the parts are.
+part() { # PART [arguments of pytest]
   step "running the tests of the part '$1'"
-  $inside "$root/.venv/bin/pytest" tests/kubernetes --part "$@" || code=$?
+  ${KUBE_EXEC:-} "$root/.venv/bin/pytest" tests/kubernetes --part "$@" 2>&1 | sed --unbuffered "s/^/$1 | /"
+}
+
+selects() { # PART [arguments of pytest]
+  "$root/.venv/bin/pytest" tests/kubernetes --collect-only -qq --part "$@" > /dev/null 2>&1
+}
+
+# The outcome is that of the first part that fails; 5 if no test is selected.
+outcome=5
+after() { # COMMAND...
+  local code=0
+  "$@" || code=$?
   if [ "$code" != 5 ] && { [ "$outcome" = 5 ] || [ "$outcome" = 0 ]; }; then outcome=$code; fi
 }
 
 # Whether a pod without anything of ours comes to run; the account that it needs is made a moment after its namespace.
 pods_run() {
   for _ in $(seq 30); do
-    $inside kubectl run pods-run --image=local/pause:1 --image-pull-policy=Never --restart=Never > /dev/null 2>&1 && break
+    $KUBE_EXEC kubectl run pods-run --image=local/pause:1 --image-pull-policy=Never --restart=Never > /dev/null 2>&1 && break
     sleep 1
   done
-  $inside kubectl wait --for=condition=Ready pod/pods-run --timeout=90s > /dev/null 2>&1 \
-    && $inside kubectl delete pod pods-run --wait=false > /dev/null
+  $KUBE_EXEC kubectl wait --for=condition=Ready pod/pods-run --timeout=90s > /dev/null 2>&1 \
+    && $KUBE_EXEC kubectl delete pod pods-run --wait=false > /dev/null
 }
 
 if [ -n "${EMBERSCALE_LOAD_COMMAND:-}" ] && [ -n "${KUBECONFIG:-}" ]; then
@@ -140,32 +176,62 @@ else
   "$scripts/base-image.sh" > "$work/base.log" 2>&1 || not_run "no base of the images: $(tail -n 1 "$work/base.log")"
 fi
 
+images_only=""
+if [ "${1:-}" = --images ]; then images_only=yes own=yes load=true; fi
+clusters=${EMBERSCALE_E2E_CLUSTERS:-$(($(nproc) < 4 ? 1 : 2))} apart=yours
 if [ -z "$own" ]; then
-  step "starting a cluster"
-  start_cluster
+  step "starting a cluster, or two"
+  prepare_scripts
+  start_cluster together
+  apart=together # where the tests of `alone` run
+  if [ "$clusters" = 2 ] && selects alone "$@"; then
+    start_cluster alone
+    apart=alone
+  fi
+  for name in "${started[@]}"; do audited="${audited:-}${audited:+:}$work/$name/audit/log.jsonl"; done
+  export EMBERSCALE_E2E_AUDIT_LOG=${audited:-}
 fi
 
 # Images are built and loaded beside each other and beside tests that do not need them.
 step "building and loading the images"
-deliver emberscale emberscale:e2e "$root" &
+deliver on_each emberscale emberscale:e2e "$root" &
 images=($!)
-deliver control-plane emberscale-control-plane:e2e "$root" --build-arg EXTRAS=operator,brain &
+deliver on_each control-plane emberscale-control-plane:e2e "$root" --build-arg EXTRAS=operator,brain &
 images+=($!)
-deliver redis redis:e2e tests/kubernetes/redis &
+if [ -n "$images_only" ]; then
+  all_of "${images[@]}"
+  exit
+fi
+deliver on_each redis redis:e2e tests/kubernetes/redis &
 images+=($!)
-run_part files "$@"
+after on together part files "$@"
 all_of "${images[@]}"
-deliver next emberscale:next tests/kubernetes/next & # changes the image under test
-images=($!)
-deliver postgresql postgresql:e2e tests/kubernetes/postgresql &
-images+=($!)
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
 export EMBERSCALE_E2E_CONTROL_PLANE_IMAGE=localhost/emberscale-control-plane:e2e
 export EMBERSCALE_E2E_POSTGRESQL_IMAGE=localhost/postgresql:e2e EMBERSCALE_E2E_NEXT_IMAGE=localhost/emberscale:next
-export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
-keep=${EMBERSCALE_E2E_KEEP:-${state:+yes}} # a cluster of ours goes as a whole
-EMBERSCALE_E2E_KEEP=yes run_part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-3}" "$@"
-all_of "${images[@]}"
-EMBERSCALE_E2E_KEEP=$keep run_part alone "$@"
+keep=${EMBERSCALE_E2E_KEEP:-${started[0]:+yes}} # clusters of ours go as a whole
+export EMBERSCALE_E2E_KEEP=yes
+
+part_together() {
+  after on together part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-3}" "$@"
+  after on together part after_together "$@"
+}
+deliver_rest() { # what only tests of `alone` need
+  deliver "on $apart" next emberscale:next tests/kubernetes/next || return # changes the image under test
+  deliver "on $apart" postgresql postgresql:e2e tests/kubernetes/postgresql
+}
+if [ "$apart" = alone ]; then
+  { deliver_rest && on alone part alone "$@"; } &
+  beside=$!
+  part_together "$@"
+  after wait $beside
+else
+  deliver_rest &
+  beside=$!
+  part_together "$@"
+  all_of $beside
+  after on "$apart" part alone "$@"
+fi
+EMBERSCALE_E2E_KEEP=$keep after on "$apart" part after_all "$@"
 exit "$outcome"

@@ -2,10 +2,12 @@
 
 Its parts differ in what they do to the cluster. `files` needs none. The tests of `together` share one installation,
 keep to namespaces of their own, and run on several processes at once. Those of `alone` change what all jobs share.
+What runs `after_together` or `after_all` looks back at these parts.
 """
 
 import fcntl
 import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,11 +15,23 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from cluster import IMAGE, KEEP, ROWS, SHARED_FOLDER, Place, apply, kubectl, run, run_in_pod, setting
+from cluster import (
+    IMAGE,
+    KEEP,
+    ROWS,
+    SHARED_FOLDER,
+    UNHURRIED_MODEL,
+    Place,
+    apply,
+    kubectl,
+    run,
+    run_in_pod,
+    setting,
+)
 from faults import ProcessKiller, start_process_killers
 from installation import RELEASE, SYSTEM, helm_install, redis_volume
 
-PARTS = ("files", "together", "alone")
+PARTS = ("files", "together", "after_together", "alone", "after_all")
 SHARING = ("test_dashboards.py", "test_flash.py", "test_refused_manifests.py")
 """Modules whose tests share a fixture, or the Redis for flash checkpoints: one process runs all tests of each."""
 _LONGEST_NAMESPACE = 40
@@ -97,14 +111,15 @@ def image() -> str:
 
 @pytest.fixture(scope="session")
 def shared_folder(image: str, once: Once) -> str:
-    """A folder of the nodes, with data below criteo/, that every pod may write."""
+    """A folder of the nodes, with data below criteo/ and a model below models/, that every pod may write."""
     folder = setting(SHARED_FOLDER, "/var/tmp/emberscale-e2e")
 
     def prepare() -> None:
         apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
         kubectl("delete", "pod", "prepare-data", "-n", SYSTEM, "--ignore-not-found")
         script = (
-            f"mkdir -p /shared/checkpoints /shared/redis /shared/redis-plain && "
+            f"mkdir -p /shared/checkpoints /shared/models /shared/redis /shared/redis-plain && "
+            f"printf %s {shlex.quote(UNHURRIED_MODEL.read_text())} > /shared/models/{UNHURRIED_MODEL.name} && "
             f"(test -f /shared/criteo/metadata.json || "
             f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2) && chmod -R a+rwX /shared"
         )

@@ -105,6 +105,7 @@ def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> N
     document["spec"]["worker"] |= {"minReplicas": 1, "maxReplicas": 1}
     job = submit(document, place)
     job.wait_for_samples(1)
+    job.member("worker", 0)
     assert len(job.running("worker")) == 1
     edit(job, {"worker": {"minReplicas": 3, "maxReplicas": 3}})
     eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=240)

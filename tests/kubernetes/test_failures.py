@@ -142,3 +142,6 @@ def mend(missing: str, job: Job, place: Place) -> None:
         },
         namespace=place.namespace,
     )
+    # A scheduler that looked at the claim before it was bound looks again after a change of it, or after five minutes.
+    kubectl("wait", "--for=jsonpath={.status.phase}=Bound", "pvc/late", "-n", place.namespace, "--timeout=100s")
+    kubectl("annotate", "pvc", "late", "-n", place.namespace, "bound=yes")

@@ -99,13 +99,3 @@ def test_a_job_that_is_deleted_leaves_nothing_and_its_namesake_elsewhere_goes_on
         assert_exact_so_far(second, other)
     finally:
         kubectl("delete", "namespace", other.namespace, "--wait=false")
-
-
-@pytest.mark.alone
-@pytest.mark.first
-def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
-    """Of all jobs that have run together until now: what runs alone starts the operator anew."""
-    service = f"/api/v1/namespaces/{SYSTEM}/services/emberscale-operator:9090/proxy/metrics"
-    metrics = kubectl("get", "--raw", service)
-    assert "emberscale_operator_defects_total 0.0" in metrics
-    assert "# TYPE emberscale_job_phase gauge" in metrics

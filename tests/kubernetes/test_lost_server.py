@@ -97,9 +97,10 @@ def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
 
 def start_from(job: Job, checkpoint: str, place: Place) -> None:
     """Another job, with another number of servers, trains an epoch on top of a checkpoint of one that rests."""
-    document = manifest("warm", place)
+    origins = job.read()["spec"]
+    document = manifest("warm", place, model=origins["model"])
     document["spec"]["ps"]["replicas"] = 3
-    uri = job.read()["spec"]["checkpoint"]["uri"]
+    uri = origins["checkpoint"]["uri"]
     document["spec"]["checkpoint"] |= {"interval": "1h", "initialFrom": {"uri": uri, "id": checkpoint}}
     warm = submit(document, place)
     warm.wait_complete()

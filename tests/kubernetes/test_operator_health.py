@@ -95,3 +95,11 @@ def test_a_webhook_that_fails_shows_in_the_condition_until_it_is_gone(place: Pla
     finally:
         kubectl("delete", "validatingwebhookconfiguration", "emberscale-e2e-broken", "--ignore-not-found")
     job.wait_complete()
+
+
+@pytest.mark.after_together
+def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
+    """Of all jobs that have run together: what runs alone starts the operator anew."""
+    metrics = kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/services/emberscale-operator:9090/proxy/metrics")
+    assert "emberscale_operator_defects_total 0.0" in metrics
+    assert "# TYPE emberscale_job_phase gauge" in metrics

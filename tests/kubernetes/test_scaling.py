@@ -64,6 +64,7 @@ def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
     scaled = run(str(COMMAND), "scale", job.name, "ps=3", "-n", place.namespace)
     assert "PS 2 -> 3" in scaled
     job.until("rows on three servers", lambda _: told(job, "SwitchedServers"), seconds=180)
+    job.member("ps", 2)  # its node tells that it runs a moment after it has rows
     assert len(job.running("ps")) == 3
     assert before <= uids(job)
     assert [reason for reason in reasons(job) if reason in MOVE] == MOVE

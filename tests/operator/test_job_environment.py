@@ -5,6 +5,7 @@ from pathlib import Path
 from emberscale_api import environment as names
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.machine import InstanceId, Resources
 
 ENVIRONMENT = JobEnvironment(
@@ -12,9 +13,7 @@ ENVIRONMENT = JobEnvironment(
     job_uid="uid-1",
     launch="first",
     master_address="127.0.0.1:1",
-    token_file=Path("token"),
-    operator_token_file=Path("operator-token"),
-    manifest_file=Path("job.json"),
+    folder=RunFolder(Path("/run")),
     redis_url="redis://",
     socket_folder=Path("sockets"),
     kernel_cache=Path("kernels"),
@@ -35,4 +34,4 @@ def test_only_the_master_gets_the_token_that_steers_the_job() -> None:
         role: ENVIRONMENT.of(InstanceId(role, 0, 1), Resources(None, None), inherited).get(names.OPERATOR_TOKEN_FILE)
         for role in (Role.MASTER, Role.PS, Role.WORKER)
     }
-    assert told == {Role.MASTER: "operator-token", Role.PS: None, Role.WORKER: None}
+    assert told == {Role.MASTER: "/run/state/operator-token", Role.PS: None, Role.WORKER: None}

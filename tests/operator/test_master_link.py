@@ -1,8 +1,11 @@
 """The operator's conversation with a master that comes late, goes, and comes back."""
 
 import asyncio
+import json
+import math
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,21 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from structlog.testing import capture_logs
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.running import JobPlan
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.shape import RoleShape
 from emberscale_operator import master_link
-from emberscale_operator.machine import Scale
+from emberscale_operator.kubernetes.status import Facts, build_status, to_document
+from emberscale_operator.machine import JobStanding, Scale
 from emberscale_operator.master_bounds import bounded
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
 from eventually import until, unwrap
@@ -137,6 +144,14 @@ async def test_what_a_master_says_is_brought_within_bounds() -> None:
         assert link.status.rows == {"a": 7}
 
 
+def test_metrics_may_be_no_number() -> None:
+    told: list[str] = []
+    status = bounded(pb.JobStatus(loss=math.nan, auc=math.nan, samples_per_second=math.nan), told.append)
+    assert math.isnan(status.loss)
+    assert math.isnan(status.auc)
+    assert (told, status.samples_per_second) == (["samples_per_second"], 0.0)
+
+
 def test_steps_and_reasons_of_a_master_are_brought_within_bounds() -> None:
     steps = [pb.ScalingStep(number=(1 << 63) + n, reason="CopiedRows", seconds=float("inf")) for n in range(1000)]
     plan = bounded(pb.Plan(reason="no reason!", sizing=pb.Sizing(reason="R" * 300, steps=steps)))
@@ -144,6 +159,66 @@ def test_steps_and_reasons_of_a_master_are_brought_within_bounds() -> None:
     assert len(plan.sizing.steps) == 16
     assert (plan.sizing.steps[-1].number, plan.sizing.steps[-1].seconds) == (1 << 53, 1e15)
     assert plan.sizing.steps[-1].reason == "CopiedRows"
+
+
+_EXTREME: Mapping[int, Any] = {
+    FieldDescriptor.TYPE_UINT64: (1 << 64) - 1,
+    FieldDescriptor.TYPE_UINT32: (1 << 32) - 1,
+    FieldDescriptor.TYPE_BOOL: True,
+    FieldDescriptor.TYPE_STRING: "x",
+    FieldDescriptor.TYPE_ENUM: pb.TRAINING,
+}
+
+
+def extreme(message: Message, fraction: float) -> None:
+    """Sets every number of a status, however deep, to what no job has."""
+    for field in message.DESCRIPTOR.fields:
+        told = getattr(message, field.name)
+        value = fraction if field.type == FieldDescriptor.TYPE_DOUBLE else _EXTREME.get(field.type)
+        if field.message_type is None and not field.is_repeated:
+            setattr(message, field.name, value)
+        elif field.message_type is None:
+            told.extend([value, value])
+        elif not field.message_type.GetOptions().map_entry:
+            extreme(told.add() if field.is_repeated else told, fraction)
+            if not field.is_repeated:
+                told.SetInParent()
+        elif field.message_type.fields_by_name["value"].message_type is not None:
+            extreme(told["a"], fraction)
+        else:
+            entry = field.message_type.fields_by_name["value"]
+            told["a"] = fraction if entry.type == FieldDescriptor.TYPE_DOUBLE else _EXTREME[entry.type]
+
+
+@pytest.mark.parametrize("fraction", [math.nan, math.inf, -math.inf])
+async def test_the_api_server_takes_the_status_of_a_job_whose_master_tells_nonsense(fraction: float) -> None:
+    said = pb.JobStatus()
+    extreme(said, fraction)
+    said.phase, said.members[0].member.role = pb.TRAINING, pb.WORKER
+    hangs = asyncio.Event()
+    with capture_logs() as told:
+        async with linked(1, hangs=hangs, final=said) as link:
+            await link.refresh_status()
+            hangs.set()
+            await asyncio.wait_for(until(lambda: link.status is not None and link.status.samples), 60)
+            status = unwrap(link.status)
+    facts = Facts(
+        name="ctr",
+        generation=1,
+        standing=JobStanding(JobPhase.TRAINING),
+        reason="Training",
+        message="",
+        demands=(),
+        members=(),
+        now=1e9,
+        master=status,
+        plan=JobPlan(sizing=status.sizing),
+    )
+    document = json.dumps(to_document(build_status(TrainingJobStatus(), facts)), allow_nan=False)
+    numbers = [int(number) for number in re.findall(r"-?\d+(?![\d.])", document)]
+    assert max(map(abs, numbers)) <= 1 << 53
+    assert [entry["event"] for entry in told] == ["master_exceeds_bounds"]
+    assert {"samples", "pls", "seconds"} <= set(told[0]["fields"])
 
 
 async def test_a_status_of_many_megabytes_is_not_taken_in() -> None:

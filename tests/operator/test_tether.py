@@ -12,7 +12,7 @@ import pytest
 
 from emberscale_operator.local import starters
 from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import EXECUTION
+from emberscale_operator.local.starters import execute
 
 TETHER = Path(starters.__file__).with_name("tether.py")
 SLEEP = "import threading; threading.Event().wait()"
@@ -21,10 +21,10 @@ PARENT = """
 import sys, threading
 from pathlib import Path
 from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import EXECUTION
+from emberscale_operator.local.starters import execute
 
 command = (sys.executable, "-S", "-c", "import threading; threading.Event().wait()")
-started = TetheredProcess(EXECUTION, "worker-0", command, {}, Path(sys.argv[1]), None, "1")
+started = TetheredProcess(execute, "worker-0", command, {}, Path(sys.argv[1]), None, "1")
 print(started.pid, flush=True)
 if sys.argv[2] == "wait":
     threading.Event().wait()
@@ -32,7 +32,7 @@ if sys.argv[2] == "wait":
 
 
 def tethered(command: Sequence[str], log: Path, cores: Sequence[int] | None = None) -> TetheredProcess:
-    return TetheredProcess(EXECUTION, "worker-0", command, {}, log, cores, "1")
+    return TetheredProcess(execute, "worker-0", command, {}, log, cores, "1")
 
 
 def pid_of(started: TetheredProcess) -> int:

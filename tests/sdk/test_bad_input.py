@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from emberscale._cli import app
@@ -157,3 +158,11 @@ def test_a_file_of_another_format_is_refused_before_anything_starts(manifest: Pa
     code, lines = invoke("run", str(manifest), "--set", "spec.data.train=[clicks.tsv]")
     assert code == 2
     assert "clicks.tsv: none of its first 20 records can be read" in lines[0]
+
+
+def test_what_a_command_logs_stays_out_of_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    CliRunner().invoke(app, ["run", str(tmp_path / "nowhere.yaml"), "--output", "json"])
+    structlog.get_logger().warning("master_exceeds_bounds")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "master_exceeds_bounds" in printed.err

@@ -14,7 +14,7 @@ import yaml
 
 from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
 from emberscale_api.job.status import JobPhase
-from training_jobs import job_body
+from training_jobs import job_body, training_job
 
 JOBS = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs"
 END = object()
@@ -31,6 +31,7 @@ class ApiServer(ThreadingHTTPServer):
         self.events: queue.Queue[Any] = queue.Queue()
         self.watches: list[str] = []
         self.patches: list[Any] = []
+        self.submitted: list[Any] = []
         self.evictions: list[str] = []
         self.deletions: list[tuple[str, Any]] = []
         self.budget_is_spent = False
@@ -76,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             spent = {"message": "Cannot evict pod as it would violate the pod's disruption budget."}
             self._answer(*((429, spent) if self.server.budget_is_spent else (201, {})))
             return
+        self.server.submitted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self._answer(422, {"message": "spec.training.batchSize: Invalid value: 0"})
 
     def do_DELETE(self) -> None:
@@ -184,6 +186,20 @@ def test_the_api_servers_words_are_passed_on(server: ApiServer, tmp_path: Path) 
         TrainingJobClient().submit(tmp_path / "job.yaml")
 
 
+def test_durations_are_submitted_in_words(server: ApiServer) -> None:
+    job = training_job(
+        sharding={"heartbeatInterval": 0.5},
+        checkpoint={"interval": 90, "flash": {"interval": 7.5}},
+        runPolicy={"activeDeadline": "14d"},
+    )
+    with pytest.raises(ClusterError):
+        TrainingJobClient().submit(job)
+    (body,) = server.submitted
+    assert body["spec"]["sharding"] == {"heartbeatInterval": "0.5s"}
+    assert body["spec"]["checkpoint"] == {"interval": "90s", "flash": {"interval": "7.5s"}}
+    assert body["spec"]["runPolicy"] == {"activeDeadline": "1209600s"}
+
+
 def test_a_phase_of_a_newer_version_is_said_in_a_line(server: ApiServer) -> None:
     server.put("ctr", "Rebalancing")
     with pytest.raises(
@@ -222,10 +238,39 @@ def serve(server: ApiServer, *indexes: int, phase: str = "Training") -> None:
     server.put("ctr", phase)["status"]["members"] = members
 
 
+def serve_later(server: ApiServer, *indexes: int, phase: str) -> None:
+    """The same as a change that a watch brings; the job is then as it was."""
+    before = server.jobs["ctr"]
+    serve(server, *indexes, phase=phase)
+    server.events.put({"type": "MODIFIED", "object": server.jobs["ctr"]})
+    server.jobs["ctr"] = before
+
+
 def test_draining_evicts_the_pod(server: ApiServer) -> None:
     serve(server, 0, 1)
     assert TrainingJobClient().drain("ctr", 1) == "ctr-ps-1-4"
     assert server.evictions == ["/api/v1/namespaces/team-a/pods/ctr-ps-1-4/eviction"]
+
+
+@pytest.mark.parametrize("phase", ["Training", "Evaluating"])
+def test_a_job_that_is_yet_to_train_is_waited_for_and_drained_then(server: ApiServer, phase: str) -> None:
+    serve(server, 0, 1, phase="Restoring")
+    serve_later(server, 0, 1, phase="Preparing")
+    serve_later(server, 0, 1, phase=phase)
+    seen: list[str] = []
+    assert TrainingJobClient().drain("ctr", 1, observer=lambda status: seen.append(status.phase)) == "ctr-ps-1-4"
+    assert seen == ["Restoring", "Preparing"]
+    assert len(server.evictions) == 1
+
+
+def test_a_drain_waits_no_longer_than_it_may(server: ApiServer) -> None:
+    serve(server, 0, 1, phase="Pending")
+    server.events.put(END)
+    with pytest.raises(
+        ClusterError, match=r"ps-1: its rows move only while the job trains or evaluates: .* is Pending after 0\.01s"
+    ):
+        TrainingJobClient().drain("ctr", 1, timeout=0.01)
+    assert not server.evictions
 
 
 def test_a_drain_that_has_to_wait_for_another_is_refused(server: ApiServer) -> None:
@@ -238,7 +283,8 @@ def test_a_drain_that_has_to_wait_for_another_is_refused(server: ApiServer) -> N
 @pytest.mark.parametrize(
     ("indexes", "phase", "said"),
     [
-        ((0, 1), "Evaluating", "ps-1: TrainingJob ctr is Evaluating: rows move only while it trains"),
+        ((0, 1), "Saving", "ps-1: TrainingJob ctr is Saving: rows move only while it trains or evaluates"),
+        ((0, 1), "Suspended", "ps-1: TrainingJob ctr is Suspended: rows move only while it trains or evaluates"),
         ((0, 2), "Training", "ps-1: TrainingJob ctr has no such parameter server; it has ps-0, ps-2"),
     ],
 )

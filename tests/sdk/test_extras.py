@@ -48,7 +48,7 @@ def absent_with(*extras: str) -> set[str]:
 
 def run_without(absent: set[str], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _WITHOUT.format(absent=absent) + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The commands about plans, as far as they need no brain."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 from certificates import certificate_folder
 from emberscale._cli import app
 from emberscale._run.brain_choice import choose_brain
+from emberscale._run.hot import hot_of_run
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
@@ -76,3 +78,13 @@ def test_a_run_that_is_not_there_has_no_plan(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(app, ["explain-plan", "nothing"])
     assert result.exit_code == 2
     assert "nothing: neither it nor runs/nothing is the folder of a run" in result.output
+
+
+def test_a_run_that_has_ended_tells_of_rounds_from_its_summary(tmp_path: Path) -> None:
+    assert hot_of_run(tmp_path) == {}
+    told = {"decision": "off: no lease has been trained yet to estimate from"}
+    (tmp_path / "summary.json").write_text(json.dumps({"hot_embeddings": told}))
+    assert hot_of_run(tmp_path) == told
+    for damaged in ("", "[]", json.dumps({"hot_embeddings": "off"})):
+        (tmp_path / "summary.json").write_text(damaged)
+        assert hot_of_run(tmp_path) == {}

@@ -20,7 +20,7 @@ from emberscale._run.folder import open_run
 from emberscale._run.record import RunPaths, RunRecord, RunStatus
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
-from emberscale_api.job.status import Condition, JobPhase, TrainingJobStatus
+from emberscale_api.job.status import CheckpointFigures, Condition, JobPhase, Progress, TrainingJobStatus
 from emberscale_operator.local import RunFolder
 from emberscale_operator.local.requests import WatchedManifest
 from training_jobs import training_job
@@ -259,3 +259,18 @@ def test_the_status_tells_of_parity_while_the_job_has_servers(phase: JobPhase, r
     console.print(render("ctr", TrainingJobStatus(phase=phase, conditions=(condition,))))
     assert isinstance(console.file, io.StringIO)
     assert ("Parity" in console.file.getvalue()) is shown
+
+
+def test_the_status_shows_what_the_newest_checkpoint_cost() -> None:
+    costs = (
+        CheckpointFigures(checkpoint="7", seconds=9.0, held_seconds=0.5, written_bytes=1, bytes=2),
+        CheckpointFigures(checkpoint="8", seconds=2.0, held_seconds=0.012, written_bytes=3_000_000, bytes=21_000_000),
+    )
+    console = Console(file=io.StringIO(), width=200)
+    told = Progress(samples=1, expected_samples=2, percent="50%", checkpoints=costs, restore_seconds=14.0)
+    console.print(render("ctr", TrainingJobStatus(progress=told)))
+    assert isinstance(console.file, io.StringIO)
+    line = next(line for line in console.file.getvalue().splitlines() if "Checkpoint" in line)
+    assert line.split(maxsplit=1)[1].strip() == (
+        "8: 3.0 MB in 2 s, pushes held 12 ms; a restore reads 21.0 MB, about 14 s"
+    )

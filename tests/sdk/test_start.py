@@ -1,5 +1,6 @@
 """Ctrl-C before the command has begun, and what processes import before they begin."""
 
+import gc
 import os
 import socket
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from emberscale_api.environment import without_collection
 
 _ON_USE = {"alembic", "kubernetes", "matplotlib", "pandas", "pyarrow", "pymoo", "sqlalchemy", "torch._dynamo"}
 _KERNELS = {"numba", "scipy", "torch"}
@@ -29,14 +32,14 @@ main()
 @pytest.mark.parametrize("module", ["emberscale._cli", "emberscale_api.job", "emberscale._commands.run"])
 def test_ctrl_c_during_the_imports_ends_with_one_line(module: str) -> None:
     command = [sys.executable, "-c", _INTERRUPTED_AT.format(module=module)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=600)
     assert (done.returncode, done.stderr) == (130, "interrupted: nothing was started\n")
 
 
 def test_the_package_alone_imports_next_to_nothing() -> None:
     """What it imports comes before the command can listen to signals."""
     code = "import sys; import emberscale; print(*sorted({'pydantic', 'numpy', 'typer', 'grpc'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "\n"
 
 
@@ -67,6 +70,35 @@ command()
             stdin=theirs.fileno(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
     assert done.stdout.splitlines()[-1] == "imported", done.stderr
+
+
+def test_imports_are_not_collected_and_other_garbage_is() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with without_collection():
+            collected = gc.isenabled()
+        assert not collected
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_garbage_is_collected_after_an_import_that_failed() -> None:
+    try:
+        with pytest.raises(ImportError), without_collection():
+            raise ImportError
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("start", ["serve_rows", "work"])
+def test_a_process_of_a_pod_says_what_its_environment_lacks(start: str) -> None:
+    command = [sys.executable, "-c", f"from emberscale_trainer.start import {start}; {start}()"]
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("EMBERSCALE_")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=outside, timeout=600)
+    assert (done.returncode, "EMBERSCALE_" in done.stderr) == (2, True), done.stderr

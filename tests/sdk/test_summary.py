@@ -8,8 +8,11 @@ import pytest
 from rich.console import Console
 
 from emberscale._reports.summary_table import summary_table
+from emberscale._run.hot import hot_document
 from emberscale._run.summary import summarize
-from emberscale_api.job.running import AdmissionCounts, JobStatus, Traffic
+from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.rounds import RoundsDecision
+from emberscale_api.job.running import AdmissionCounts, CheckpointCost, JobStatus, MemberNow, Traffic
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_operator.local import RunOutcome
 
@@ -60,3 +63,36 @@ def test_rounds_are_told_where_there_were_some() -> None:
     assert "rounds" not in printed(JobStatus(traffic=Traffic(bytes=900)))
     traffic = Traffic(bytes=900, rounds=3, round_batches=48, round_bytes=410, single_bytes=1000)
     assert "16.0 batches each, 0.41x of the bytes" in printed(JobStatus(traffic=traffic))
+
+
+def test_what_a_restore_would_take_is_told_at_the_rate_of_the_writes() -> None:
+    costs = (
+        CheckpointCost("00000001", 4.0, 0.01, 100_000_000, 100_000_000),
+        CheckpointCost("00000002", 1.0, 0.01, 25_000_000, 125_000_000),
+    )
+    text = printed(JobStatus(checkpoints=costs))
+    assert "a restore reads 125.0 MB, 5 s at the rate of these writes" in text
+
+
+@pytest.mark.parametrize(("seconds", "written"), [(0.0, 10), (1.0, 0)])
+def test_without_a_rate_only_the_bytes_of_a_restore_are_told(seconds: float, written: int) -> None:
+    text = printed(JobStatus(checkpoints=(CheckpointCost("00000001", seconds, 0.0, written, 2_000_000),)))
+    assert "a restore reads 2.0 MB" in text
+    assert "at the rate" not in text
+
+
+def test_the_decision_on_rounds_is_told_with_what_they_saved() -> None:
+    pays, pending = RoundsDecision(True, "EstimatePays", "0.41x"), RoundsDecision(False, "EstimatePending", "no lease")
+    workers = [MemberNow(MemberId(Role.WORKER, index), rounds=one) for index, one in enumerate((pays, pays, pending))]
+    status = JobStatus(members=tuple(workers[:2]))
+    assert "on: 0.41x" in printed(status)
+    assert "in rounds" not in printed(status)
+    traffic = Traffic(0, 3, 48, 410 << 20, 1000 << 20, batches=60, round_rows=40, single_rows=100)
+    status = replace(status, members=tuple(workers), traffic=traffic)
+    text = printed(status)
+    assert "on in 2 of 3 workers: 0.41x; off in 1 of 3 workers: no lease" in text
+    assert "48 of 60 batches in rounds, 60% of their rows were there already, 590 MiB saved" in text
+    document = hot_document(status)
+    assert list(document["workers"]) == ["worker-0", "worker-1", "worker-2"]
+    assert (document["bytes_ratio"], document["single_batches"]) == (0.41, 12)
+    assert hot_document(JobStatus(traffic=traffic)) == {}

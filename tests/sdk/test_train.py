@@ -48,7 +48,7 @@ def started(folder: Path, name: str = "mine", seed: int = 0, **environment: str)
 
 
 def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
-    out, err = started(tmp_path).communicate(timeout=280)
+    out, err = started(tmp_path).communicate(timeout=600)
     shown = "<Training mine: Complete, 100,000 samples, AUC 0.7800, in runs/mine>"
     assert json.loads(out) == ["trained", "runs/mine", 0.78, shown], err
     assert "Complete" in err
@@ -58,7 +58,7 @@ def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
 def test_without_a_name_another_spec_has_another_folder(tmp_path: Path) -> None:
     folders = []
     for seed in (0, 0, 1):
-        out, err = started(tmp_path, name="", seed=seed).communicate(timeout=280)
+        out, err = started(tmp_path, name="", seed=seed).communicate(timeout=600)
         assert json.loads(out)[0] == "trained", err
         folders.append(json.loads(out)[1])
     assert folders[0] == folders[1] != folders[2]
@@ -70,7 +70,7 @@ def test_an_interrupt_saves_the_state_and_is_raised(tmp_path: Path) -> None:
     metrics = tmp_path / "runs/mine/metrics.csv"
     eventually(lambda: metrics.exists() and ",Training," in metrics.read_text())
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert json.loads(out) == ["interrupted", "the run in runs/mine is Suspended: resume=True continues it"], err
 
 

@@ -12,7 +12,8 @@ from tests.simulation.world import Condition, Process, Task
 
 from emberscale_api.checkpoint import CheckpointFile, number_of
 from emberscale_api.dataset import DataFile
-from emberscale_api.job.roles import MemberId
+from emberscale_api.job import MOST_PARITY
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -313,7 +314,8 @@ class Master(Process):
 
     def register(self, member: MemberId, address: str, generation: int = 0, version: int = 0) -> Task[None]:
         """A member joins."""
-        joined = Joined(member.incarnation, address, address, "", 1, "host")
+        most_parity = MOST_PARITY if member.role is Role.PS else 0
+        joined = Joined(member.incarnation, address, address, "", 1, "host", most_parity=most_parity)
         yield from self._changing(
             Registered(now=self.world.now, member=member, process=joined, generation=generation, version=version)
         )
@@ -457,7 +459,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
     if not server.is_meant(incarnation):
         raise CallError("FAILED_PRECONDITION", f"{incarnation} is meant")
     match request:
-        case AssignCall(table, checkpoint, wait):
+        case AssignCall(table, checkpoint, wait, no_parity=no_parity):
+            server.protection.is_forgone = no_parity
             done, loading = yield from server.assign(table, checkpoint, wait)
             return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
         case HoldCall(generation, version, barrier, seconds, checkpoint):
@@ -469,7 +472,9 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return AppliedReport(ranges_of(applied), held)
-        case PrepareCall(move, since, table, _, checkpoint, lost):
+        case PrepareCall(move, since, table, _, checkpoint, lost, no_parity=no_parity):
+            if not since:
+                server.protection.is_forgone = no_parity
             return Prepared((yield from server.prepare(move, since, table, checkpoint, lost)))
         case CopyCall(move, wait, _):
             ready, rounds, rebuilt = yield from server.copy(move, wait)

@@ -33,6 +33,7 @@ class SimulatedProtection:
         self._orders: dict[tuple[int, int], ReceiveOrder] = {}
         self._formed = Condition()
         self.group: SimulatedGroup | None = None
+        self.is_forgone = False
 
     @property
     def version(self) -> int:
@@ -80,7 +81,7 @@ class SimulatedProtection:
         self._slots = {unit: slot for unit, slot in self._slots.items() if unit in server.rows}
         owners = [one.index for one in table.owners]
         self.group = None
-        if server.index in owners and len(owners) > server.cluster.scenario.parity:
+        if server.index in owners and len(owners) > server.cluster.scenario.parity and not self.is_forgone:
             self.group = SimulatedGroup(server, table)
         self._protector = self.group
         self._formed.notify()

@@ -49,7 +49,7 @@ def lengths_of(rounds: int, lease_timeout: float, compute_seconds: float, random
 
 def figures(batches: int, seconds: float) -> RoundFigures:
     """Those of a round that saves half of the traffic."""
-    return RoundFigures(batches, batches, 2 * batches, batches, seconds, batches)
+    return RoundFigures(batches, batches, 2 * batches, batches, batches, 2 * batches, seconds, batches)
 
 
 class Turns:

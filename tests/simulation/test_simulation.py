@@ -8,6 +8,7 @@ from tests.simulation.mutations import MUTATIONS, broken
 from tests.simulation.scenario import FOR_EVER, PROTECTED, Fault, Kind, scenario_of
 from tests.simulation.shrink import failure_of, shrunk
 
+from emberscale_jobmaster.rebuilding import MOST_PARTINGS
 from emberscale_jobmaster.state import JobState
 from eventually import unwrap
 
@@ -40,7 +41,7 @@ def test_every_job_ends_complete_and_exact(chunk: int) -> None:
         assert not problem, f"python -m tests.simulation --seed {seed} --trace: {problem}"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str) -> None:
     """Seeds that found it once are tried first."""
@@ -49,11 +50,11 @@ def test_a_broken_rule_is_found(name: str) -> None:
         assert any(failure_of(scenario_of(seed)) for seed in seeds)
 
 
-def parted(seconds: float, *faults: Fault) -> JobState:
+def parted(seconds: float, *faults: Fault, batches: int = 300) -> JobState:
     """How a job with parity ends whose first two servers do not reach each other."""
     fault = Fault(0.5, Kind.PART, "ps", 0, seconds, during=PROTECTED)
     calm = replace(scenario_of(2), drains=(), edits=(), rescales=(), slow=0.0, lossy=0.0, dawdling=0.0)
-    scenario = replace(calm, parity=1, servers=3, room=3, batches=300, epochs=1, compute_seconds=0.5, workers=1)
+    scenario = replace(calm, parity=1, servers=3, room=3, batches=batches, epochs=1, compute_seconds=0.5, workers=1)
     return unwrap(simulate(replace(scenario, faults=(fault, *faults))).operator.final)
 
 
@@ -64,6 +65,14 @@ def test_servers_that_never_reach_each_other_again_cost_one_roll_back() -> None:
 def test_servers_that_reach_each_other_again_are_protected_again() -> None:
     job = parted(60.0, Fault(110.0, Kind.KILL, "ps", 1))
     assert (job.recoveries, job.rebuilt.count) == (1, 1)
+
+
+def test_servers_that_lose_each_other_again_and_again_end_up_without_parity() -> None:
+    """Each partition begins once they have met, so that pushes wait for it."""
+    again = tuple(Fault(at, Kind.PART, "ps", 0, 60.0, during=PROTECTED) for at in range(100, 800, 100))
+    job = parted(60.0, *again, batches=2000)
+    assert job.recoveries == MOST_PARTINGS
+    assert job.forgone.startswith("servers did not get together 3 times, the last time ps-")
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from emberscale_simulator.mechanics import FailureLaw, gamma_shape
+from eventually import unwrap
 
 CPR_MEDIAN_HOURS = (8.0, 17.0)
 CPR_MEAN_HOURS = (14.0, 30.0)
@@ -31,6 +32,7 @@ def test_a_law_without_solution_says_what_is_possible() -> None:
 
 
 def test_a_daily_rate_is_the_mean_of_the_law() -> None:
-    law = FailureLaw.from_daily_rate(0.015, cpr_shape())
+    law = unwrap(FailureLaw.of(0.015, 0.569))
+    assert law.shape == pytest.approx(cpr_shape(), rel=0.01)
     random = np.random.default_rng(2)
     assert np.mean([law.draw(random) for _ in range(40_000)]) / 3600 == pytest.approx(1600, rel=0.02)

@@ -6,7 +6,6 @@ def outcome(scheduler: str, **jcts: float | None) -> SeedOutcome:
     jobs = tuple(
         JobOutcome(
             job=job,
-            architecture="DLRM",
             arrival=0.0,
             waited=0.0,
             jct=jct,
@@ -18,7 +17,7 @@ def outcome(scheduler: str, **jcts: float | None) -> SeedOutcome:
         )
         for job, jct in jcts.items()
     )
-    return SeedOutcome(scheduler, 0, jobs, 0.5, 0.5, 0.5, 1.0, 1, 0.0, 0)
+    return SeedOutcome(scheduler, 0, jobs, 0.5, 0.5, 0.5, 1.0)
 
 
 def test_schedulers_are_compared_over_the_jobs_that_completed_under_both() -> None:

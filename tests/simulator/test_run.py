@@ -9,10 +9,9 @@ from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
 from emberscale_simulator.mechanics import ChangeMethod, FailureLaw, Mechanics
-from emberscale_simulator.pods import Environment
 from emberscale_simulator.resources import Amounts
 from emberscale_simulator.run import JobRun
-from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
+from emberscale_simulator.scenario import FailureSpec, ProfilingSpec, StartUpSpec, StragglerSpec, Surroundings
 from eventually import unwrap
 
 PHYSICS = Physics(512, 0.3, 0.95, 0.22, 0.95, 4.8e6, 2e-4, 3e-3, 6e8, 6e8)
@@ -43,22 +42,24 @@ def job(**changes: Any) -> SimulatedJob:
     return replace(made, **changes)
 
 
-def environment(**changes: Any) -> Environment:
-    made = Environment(
-        failures=None,
-        stragglers=StragglerSpec(),
-        start_up=StartUpSpec(median=30, spread=0),
-        profile_noise=0.0,
-        profile_interval=30,
-        ps_memory_skew=1.1,
-    )
-    return replace(made, **changes)
+SURROUNDINGS = Surroundings(
+    failures=FailureSpec(silent=0.0),
+    start_up=StartUpSpec(median=30, spread=0),
+    profiling=ProfilingSpec(noise=0.0, interval=30),
+    ps_memory_skew=1.1,
+)
+OFTEN = FailureLaw(mean_pod_seconds=12 * 200, shape=1.0)
 
 
 def begin(
-    mechanics: Mechanics, surroundings: Environment | None = None, shape: JobShape = SHAPE, **job_changes: Any
+    mechanics: Mechanics,
+    shape: JobShape = SHAPE,
+    failures: FailureLaw | None = None,
+    surroundings: dict[str, Any] | None = None,
+    **job_changes: Any,
 ) -> JobRun:
-    run = JobRun(job(**job_changes), mechanics, surroundings or environment(), (0, 0))
+    around = SURROUNDINGS.model_copy(update=surroundings)
+    run = JobRun(job(**job_changes), mechanics, around, failures, (0, 0))
     run.start(shape, 0.0)
     return run
 
@@ -190,8 +191,7 @@ def test_what_changes_cost_is_told_as_the_product_tells_it() -> None:
 
 
 def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_its_checkpoint() -> None:
-    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
-    run = begin(LIVE, often)
+    run = begin(LIVE, failures=OFTEN)
     workers_lost = servers_lost = 0
     while not run.ended:
         event = unwrap(run.next_event())
@@ -214,8 +214,7 @@ def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_i
 
 
 def test_any_failed_pod_of_a_job_that_is_not_elastic_starts_all_anew_from_its_checkpoint() -> None:
-    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
-    run = begin(STOPPING, often)
+    run = begin(STOPPING, failures=OFTEN)
     failures = 0
     while not run.ended:
         event = unwrap(run.next_event())
@@ -232,8 +231,8 @@ def test_any_failed_pod_of_a_job_that_is_not_elastic_starts_all_anew_from_its_ch
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_pod_that_goes_silent_is_given_up_later_than_one_whose_process_ends(silent: bool) -> None:
-    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0), silent_failures=float(silent))
-    run = begin(LIVE.model_copy(update={"detection": 15.0, "end_detection": 1.0}), often)
+    around = {"failures": FailureSpec(silent=float(silent))}
+    run = begin(LIVE.model_copy(update={"detection": 15.0, "end_detection": 1.0}), failures=OFTEN, surroundings=around)
     back: dict[Happening, float] = {}
     while len(back) < 2:
         event = step(run)
@@ -272,9 +271,8 @@ def test_writing_a_checkpoint_costs_its_share_of_training() -> None:
 
 
 def test_a_roll_back_never_loses_more_than_a_checkpoint_interval() -> None:
-    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
     most = 600 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
-    run = begin(STOPPING, often)
+    run = begin(STOPPING, failures=OFTEN)
     while not run.ended:
         event = unwrap(run.next_event())
         run.advance(event[0])
@@ -379,10 +377,10 @@ def test_more_memory_in_time_saves_a_job() -> None:
 
 
 def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> None:
-    slow = environment(stragglers=StragglerSpec(worker_probability=0.3, slowest=0.5, fastest=0.5))
+    slow = {"stragglers": StragglerSpec(worker_probability=0.3, slowest=0.5, fastest=0.5)}
     speeds = []
     for mechanics in (STOPPING, LIVE):
-        run = begun(mechanics, slow)
+        run = begun(mechanics, surroundings=slow)
         run.advance(1000.0)
         speeds.append(run.samples)
     healthy = begun(LIVE)
@@ -392,16 +390,16 @@ def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> 
 
 
 def test_a_slow_server_holds_back_its_job_to_the_end() -> None:
-    slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
-    run = begun(LIVE, slow)
+    slow = {"stragglers": StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2)}
+    run = begun(LIVE, surroundings=slow)
     at, what = step(run)
     assert what is Happening.DONE
     assert at > 30 + 2 * 100_000 / batch_rate(PHYSICS, 8, 4, 4, 4)
 
 
 def test_load_moves_off_a_slow_server_where_the_mechanics_can_do_that() -> None:
-    slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
-    run = begun(LIVE.model_copy(update={"straggler_seconds": 60.0}), slow)
+    slow = {"stragglers": StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2)}
+    run = begun(LIVE.model_copy(update={"straggler_seconds": 60.0}), surroundings=slow)
     before = run.timeline[-1][1]
     assert step(run) == (90.0, Happening.MENDED)
     assert run.timeline[-1][1] > 1.3 * before

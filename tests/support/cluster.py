@@ -34,6 +34,8 @@ EVALUATION_RECORDS = ROWS - RECORDS
 """Rows of the suite's data, those of them that are trained on, and those that are not."""
 ENDLESS = 10_000
 """Epochs of a job that outlasts any test of it: `assert_exact_so_far` ends it."""
+UNHURRIED_MODEL = Path(__file__).with_name("unhurried_model.py")
+"""What such a job trains: at full speed, it would only keep cores from other tests."""
 
 
 class CommandFailedError(Exception):
@@ -330,10 +332,15 @@ def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str,
     """A TrainingJob over the suite's data, with small pods; `spec` replaces whole parts of the spec.
 
     Its lease timeout takes no process for dead that a busy machine keeps waiting; a test of what is silent shortens it.
-    Only test_flash.py uses the Redis for flash checkpoints, which it also stops.
+    Only test_flash.py uses the Redis for flash checkpoints, which it also stops. A job of ENDLESS epochs trains slowly.
     """
     volume = {"name": "shared", "hostPath": {"path": place.folder}}
-    template = {"volumes": [volume], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+    template = {
+        "volumes": [volume],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+        "env": [{"name": "PYTHONPATH", "value": "/shared/models"}],
+    }
+    model = {"model": {"entrypoint": f"{UNHURRIED_MODEL.stem}:build"}} if epochs == ENDLESS else {}
 
     def resources(memory: str) -> dict[str, Any]:
         return {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": memory}}
@@ -356,7 +363,7 @@ def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str,
         "apiVersion": "emberscale.io/v1alpha1",
         "kind": "TrainingJob",
         "metadata": {"name": name},
-        "spec": {**base, **spec},
+        "spec": {**base, **model, **spec},
     }
 
 

@@ -61,7 +61,7 @@ class Job:
             text=True,
         )
 
-    def finish(self, timeout: float = 540) -> "Finished":
+    def finish(self, timeout: float = 840) -> "Finished":
         assert self.process is not None
         stdout, stderr = self.process.communicate(timeout=timeout)
         return Finished(self.process.returncode, stdout, stderr, self)

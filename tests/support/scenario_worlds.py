@@ -295,7 +295,7 @@ class _MadeUpProcess:
     def send_signal(self, number: signal.Signals) -> None:
         self.code = 0 if number is signal.SIGTERM else -number
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, timeout: float) -> None:
         pass
 
 
@@ -312,7 +312,7 @@ class LocalWorld:
         self._file = logs / "manifest.json"
         self._write(spec)
         self._manifest = WatchedManifest(self._file, training_spec(**spec))
-        self._environment = JobEnvironment("ctr", "uid", "1", "", logs, logs, logs, "", logs, logs)
+        self._environment = JobEnvironment("ctr", "uid", "1", "", folder, "", logs, logs)
         self.inner = LocalBackend(
             self._manifest,
             POLICY,
@@ -355,12 +355,7 @@ class LocalWorld:
 
     def _launch(self, instance: InstanceId, resources: Resources) -> Launch:
         process = self._made[instance] = _MadeUpProcess()
-
-        class Starter:
-            def start(self, *_: Any) -> _MadeUpProcess:
-                return process
-
-        return Launch((), {}, self._environment.incarnation(instance), Starter())
+        return Launch((), {}, self._environment.incarnation(instance), lambda *_: process)
 
 
 def _live(instances: Sequence[Instance], member: str) -> Instance:

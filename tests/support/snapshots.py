@@ -4,7 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.routing import buckets_of
-from emberscale_trainer.table import Snapshot, TableStore, keys_of
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import Outcome
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.table import Reader, Snapshot, TableStore, keys_of
+from emberscale_trainer.table.snapshot import Lock
 
 
 def records_of(snapshot: Snapshot, table: int = 0) -> dict[int, bytes]:
@@ -22,8 +26,8 @@ def all_records_of(snapshot: Snapshot, tables: int) -> dict[tuple[int, int], byt
 
 def all_rows(store: TableStore, table: int) -> NDArray[np.uint8]:
     """The rows of a table that was never compacted, uint8 [n, stride]."""
-    slots, segments = store.rows_of_segment(table), range(store.segments_in_use(table))
-    chunks = [store.records_of_slots(table, segment, 0, slots) for segment in segments]
+    slots = store.slots[table]
+    chunks = [slots.records(segment, 0, slots.layout.segment_rows) for segment in range(slots.segments_in_use)]
     return np.concatenate(chunks or [store.layouts[table].empty(0)])
 
 
@@ -32,3 +36,14 @@ def rows_of_bucket(store: TableStore, table: int, bucket: int) -> NDArray[np.uin
     rows = all_rows(store, table)
     found: NDArray[np.uint8] = rows[buckets_of(keys_of(rows)) == bucket]
     return found
+
+
+def snapshot_of(server: ServerState, generation: int, barrier: int) -> tuple[Snapshot, TableStore, AppliedBatches]:
+    """Ends a settled barrier; returns a snapshot of all rows then, their tables, and the batches in them."""
+    taken: list[tuple[Snapshot, TableStore]] = []
+
+    def take(tables: TableStore, lock: Lock, _: Outcome) -> None:
+        taken.append((tables.snapshot(Reader.CHECKPOINT, lock), tables))
+
+    applied = server.snapshot(generation, barrier, take).applied
+    return *taken[0], applied

@@ -6,7 +6,6 @@ thread holds would stay locked forever.
 """
 
 import ctypes
-import gc
 import os
 import selectors
 import signal
@@ -106,12 +105,9 @@ def _become(request: ForkRequest, parent: int, mains: Mapping[str, Callable[[], 
 def main() -> None:
     """Serves the socket that standard input is."""
     connection = socket.socket(fileno=os.dup(0))
-    gc.disable()  # imports leave next to no garbage, and looking for it takes a tenth of their time
-    from emberscale_trainer.server.__main__ import main as serve_tables
-    from emberscale_trainer.worker.__main__ import main as work
-
-    gc.freeze()  # a collection in a copy would touch, and so copy, every page that is shared
-    gc.enable()
+    with names.without_collection():
+        from emberscale_trainer.server.__main__ import main as serve_tables
+        from emberscale_trainer.worker.__main__ import main as work
     ForkServer(connection, {"ps": serve_tables, "worker": work}).serve()
 
 

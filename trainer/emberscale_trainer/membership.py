@@ -86,8 +86,11 @@ class MasterClient:
         metrics_address: str = "",
         adopted: Callable[[], tuple[int, int]] = lambda: (0, 0),
         stopping: threading.Event | None = None,
+        most_parity: int = 0,
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
+
+        `most_parity` is how many servers may be lost at a time by the parity that this one keeps when it is told to.
 
         A master that lost its ledger does not know this process, and is told again. Raises SupersededError and
         NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.
@@ -100,6 +103,7 @@ class MasterClient:
             metrics_address=metrics_address,
             pid=os.getpid(),
             host=socket.gethostname(),
+            most_parity=most_parity,
         )
         return self.call(self.stub.Register, self._registration, stopping=stopping)
 

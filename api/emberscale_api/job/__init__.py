@@ -25,6 +25,8 @@ from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
 from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import (
     DEFAULT_TARGET_PLS,
+    MOST_CODED_SERVERS,
+    MOST_PARITY,
     CleanPodPolicy,
     FaultToleranceStrategy,
     FlashMode,
@@ -34,6 +36,7 @@ from emberscale_api.job.run_policy import (
     RunPolicy,
     ScalingMode,
     ScalingSpec,
+    takes_parity,
 )
 from emberscale_api.job.training import (
     HotEmbeddingsMode,
@@ -49,6 +52,8 @@ __all__ = [
     "API_VERSION",
     "DEFAULT_TARGET_PLS",
     "KIND",
+    "MOST_CODED_SERVERS",
+    "MOST_PARITY",
     "AdmissionSpec",
     "Architecture",
     "CSVSpec",
@@ -100,4 +105,5 @@ __all__ = [
     "parse_duration",
     "parse_manifest",
     "resolve_model",
+    "takes_parity",
 ]

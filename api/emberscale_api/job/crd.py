@@ -4,12 +4,14 @@ The schema is structural, as the API server demands: references are inlined, `nu
 OpenAPI 3.0, and quantities and durations are `int-or-string`. `crd_rules` holds the rules that span fields.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from emberscale_api.job import crd_rules
 from emberscale_api.job.manifest import models_in
@@ -17,6 +19,7 @@ from emberscale_api.job.model import ENTRYPOINT
 from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
 from emberscale_api.job.training_job import TrainingJobSpec
+from emberscale_api.job.units import DURATION
 
 GROUP = "emberscale.io"
 VERSION = "v1alpha1"
@@ -32,24 +35,14 @@ _QUANTITY = "^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _DURATION = "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$"
 _DURATION_OF_CEL = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
 _QUANTITIES = {("ResourceList", "cpu"), ("ResourceList", "memory"), ("FlashSpec", "maxBytes")}
-_DURATIONS = {
-    ("CheckpointSpec", "interval"): False,
-    ("FlashSpec", "interval"): False,
-    ("ShardingSpec", "leaseTimeout"): False,
-    ("ShardingSpec", "heartbeatInterval"): False,
-    ("RunPolicy", "activeDeadline"): False,
-    ("RunPolicy", "ttlAfterFinished"): True,
-    ("ScalingSpec", "profileInterval"): False,
-    ("ScalingSpec", "cooldown"): True,
-    ("ScalingSpec", "timeout"): False,
-}
-"""Whether a duration may be 0."""
 
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ModelSpec", "entrypoint"): {"pattern": ENTRYPOINT},
-    ("TrainingSpec", "seed"): {"exclusiveMaximum": None},
     ("EmbeddingSpec", "tables"): {"maxProperties": 64},
 }
+
+_KEPT = ("type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
+"""What structural schemas say by the same words as JSON schemas."""
 
 _NUMBER_OR_WORD = {("CheckpointSpec", "quantization")}
 """Enumerations of which some values are numbers, which may be written as such."""
@@ -149,7 +142,7 @@ class _Inliner:
         properties = {name: self._field(type_name, name, field) for name, field in source["properties"].items()}
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         if "description" in source:
-            schema["description"] = _one_paragraph(source["description"])
+            schema["description"] = _described(source["description"])
         if "required" in source:
             schema["required"] = source["required"]
         if type_name in crd_rules.RULES:
@@ -157,16 +150,15 @@ class _Inliner:
         return schema
 
     def _field(self, type_name: str, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
+        source = _without_null(source)
         if (type_name, name) in _QUANTITIES:
             return {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
-        if (type_name, name) in _DURATIONS:
-            pattern = _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION
-            return _duration(source, pattern, _DURATIONS[type_name, name])
+        if source.get("format") == DURATION:
+            return _duration(source, _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION)
         schema = self._convert(name, source)
         if (type_name, name) in _NUMBER_OR_WORD:
             return _number_or_word(schema)
-        _merge(schema, _EXTRA.get((type_name, name), {}))
-        return schema
+        return {**schema, **_EXTRA.get((type_name, name), {})}
 
     def _convert(self, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
         source = _without_null(source)
@@ -176,22 +168,17 @@ class _Inliner:
             if "properties" in definition:
                 schema = self.object_of(type_name, definition)
                 _take_field_defaults(schema, source.get("default") or {}, self._empty.get(type_name, {}))
-                _take_default(schema, source, self._own_defaults(definition))
-                schema["description"] = source.get("description", schema.get("description", ""))
+                own = {field: part["default"] for field, part in definition["properties"].items() if "default" in part}
+                _take_default(schema, source, own)
+                schema["description"] = _described(source.get("description", schema.get("description", "")))
                 return schema
             source = {**definition, **{key: value for key, value in source.items() if key != "$ref"}}
-        schema = {
-            key: source[key]
-            for key in ("type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems")
-            if key in source
-        }
+        schema = {key: source[key] for key in _KEPT if key in source}
         schema |= {key: value for key, value in source.items() if key.startswith("x-kubernetes-")}
-        if "maxProperties" in source:
-            schema["maxProperties"] = source["maxProperties"]
         if "const" in source:
             schema["enum"] = [source["const"]]
         if "description" in source:
-            schema["description"] = _one_paragraph(source["description"])
+            schema["description"] = _described(source["description"])
         _take_bounds(schema, source)
         if source.get("default") not in (None, [], {}, ()):
             schema["default"] = _plain_number(source["default"])
@@ -205,20 +192,13 @@ class _Inliner:
             if self._bounded:
                 schema.setdefault("maxProperties", _MAX_ITEMS)
         elif kind == "object" and schema.get("x-kubernetes-preserve-unknown-fields"):
-            schema["properties"] = {"name": {"type": "string", "maxLength": 253}} if name == "volumes" else {}
             if name == "volumes":
-                schema["required"] = ["name"]
-            if not schema["properties"]:
-                del schema["properties"]
+                schema |= {"properties": {"name": {"type": "string", "maxLength": 253}}, "required": ["name"]}
         elif kind == "string" and self._bounded and "enum" not in schema and schema.get("format") is None:
             schema.setdefault("maxLength", _LONG_STRINGS.get(name, _MAX_STRING))
         elif kind == "integer" and self._bounded:
             schema["format"] = "int64"
         return schema
-
-    def _own_defaults(self, definition: Mapping[str, Any]) -> dict[str, Any]:
-        """An object of the type with the defaults of all fields."""
-        return {name: field["default"] for name, field in definition["properties"].items() if "default" in field}
 
 
 def _take_field_defaults(schema: dict[str, Any], given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -279,12 +259,13 @@ def _number_or_word(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _duration(source: Mapping[str, Any], pattern: str, zero: bool) -> dict[str, Any]:
+def _duration(source: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    zero = "minimum" in source or "ge" in source  # pydantic's own word, which stays where null is allowed
     schema: dict[str, Any] = {
         "x-kubernetes-int-or-string": True,
         "pattern": pattern,
         "maxLength": 32,
-        "description": _one_paragraph(f"{source.get('description', '')} A duration such as 90s, 5m or 1h30m.").strip(),
+        "description": _described(f"{source.get('description', '')} A duration such as 90s, 5m or 1h30m.").strip(),
         "x-kubernetes-validations": [
             {
                 "rule": f"type(self) != int || int(self) {'>=' if zero else '>'} 0",
@@ -305,18 +286,9 @@ def _plain_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _merge(schema: dict[str, Any], extra: Mapping[str, Any]) -> None:
-    for key, value in extra.items():
-        if isinstance(value, Mapping):
-            _merge(schema.setdefault(key, {}), value)
-        elif value is None:
-            schema.pop(key, None)
-        else:
-            schema[key] = value
-
-
-def _one_paragraph(text: str) -> str:
-    return " ".join(text.split())
+def _described(text: str) -> str:
+    """A docstring as one paragraph, with the names of fields as manifests spell them."""
+    return re.sub("(?<=`)[a-z]+(?:_[a-z]+)+(?=`)", lambda name: to_camel(name[0]), " ".join(text.split()))
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of the document in which each `dotted.path=value` is set; missing mappings on the way are made."""
-    result: dict[str, Any] = _copy(document)
+    result: dict[str, Any] = plain(document)
     for override in overrides:
         path, separator, text = override.partition("=")
         keys = path.split(".")
@@ -114,11 +114,12 @@ def parse_manifest(
     return job
 
 
-def _copy(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A copy in plain dictionaries and lists, as pydantic takes them; those of other libraries may be views."""
     if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     return value
 
 

@@ -154,9 +154,17 @@ class RecoveryPriority(StrEnum):
 DEFAULT_TARGET_PLS = 0.1
 """The portion of lost samples that CPR section 4.2 calls a rough, conservative choice."""
 
+MOST_PARITY = 2
+"""The largest `parity`."""
 
 MOST_CODED_SERVERS = 257
 """With `parity: 2`: 255 rows of a stripe, which the code tells apart, and its two parity blocks."""
+
+
+def takes_parity(servers: int, parity: int) -> bool:
+    """Whether the rows of so many parameter servers can have parity that covers any `parity` of them."""
+    return servers > parity and (parity < MOST_PARITY or servers <= MOST_CODED_SERVERS)
+
 
 _LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceStrategy.ERASURE_CODING})
 
@@ -164,8 +172,8 @@ _LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceS
 class FaultToleranceSpec(ManifestPart):
     """`Auto` picks the strategy that is expected to cost least, and none that loses updates unless `targetPLS` is set.
 
-    `ErasureCoding` takes `parity`; `Auto` does not pick it yet. With it, a push is answered once the servers that hold
-    its parity have stored its changes.
+    `ErasureCoding` takes `parity`: a push is answered once the servers that hold its parity have stored its changes.
+    `Auto` takes parity up, or gives it up, when all servers load rows: at the start, at a resume, and at a roll-back.
 
     `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3). `priority` saves some rows
     more often where partial recovery is chosen; PLS counts them as all others.
@@ -184,19 +192,8 @@ class FaultToleranceSpec(ManifestPart):
         default=RecoveryPriority.NONE, description="With partial recovery: rows that are saved between checkpoints"
     )
     parity: int = Field(
-        default=1, ge=1, le=2, description="With ErasureCoding: parameter servers that may be lost at a time"
+        default=1, ge=1, le=MOST_PARITY, description="With ErasureCoding, or Auto: servers that may be lost at a time"
     )
-
-    @property
-    def least_servers(self) -> int:
-        """The number of parameter servers that the strategy takes."""
-        return 1 + self.parity if self.strategy is FaultToleranceStrategy.ERASURE_CODING else 1
-
-    @property
-    def most_servers(self) -> int | None:
-        """The largest number of parameter servers that the strategy takes; None: any."""
-        is_coded_twice = self.strategy is FaultToleranceStrategy.ERASURE_CODING and self.parity > 1
-        return MOST_CODED_SERVERS if is_coded_twice else None
 
     @property
     def allowed_pls(self) -> float:

@@ -1,11 +1,12 @@
 """A running job as its master reports it: the plan, and the status."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.status import EvaluationResult, JobPhase
+from emberscale_api.job.rounds import RoundsDecision
+from emberscale_api.job.status import MAX_COUNT, EvaluationResult, JobPhase
 from emberscale_api.shape import RoleShape
 
 
@@ -61,6 +62,7 @@ class MemberNow:
 
     * `slowness`: None unless it is clearly slower than its peers, and has been for seconds.
     * `buckets`: how many a parameter server owns. `delays_for_memory`: its pushes wait, as it is near its limit.
+    * `rounds`: whether a worker trains rounds; None where the manifest disables them, or until it is told.
     """
 
     member: MemberId
@@ -71,6 +73,7 @@ class MemberNow:
     slowness: SlowMember | None = None
     buckets: int = 0
     delays_for_memory: bool = False
+    rounds: RoundsDecision | None = None
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,11 @@ class FlashStatus:
 
 @dataclass(frozen=True)
 class ProtectionStatus:
-    """Whether the rows of any parameter server can be rebuilt from parity.
+    """Whether the rows of any parameter server can be rebuilt from parity, and what was rebuilt.
 
     * `problem`: why they cannot; empty: nothing is wrong. `lost`: the server whose rows are being rebuilt; empty: none.
     * `rebuilds`: so far. `rebuilt`: the last server; `seconds` after its loss, its successor had all its `bytes`.
+    * `given_up`: no parity is kept any more; the figures of rebuilds stay.
     """
 
     protected: bool = False
@@ -107,6 +111,7 @@ class ProtectionStatus:
     seconds: float = 0.0
     bytes: int = 0
     rebuilt: str = ""
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,15 @@ class CheckpointCost:
     held_seconds: float
     written_bytes: int
     bytes: int
+
+
+def expected_restore_seconds(costs: Sequence[CheckpointCost]) -> float | None:
+    """How long a restore from the newest of these checkpoints would read, at the rate at which they were written.
+
+    None where nothing was measured. A restore may be faster or slower than that: reads and writes of a store differ.
+    """
+    written, seconds = sum(cost.written_bytes for cost in costs), sum(cost.seconds for cost in costs)
+    return costs[-1].bytes * seconds / written if written and seconds > 0 else None
 
 
 @dataclass(frozen=True)
@@ -145,9 +159,10 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that workers exchanged with parameter servers, with headers, and their rounds.
+    """Bytes that workers exchanged with parameter servers, with headers, their `batches`, and their rounds.
 
     `round_bytes` are those of keys and rows of rounds, `single_bytes` what their batches would have taken one by one.
+    `round_rows` are distinct rows of rounds, `single_rows` those that their batches would have pulled one by one.
     """
 
     bytes: int = 0
@@ -155,21 +170,33 @@ class Traffic:
     round_batches: int = 0
     round_bytes: int = 0
     single_bytes: int = 0
+    batches: int = 0
+    round_rows: int = 0
+    single_rows: int = 0
 
     def plus(self, other: "Traffic") -> "Traffic":
-        """Both together."""
-        return Traffic(
-            self.bytes + other.bytes,
-            self.rounds + other.rounds,
-            self.round_batches + other.round_batches,
-            self.round_bytes + other.round_bytes,
-            self.single_bytes + other.single_bytes,
-        )
+        """Both together, each figure at most MAX_COUNT."""
+        return Traffic(**_totals(self, other))
+
+    @property
+    def hit_ratio(self) -> float:
+        """The share of the rows of batches in rounds that an earlier batch of the round had brought, 0 to 1."""
+        return 1 - self.round_rows / self.single_rows if self.single_rows else 0.0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes on the wire that rounds saved; negative if they took more."""
+        return self.single_bytes - self.round_bytes
+
+    @property
+    def single_batches(self) -> int:
+        """Batches that were trained one by one."""
+        return max(0, self.batches - self.round_batches)
 
 
 @dataclass(frozen=True)
 class AdmissionCounts:
-    """What became of keys and rows of a table since its store was made.
+    """What became of keys and rows of a table. What a roll-back has undone still counts.
 
     * `admitted`: keys that got a row, in a table with admission.
     * `refused`: pushes that were only counted.
@@ -181,14 +208,21 @@ class AdmissionCounts:
     evicted: int = 0
 
     def plus(self, other: "AdmissionCounts") -> "AdmissionCounts":
-        """Both together."""
-        return AdmissionCounts(
-            self.admitted + other.admitted, self.refused + other.refused, self.evicted + other.evicted
-        )
+        """Both together, each count at most MAX_COUNT."""
+        return AdmissionCounts(**_totals(self, other))
 
-    def continues(self, earlier: "AdmissionCounts") -> bool:
-        """Whether these counts can be those of the same table, later."""
-        return self.admitted >= earlier.admitted and self.refused >= earlier.refused and self.evicted >= earlier.evicted
+
+def _totals(one: object, other: object) -> dict[str, int]:
+    """The sums of the fields of two records of counts, each at most MAX_COUNT, which messages and JSON hold exactly."""
+    return {name: min(value + getattr(other, name), MAX_COUNT) for name, value in vars(one).items()}
+
+
+def total_admission(
+    one: Mapping[str, AdmissionCounts], other: Mapping[str, AdmissionCounts]
+) -> Mapping[str, AdmissionCounts]:
+    """The counts of both, by table."""
+    none = AdmissionCounts()
+    return {table: one.get(table, none).plus(other.get(table, none)) for table in one.keys() | other.keys()}
 
 
 @dataclass(frozen=True)
@@ -200,7 +234,8 @@ class JobStatus:
     * `samples_per_second`, `loss`, `auc`: over a recent window. `eta_seconds`: negative while it is not known.
     * `evaluated_samples`: of the evaluation under way. `training_seconds`: time spent in Training.
     * `checkpoint`: the id of the last complete one. `checkpoints`: what the newest cost, oldest first.
-    * `flash`: None where the job has no flash checkpoints. `protection`: None where it keeps no parity.
+    * `flash`: None where the job has no flash checkpoints. `protection`: None where it keeps no parity, and nothing
+      was rebuilt.
     * `recoveries`: roll-backs to a checkpoint. `pls`: portion of lost samples. `forgotten`: oldest first.
     * `warnings`: signs of a mistake in the job, each with what to do.
     """
@@ -235,6 +270,17 @@ class JobStatus:
     sizing: Sizing = Sizing()
     traffic: Traffic = Traffic()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def rounds(self) -> Mapping[str, RoundsDecision]:
+        """What each worker told of rounds, by its slot; empty where the manifest disables them."""
+        return {one.member.slot: one.rounds for one in self.members if one.rounds is not None}
+
+
+def kept_protection(status: JobStatus) -> ProtectionStatus | None:
+    """What is told of the parity that a job keeps now; None where it keeps none."""
+    told = status.protection
+    return None if told is None or told.given_up else told
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,12 @@ PROGRESS_BINS = 1024
 EVALUATION_BINS = 16384
 """Bins of an evaluation shard's histograms: AUC to about 1e-6."""
 
+MAX_COUNT = 1 << 53
+"""The largest integer that processes report: JSON holds it exactly, and sums of a thousand such stay below 2^64. The
+API server takes none of 2^63 or more."""
+MAX_QUANTITY = 1e15
+"""The largest quantity that processes report, such as seconds, cores or a rate: thirty million years, and finite."""
+
 
 class JobPhase(StrEnum):
     """The phase of a job. `SUSPENDING`: the checkpoint that it will resume from is being taken."""
@@ -82,8 +88,11 @@ class EvaluationResult(_Status):
     calibration: float | None = None
 
 
-RECOVERY_STEPS = frozenset({"Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack"})
-"""Reasons of steps that tell how the job recovered from the loss of a parameter server, not how its shape changed."""
+PARITY_STEP = "ChangedParity"
+"""The reason of the step that tells that `Auto` has parity kept from now on, or no longer."""
+
+RECOVERY_STEPS = frozenset({PARITY_STEP, "Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack"})
+"""Reasons of steps that tell how the job recovers from the loss of a parameter server, not how its shape changed."""
 
 STARTED_STEP = "StartedFromCheckpoint"
 """The reason of the step that tells from which checkpoint of another job this one started."""
@@ -100,11 +109,42 @@ class Rebuilds(_Status):
     bytes: int = 0
 
 
+class CheckpointFigures(_Status):
+    """What a persistent checkpoint cost: it took `seconds`, for `held_seconds` of which it held pushes, and wrote
+    `written_bytes` into its own folder. A restore from it reads `bytes`, of it and of what it builds on.
+    """
+
+    checkpoint: str
+    seconds: float = 0.0
+    held_seconds: float = 0.0
+    written_bytes: int = 0
+    bytes: int = 0
+
+
+class HotEmbeddingsProgress(_Status):
+    """Whether workers train rounds of batches, and what that saves.
+
+    `message` is the decision with its numbers. `hit_percent` of the rows of batches in rounds had been brought by an
+    earlier batch of the round; `saved_bytes` are bytes on the wire, against the same batches one by one.
+    """
+
+    message: str = ""
+    workers_in_rounds: int = 0
+    round_batches: int = 0
+    single_batches: int = 0
+    hit_percent: str = ""
+    saved_bytes: int = 0
+
+
 class Progress(_Status):
     """The progress of training. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
 
+    `checkpoints` are the newest persistent ones, oldest first, and `restore_seconds` is how long it would
+    take to read the newest at the rate at which they were written; absent until one was measured.
+
     `pls` is the portion of samples whose effect partial recoveries have lost. `rebuilds` is absent until a server was
-    rebuilt from parity. `warnings` are signs that the job may not be what the user wanted, each with its remedy.
+    rebuilt from parity, `hot_embeddings` where the manifest disables them. `warnings` are signs that the job may not be
+    what the user wanted, each with its remedy.
     """
 
     samples: int = 0
@@ -118,9 +158,12 @@ class Progress(_Status):
     auc: float | None = None
     evaluations: tuple[EvaluationResult, ...] = ()
     checkpoint: str = ""
+    checkpoints: tuple[CheckpointFigures, ...] = ()
+    restore_seconds: float | None = None
     recoveries: int = 0
     pls: float = 0.0
     rebuilds: Rebuilds | None = None
+    hot_embeddings: HotEmbeddingsProgress | None = None
     bad_records: int = 0
     truncated_records: int = 0
     warnings: tuple[str, ...] = ()

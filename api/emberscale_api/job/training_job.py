@@ -1,20 +1,23 @@
 """The TrainingJob as a whole."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from emberscale_api.job.data import DataContinuation, DataSpec
 from emberscale_api.job.model import ModelSpec
-from emberscale_api.job.roles import MasterSpec, RoleSpec
+from emberscale_api.job.roles import MasterSpec, Role, RoleSpec
 from emberscale_api.job.run_policy import (
+    MOST_CODED_SERVERS,
     CheckpointSpec,
     FaultToleranceSpec,
     FaultToleranceStrategy,
     RunPolicy,
     ScalingMode,
     ScalingSpec,
+    takes_parity,
 )
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.training import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizersSpec, ShardingSpec, TrainingSpec
@@ -69,25 +72,17 @@ class TrainingJobSpec(ManifestPart):
 
     @model_validator(mode="after")
     def _servers_for_parity(self) -> Self:
-        least, role = self.fault_tolerance.least_servers, self.ps
-        if least > 1 and role.initial_replicas < least:
-            field = "replicas" if role.replicas is not None else "minReplicas"
-            raise ValueError(
-                f"faultTolerance.parity ({self.fault_tolerance.parity}) takes {least} parameter servers or more: "
-                f"give ps.{field} as {least} at least"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _servers_that_parity_tells_apart(self) -> Self:
-        most, role = self.fault_tolerance.most_servers, self.ps
-        asked = {"replicas": role.replicas, "minReplicas": role.min_replicas, "maxReplicas": role.max_replicas}
-        for field, count in asked.items():
-            if most is not None and count is not None and count > most:
-                raise ValueError(
-                    f"faultTolerance.parity ({self.fault_tolerance.parity}) takes {most} parameter servers at most: "
-                    f"give ps.{field} as {most} or less"
-                )
+        if self.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
+            return self
+        parity, role = self.fault_tolerance.parity, self.ps
+        least = "replicas" if role.replicas is not None else "minReplicas"
+        for field, count in ((least, role.initial_replicas), ("maxReplicas", role.max_replicas)):
+            if count is None or takes_parity(count, parity):
+                continue
+            takes, give = f"{parity + 1} parameter servers or more", f"{parity + 1} at least"
+            if count > parity:
+                takes, give = f"{MOST_CODED_SERVERS} parameter servers at most", f"{MOST_CODED_SERVERS} or less"
+            raise ValueError(f"faultTolerance.parity ({parity}) takes {takes}: give ps.{field} as {give}")
         return self
 
     @model_validator(mode="after")
@@ -96,6 +91,16 @@ class TrainingJobSpec(ManifestPart):
         if obstacle and self.hot_embeddings.mode is HotEmbeddingsMode.ENABLED:
             raise ValueError(f"hotEmbeddings.mode (Enabled) does not work with {obstacle}: take Auto or Disabled")
         return self
+
+    @property
+    def allowed_parity(self) -> int:
+        """How many parameter servers the job may lose at a time by parity, if it keeps any; 0: it may keep none.
+
+        `Auto` may take it, but not where workers may train rounds on rows of their own, which parity rules out.
+        """
+        tolerance, rounds = self.fault_tolerance, self.hot_embeddings.mode is not HotEmbeddingsMode.DISABLED
+        is_open = tolerance.strategy is FaultToleranceStrategy.AUTO and not rounds
+        return tolerance.parity if is_open or tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING else 0
 
     @property
     def obstacle_to_rounds(self) -> str:
@@ -128,6 +133,11 @@ class TrainingJobSpec(ManifestPart):
                 "from"
             )
         return self
+
+    @property
+    def roles(self) -> Mapping[Role, MasterSpec | RoleSpec]:
+        """The section of each role."""
+        return {Role.MASTER: self.master, Role.PS: self.ps, Role.WORKER: self.worker}
 
     @property
     def leaves_sizes_open(self) -> bool:

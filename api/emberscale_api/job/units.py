@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SerializationInfo
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -22,7 +22,20 @@ def _seconds(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds)]
+IN_WORDS = "in words"
+"""The context in which a model is dumped with durations as `1.5s`: a cluster takes no number with a fraction."""
+
+
+def _in_words(seconds: float, info: SerializationInfo) -> float | str:
+    return f"{seconds:.15g}s" if info.context == IN_WORDS else seconds
+
+
+DURATION = "duration"
+"""The format of durations in JSON schemas."""
+
+Seconds = Annotated[
+    float, BeforeValidator(_seconds), PlainSerializer(_in_words), Field(json_schema_extra={"format": DURATION})
+]
 """Seconds, accepted as a number or as a duration in words."""
 
 
@@ -44,6 +57,13 @@ def measured_time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def small_share(share: float) -> str:
+    """Returns `12.34%`, or two significant digits below a thousandth: `0.0012%`."""
+    if not share or abs(share) >= 1e-3:
+        return f"{share:.2%}"
+    return f"{Decimal(f'{100 * share:.1e}'):f}%"
 
 
 def clock_time(seconds: float) -> str:
@@ -90,6 +110,14 @@ def cpu_cores(quantity: str) -> float:
 def memory_bytes(quantity: str) -> int:
     """Memory in bytes, rounded up: `1Gi` is 1073741824."""
     return int(_parse(quantity).to_integral_value(rounding="ROUND_CEILING"))
+
+
+def readable_bytes(size: float) -> str:
+    """Returns `820 bytes`, `3.12 MiB`: a figure in a readable unit."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):,.3g} {unit}"
+    return f"{size:.0f} bytes"
 
 
 def memory_quantity(size: int) -> str:

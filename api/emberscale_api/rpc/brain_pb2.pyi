@@ -107,6 +107,7 @@ class JobDescription(_message.Message):
     MOST_ROWS_FIELD_NUMBER: _builtins.int
     TARGET_PLS_FIELD_NUMBER: _builtins.int
     SAVES_PRIORITY_ROWS_FIELD_NUMBER: _builtins.int
+    PARITY_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     batch_size: _builtins.int
     """samples per worker and iteration"""
@@ -127,6 +128,8 @@ class JobDescription(_message.Message):
     """portion of samples that partial recoveries may lose; 0: the job allows none"""
     saves_priority_rows: _builtins.bool
     """between checkpoints, for partial recoveries"""
+    parity: _builtins.int
+    """servers that it may lose at a time by parity; 0: the job allows none"""
     def __init__(
         self,
         *,
@@ -143,10 +146,11 @@ class JobDescription(_message.Message):
         most_rows: _builtins.int = ...,
         target_pls: _builtins.float = ...,
         saves_priority_rows: _builtins.bool = ...,
+        parity: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "saves_priority_rows", b"saves_priority_rows", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "parity", b"parity", "saves_priority_rows", b"saves_priority_rows", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

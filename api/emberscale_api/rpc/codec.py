@@ -1,21 +1,23 @@
 """Converts between the types that components share and their messages."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from pydantic import BaseModel
 
-from emberscale_api.dataset import Block, DataFile, Dataset, Split
-from emberscale_api.job.data import BadRecord
+from emberscale_api.dataset import DataFile, Dataset, Split
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
-from emberscale_api.rpc import brain_pb2 as brain_pb
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.shape import JobProfile, JobShape
 
 _Kind = TypeVar("_Kind")
+_Message = TypeVar("_Message", bound=Message)
 _ROLES: Mapping["pb.Role.ValueType", Role] = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 _PHASE_NUMBERS: Mapping[JobPhase, "pb.Phase.ValueType"] = {
@@ -28,10 +30,63 @@ WIRE_SPLITS: Mapping[Split, "pb.Split.ValueType"] = {
 }
 
 
-def same_fields(kind: type[_Kind], message: Message, **converted: Any) -> _Kind:
-    """A dataclass from the fields of a message that have the same names, but for those that are `converted`."""
-    names = (one.name for one in fields(kind))  # type: ignore[arg-type]  # every kind is a dataclass
-    return kind(**{name: converted[name] if name in converted else getattr(message, name) for name in names})
+def message_of(kind: type[_Message], source: object, /, **converted: Any) -> _Message:
+    """Returns a message of the attributes of `source` that are named as its fields, but for those that are `converted`.
+
+    Objects within become messages in the same way, and None stays absent. Raises AttributeError for a field that is in
+    neither.
+    """
+    values = {
+        field.name: _written(field, converted[field.name] if field.name in converted else getattr(source, field.name))
+        for field in kind.DESCRIPTOR.fields
+    }
+    return kind(**values)
+
+
+def same_fields(kind: type[_Kind], message: Message, /, **converted: Any) -> _Kind:
+    """Returns an object from the fields of a message that have the same names, but for those that are `converted`.
+
+    Messages within become what the fields' types say: dataclasses or models, tuples and mappings of them, or None where
+    an optional one is absent. Raises what the type raises, such as ValueError for a shape that no job can have.
+    """
+    types = _types(kind)  # type: ignore[arg-type]  # mypy takes the type that a variable stands for as unhashable
+    return kind(**{name: converted[name] if name in converted else _read(types[name], message, name) for name in types})
+
+
+def _written(field: Any, value: Any) -> Any:
+    if field.message_type is None or value is None or isinstance(value, Message):
+        return value
+    if field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name["value"]
+        return {key: _written(entry, one) for key, one in value.items()}
+    if isinstance(value, Sequence):
+        return [_written(field, one) for one in value]
+    return message_of(GetMessageClass(field.message_type), value)
+
+
+def _read(hint: Any, message: Message, name: str) -> Any:
+    if isinstance(hint, UnionType):
+        if not message.HasField(name):
+            return None
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    return _value(hint, getattr(message, name))
+
+
+def _value(hint: Any, value: Any) -> Any:
+    match get_origin(hint), get_args(hint):
+        case (kind, (inner, *_)) if kind is tuple:
+            return tuple(_value(inner, one) for one in value)
+        case (kind, (_, inner)) if kind is Mapping:
+            return {key: _value(inner, one) for key, one in value.items()}
+    return same_fields(hint, value) if isinstance(value, Message) else value
+
+
+@cache
+def _types(kind: type[Any]) -> Mapping[str, Any]:
+    """The types of a dataclass's or a model's fields, by name."""
+    hints = get_type_hints(kind)
+    names = kind.model_fields if issubclass(kind, BaseModel) else [one.name for one in fields(kind)]
+    return {name: hints[name] for name in names}
 
 
 def wire_role(role: Role) -> "pb.Role.ValueType":
@@ -56,36 +111,14 @@ def phase_from_wire(number: "pb.Phase.ValueType") -> JobPhase | None:
 
 def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:
     """Returns the message of an evaluation; what is undefined is NaN."""
-    return pb.EvaluationStatus(
-        epoch=result.epoch,
-        samples=result.samples,
-        auc=_or_nan(result.auc),
-        logloss=_or_nan(result.logloss),
-        normalized_entropy=_or_nan(result.normalized_entropy),
-        calibration=_or_nan(result.calibration),
-    )
+    undefined = {name: math.nan for name, value in result if value is None}
+    return message_of(pb.EvaluationStatus, result, **undefined)
 
 
 def evaluation_from_wire(message: pb.EvaluationStatus) -> EvaluationResult:
     """Returns the evaluation of a message."""
-    return EvaluationResult(
-        epoch=message.epoch,
-        samples=message.samples,
-        auc=_or_none(message.auc),
-        logloss=_or_none(message.logloss),
-        normalized_entropy=_or_none(message.normalized_entropy),
-        calibration=_or_none(message.calibration),
-    )
-
-
-def wire_bad_record(record: BadRecord) -> pb.BadRecord:
-    """Returns the message of a malformed record."""
-    return pb.BadRecord(file=record.file, line=record.line, problem=record.problem)
-
-
-def wire_file(file: DataFile) -> pb.DataFile:
-    """Returns the message of a data file."""
-    return pb.DataFile(uri=file.uri, bytes=file.bytes)
+    told = {field.name: getattr(message, field.name) for field in pb.EvaluationStatus.DESCRIPTOR.fields}
+    return EvaluationResult(**{name: value if math.isfinite(value) else None for name, value in told.items()})
 
 
 def file_from_wire(message: pb.DataFile) -> DataFile:
@@ -93,51 +126,11 @@ def file_from_wire(message: pb.DataFile) -> DataFile:
     return DataFile(message.uri, message.bytes)
 
 
-def wire_block(block: Block) -> pb.Block:
-    """Returns the message of a block."""
-    return pb.Block(**asdict(block))
-
-
-def block_from_wire(message: pb.Block) -> Block:
-    """Returns the block of a message."""
-    return same_fields(Block, message)
-
-
 def dataset_from_wire(message: pb.Dataset) -> Dataset:
     """Returns the index of the data of a message."""
-    return Dataset(
+    return same_fields(
+        Dataset,
+        message,
         training_files=tuple(map(file_from_wire, message.training_files)),
-        training_blocks=tuple(map(block_from_wire, message.training_blocks)),
         evaluation_files=tuple(map(file_from_wire, message.evaluation_files)),
-        evaluation_blocks=tuple(map(block_from_wire, message.evaluation_blocks)),
     )
-
-
-def wire_shape(shape: JobShape) -> brain_pb.Shape:
-    """Returns the message of a shape."""
-    return brain_pb.Shape(**asdict(shape))
-
-
-def shape_from_wire(message: brain_pb.Shape) -> JobShape:
-    """Returns the shape of a message. Raises ValueError for one that no job can have."""
-    return same_fields(JobShape, message)
-
-
-def wire_profile(profile: JobProfile, sequence: int = 0) -> brain_pb.Profile:
-    """Returns the message of a profile, whose fields have the same names."""
-    measured = {one.name: getattr(profile, one.name) for one in fields(JobProfile)}
-    return brain_pb.Profile(**{**measured, "sequence": sequence, "shape": wire_shape(profile.shape)})
-
-
-def profile_from_wire(message: brain_pb.Profile) -> JobProfile:
-    """Returns the profile of a message without its sequence. Raises ValueError for a shape that no job can have."""
-    shape, stages = shape_from_wire(message.shape), dict(message.stage_fractions)
-    return same_fields(JobProfile, message, shape=shape, stage_fractions=stages)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

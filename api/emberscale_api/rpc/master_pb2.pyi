@@ -169,6 +169,7 @@ class RegisterRequest(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    MOST_PARITY_FIELD_NUMBER: _builtins.int
     data_address: _builtins.str
     """PS: tcp://host:port or unix:///path"""
     control_address: _builtins.str
@@ -182,6 +183,8 @@ class RegisterRequest(_message.Message):
     first. A master that does not know them has lost its ledger, and goes beyond them.
     """
     routing_version: _builtins.int
+    most_parity: _builtins.int
+    """PS: how many servers may be lost at a time by the parity that it can keep when it is told to; 0: it ignores that."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -195,10 +198,11 @@ class RegisterRequest(_message.Message):
         host: _builtins.str = ...,
         generation: _builtins.int = ...,
         routing_version: _builtins.int = ...,
+        most_parity: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,6 +242,9 @@ class WorkerTraffic(_message.Message):
     ROUND_BATCHES_FIELD_NUMBER: _builtins.int
     ROUND_BYTES_FIELD_NUMBER: _builtins.int
     SINGLE_BYTES_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    ROUND_ROWS_FIELD_NUMBER: _builtins.int
+    SINGLE_ROWS_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     rounds: _builtins.int
     round_batches: _builtins.int
@@ -245,6 +252,12 @@ class WorkerTraffic(_message.Message):
     """keys and rows of rounds"""
     single_bytes: _builtins.int
     """what the batches of these rounds would have taken one by one"""
+    batches: _builtins.int
+    """trained, in rounds or one by one"""
+    round_rows: _builtins.int
+    """distinct rows of rounds"""
+    single_rows: _builtins.int
+    """rows that the batches of these rounds would have pulled one by one"""
     def __init__(
         self,
         *,
@@ -253,14 +266,66 @@ class WorkerTraffic(_message.Message):
         round_batches: _builtins.int = ...,
         round_bytes: _builtins.int = ...,
         single_bytes: _builtins.int = ...,
+        batches: _builtins.int = ...,
+        round_rows: _builtins.int = ...,
+        single_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "round_batches", b"round_batches", "round_bytes", b"round_bytes", "rounds", b"rounds", "single_bytes", b"single_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "bytes", b"bytes", "round_batches", b"round_batches", "round_bytes", b"round_bytes", "round_rows", b"round_rows", "rounds", b"rounds", "single_bytes", b"single_bytes", "single_rows", b"single_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerTraffic: _TypeAlias = WorkerTraffic  # noqa: Y015
+
+@_typing.final
+class RoundsDecision(_message.Message):
+    """Whether a worker trains rounds of batches now, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    ROUND_BYTES_FIELD_NUMBER: _builtins.int
+    SINGLE_BYTES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    active: _builtins.bool
+    reason: _builtins.str
+    """CamelCase"""
+    message: _builtins.str
+    """with the numbers, as the end of a sentence"""
+    batches: _builtins.int
+    """of the round behind the decision; 0: none was estimated or measured"""
+    round_bytes: _builtins.int
+    """of it, on the wire"""
+    single_bytes: _builtins.int
+    """what its batches would take one by one"""
+    rows: _builtins.int
+    """distinct rows of it"""
+    memory_bytes: _builtins.int
+    """that it takes in the worker"""
+    def __init__(
+        self,
+        *,
+        active: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        batches: _builtins.int = ...,
+        round_bytes: _builtins.int = ...,
+        single_bytes: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "batches", b"batches", "memory_bytes", b"memory_bytes", "message", b"message", "reason", b"reason", "round_bytes", b"round_bytes", "rows", b"rows", "single_bytes", b"single_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundsDecision: _TypeAlias = RoundsDecision  # noqa: Y015
 
 @_typing.final
 class WorkerDelta(_message.Message):
@@ -296,6 +361,7 @@ class WorkerDelta(_message.Message):
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
     TRUNCATED_RECORDS_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     batches: _builtins.int
     loss_sum: _builtins.float
@@ -318,6 +384,10 @@ class WorkerDelta(_message.Message):
     def traffic(self) -> Global___WorkerTraffic:
         """since the worker started"""
 
+    @_builtins.property
+    def rounds(self) -> Global___RoundsDecision:
+        """absent: hotEmbeddings.mode is Disabled"""
+
     def __init__(
         self,
         *,
@@ -329,10 +399,11 @@ class WorkerDelta(_message.Message):
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         truncated_records: _builtins.int = ...,
         traffic: Global___WorkerTraffic | None = ...,
+        rounds: Global___RoundsDecision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "samples", b"samples", "stage_seconds", b"stage_seconds", "traffic", b"traffic", "truncated_records", b"truncated_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "rounds", b"rounds", "samples", b"samples", "stage_seconds", b"stage_seconds", "traffic", b"traffic", "truncated_records", b"truncated_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1227,6 +1298,7 @@ class MemberStatus(_message.Message):
     SLOWNESS_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     DELAYS_FOR_MEMORY_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     alive: _builtins.bool
     registrations: _builtins.int
     """restarts = registrations - 1"""
@@ -1252,6 +1324,10 @@ class MemberStatus(_message.Message):
     def slowness(self) -> Global___Slowness:
         """absent unless it is clearly slower than its peers, and has been for seconds"""
 
+    @_builtins.property
+    def rounds(self) -> Global___RoundsDecision:
+        """WORKER: absent where hotEmbeddings.mode is Disabled, or until it is told"""
+
     def __init__(
         self,
         *,
@@ -1270,10 +1346,11 @@ class MemberStatus(_message.Message):
         slowness: Global___Slowness | None = ...,
         buckets: _builtins.int = ...,
         delays_for_memory: _builtins.bool = ...,
+        rounds: Global___RoundsDecision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "slowness", b"slowness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "rounds", b"rounds", "slowness", b"slowness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "buckets", b"buckets", "cpu_seconds", b"cpu_seconds", "delays_for_memory", b"delays_for_memory", "leased_batches", b"leased_batches", "leases", b"leases", "member", b"member", "memory_bytes", b"memory_bytes", "metrics_address", b"metrics_address", "peak_memory_bytes", b"peak_memory_bytes", "registrations", b"registrations", "rows", b"rows", "samples_per_second", b"samples_per_second", "slowness", b"slowness", "stage_seconds", b"stage_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "buckets", b"buckets", "cpu_seconds", b"cpu_seconds", "delays_for_memory", b"delays_for_memory", "leased_batches", b"leased_batches", "leases", b"leases", "member", b"member", "memory_bytes", b"memory_bytes", "metrics_address", b"metrics_address", "peak_memory_bytes", b"peak_memory_bytes", "registrations", b"registrations", "rounds", b"rounds", "rows", b"rows", "samples_per_second", b"samples_per_second", "slowness", b"slowness", "stage_seconds", b"stage_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1489,7 +1566,7 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def protection(self) -> Global___ProtectionStatus:
-        """absent: the job keeps no parity"""
+        """absent: the job keeps no parity, and nothing was rebuilt"""
 
     @_builtins.property
     def traffic(self) -> Global___WorkerTraffic:
@@ -1628,7 +1705,7 @@ Global___CheckpointCost: _TypeAlias = CheckpointCost  # noqa: Y015
 
 @_typing.final
 class ProtectionStatus(_message.Message):
-    """Whether the rows of any parameter server can be rebuilt from parity."""
+    """Whether the rows of any parameter server can be rebuilt from parity, and what was rebuilt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1639,6 +1716,7 @@ class ProtectionStatus(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     REBUILT_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     protected: _builtins.bool
     """nothing is lost with any one server"""
     problem: _builtins.str
@@ -1653,6 +1731,8 @@ class ProtectionStatus(_message.Message):
     """that it sent to the successor"""
     rebuilt: _builtins.str
     """the server that was rebuilt last"""
+    given_up: _builtins.bool
+    """no parity is kept any more; the rest tells of the time before"""
     def __init__(
         self,
         *,
@@ -1663,10 +1743,11 @@ class ProtectionStatus(_message.Message):
         seconds: _builtins.float = ...,
         bytes: _builtins.int = ...,
         rebuilt: _builtins.str = ...,
+        given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "lost", b"lost", "problem", b"problem", "protected", b"protected", "rebuilds", b"rebuilds", "rebuilt", b"rebuilt", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "given_up", b"given_up", "lost", b"lost", "problem", b"problem", "protected", b"protected", "rebuilds", b"rebuilds", "rebuilt", b"rebuilt", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2124,12 +2205,18 @@ class AssignRequest(_message.Message):
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     ANEW_FIELD_NUMBER: _builtins.int
+    PARITY_FIELD_NUMBER: _builtins.int
+    NO_PARITY_FIELD_NUMBER: _builtins.int
     manifest_json: _builtins.str
     checkpoint_uri: _builtins.str
     """or the id of a flash checkpoint; empty: start from nothing"""
     wait_seconds: _builtins.float
     anew: _builtins.bool
     """the rows begin another history: none of the checkpoint's batches counts as applied"""
+    parity: _builtins.int
+    """servers that may be lost at a time by parity; 0: as the manifest's strategy says"""
+    no_parity: _builtins.bool
+    """none is kept, whatever the strategy says"""
     @_builtins.property
     def routing(self) -> Global___Routing: ...
     def __init__(
@@ -2140,10 +2227,12 @@ class AssignRequest(_message.Message):
         checkpoint_uri: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
         anew: _builtins.bool = ...,
+        parity: _builtins.int = ...,
+        no_parity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "no_parity", b"no_parity", "parity", b"parity", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2453,6 +2542,8 @@ class PrepareRequest(_message.Message):
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     PRIORITY_URIS_FIELD_NUMBER: _builtins.int
+    PARITY_FIELD_NUMBER: _builtins.int
+    NO_PARITY_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """ascending over the life of the job"""
     manifest_json: _builtins.str
@@ -2463,6 +2554,10 @@ class PrepareRequest(_message.Message):
     """the version that the server must serve; 0: none, since it owns nothing"""
     checkpoint_uri: _builtins.str
     """what servers that replace lost ones load their rows from; empty: none was lost"""
+    parity: _builtins.int
+    """as of AssignRequest"""
+    no_parity: _builtins.bool
+    """as of AssignRequest"""
     @_builtins.property
     def routing(self) -> Global___Routing:
         """what the move leads to"""
@@ -2487,10 +2582,12 @@ class PrepareRequest(_message.Message):
         checkpoint_uri: _builtins.str = ...,
         lost: _abc.Iterable[_builtins.int] | None = ...,
         priority_uris: _abc.Iterable[_builtins.str] | None = ...,
+        parity: _builtins.int = ...,
+        no_parity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "no_parity", b"no_parity", "parity", b"parity", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,6 @@
 """TLS for gRPC if certificates are mounted, plain sockets otherwise."""
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -42,58 +41,35 @@ def _named(options: _Options) -> _Options:
 
 
 def handshake_problem(address: str, authority: bytes | None, setting: str) -> str | None:
-    """Explains why no connection to `host:port` succeeds, if TLS is the reason; None for any other reason.
-
-    gRPC tells a plain client only that the socket was closed, so this asks the server itself, within 2 s. `setting`
-    names the source of the authority.
-    """
-    context = _probing(authority)
-    host, _, port = address.rpartition(":")
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS) as stream,
-            context.wrap_socket(stream, server_hostname=SERVER_NAME),
-        ):
-            return _seen(address, authority, setting, None)
-    except (OSError, ValueError) as error:
-        return _seen(address, authority, setting, error)
+    """`handshake_problem_async` for threads without an event loop."""
+    return asyncio.run(handshake_problem_async(address, authority, setting))
 
 
 async def handshake_problem_async(address: str, authority: bytes | None, setting: str) -> str | None:
-    """`handshake_problem` for asyncio. It takes no thread: hundreds of servers may be silent at once."""
-    context = _probing(authority)
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(_PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(
-                host.strip("[]"), int(port), ssl=context, server_hostname=SERVER_NAME
-            )
-    except (OSError, ValueError) as error:
-        return _seen(address, authority, setting, error)
-    writer.transport.abort()
-    return _seen(address, authority, setting, None)
+    """Explains why no connection to `host:port` succeeds, if TLS is the reason; None for any other reason.
 
-
-def _probing(authority: bytes | None) -> ssl.SSLContext:
+    gRPC tells a plain client only that the socket was closed, so this asks the server itself, within 2 s. It takes no
+    thread: hundreds of servers may be silent at once. `setting` names the source of the authority.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if authority is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
         context.load_verify_locations(cadata=authority.decode("ascii"))
     context.set_alpn_protocols(["h2"])
-    return context
-
-
-def _seen(address: str, authority: bytes | None, setting: str, error: Exception | None) -> str | None:
-    """Describes why a handshake failed; `error` is None if it succeeded."""
-    match error:
-        case None:
-            return None if authority is not None else f"{address} requires TLS, but {setting} is not set"
-        case ssl.SSLCertVerificationError():
-            return f"{address} presents a certificate that {setting} does not verify: {error.verify_message}"
-        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
-            return None  # it went away meanwhile
-        case ssl.SSLError():
-            return None if authority is None else f"{address} has no TLS, but {setting} asks for it ({error.reason})"
-        case _:
-            return None
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), ssl=context, server_hostname=SERVER_NAME
+            )
+    except ssl.SSLCertVerificationError as error:
+        return f"{address} presents a certificate that {setting} does not verify: {error.verify_message}"
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None  # it went away meanwhile
+    except ssl.SSLError as error:
+        return None if authority is None else f"{address} has no TLS, but {setting} asks for it ({error.reason})"
+    except (OSError, ValueError):
+        return None
+    writer.transport.abort()
+    return None if authority is not None else f"{address} requires TLS, but {setting} is not set"

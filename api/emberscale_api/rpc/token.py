@@ -94,13 +94,9 @@ CHANNEL_OPTIONS = (
 _log = structlog.get_logger()
 
 
-def tokens_match(given: str | bytes, expected: str | bytes) -> bool:
+def tokens_match(given: str, expected: str) -> bool:
     """Compares in constant time."""
-    return hmac.compare_digest(_as_bytes(given), _as_bytes(expected))
-
-
-def _as_bytes(token: str | bytes) -> bytes:
-    return token.encode("utf-8") if isinstance(token, str) else token
+    return hmac.compare_digest(given.encode("utf-8"), expected.encode("utf-8"))
 
 
 class TokenCheck(ServerInterceptor):

@@ -3,15 +3,19 @@
 Writing is idempotent: a change that is written twice, say after a connection broke at the commit, counts once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from sqlalchemy import CursorResult, Engine, delete, desc, func, select, update
+import structlog
+from pydantic import Field
+from sqlalchemy import CursorResult, Engine, Select, delete, desc, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
+from emberscale_api.job.schema import ManifestPart
 from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import (
     COMPLETE,
@@ -24,36 +28,39 @@ from emberscale_brain.history.changes import (
 )
 from emberscale_brain.history.database import Claim, WriteRefusedError, failure, first_line, migrate, open_engine
 from emberscale_brain.history.tables import (
-    METADATA,
+    HistoryTable,
     JobRow,
     PlanRow,
     ProfileRow,
     StartUpRow,
+    UnreadableRowError,
+    columns,
     end_values,
     job_values,
+    metadata_of,
     past_job_of,
     plan_of,
     plan_values,
     profile_of,
-    profile_values,
-    start_up_values,
     submission_of,
 )
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _DAY = 86_400.0
-R = TypeVar("R")
+_Row = TypeVar("_Row", bound=HistoryTable)
+_Kind = TypeVar("_Kind")
+_log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The retention of each kind of record; ages are in days. A running job keeps the profiles of its window."""
+class Retention(ManifestPart):
+    """How long the database keeps each kind of record. A running job keeps the profiles of its window."""
 
-    profiles_per_job: int = 256
-    profile_days: float = 30.0
-    plans_per_job: int = 64
-    start_up_days: float = 90.0
-    job_days: float = 365.0
+    profiles_per_job: int = Field(default=256, ge=1)
+    profile_days: Positive = 30.0
+    plans_per_job: int = Field(default=64, ge=1)
+    start_up_days: Positive = 90.0
+    job_days: Positive = 365.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,8 @@ class Pruned:
 
 class HistoryStore:
     """The database. Every method raises DatabaseAwayError while it cannot be reached, and DatabaseUnusableError.
+
+    A row that this version cannot read is left out, and told in the log.
 
     With `exclusive`, the latest claimant is the only writer, and all earlier ones raise ClaimLostError.
     """
@@ -97,7 +106,8 @@ class HistoryStore:
 
         Raises ClaimLostError if this one has.
         """
-        self._write(lambda session: None)
+        with self._writing():
+            pass
 
     def close(self) -> None:
         """Lets go of all connections."""
@@ -108,8 +118,7 @@ class HistoryStore:
 
         Raises WriteRefusedError if the database refuses one of them, and ClaimLostError.
         """
-
-        def insert_all(session: Session) -> None:
+        with self._writing() as session:
             for change in changes:
                 match change:
                     case JobSubmitted():
@@ -118,9 +127,9 @@ class HistoryStore:
                         anew = {column.name: column for column in statement.excluded}
                         session.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=anew))
                     case ProfileReported():
-                        self._add(session, ProfileRow, profile_values(change))
+                        self._add(session, ProfileRow, change, job_uid=change.job, time=change.profile.time)
                     case StartUpObserved():
-                        self._add(session, StartUpRow, start_up_values(change))
+                        self._add(session, StartUpRow, change, job_uid=change.job)
                     case PlanMade():
                         # a plan that stays in force gets new reasons as more is known
                         values = plan_values(change)
@@ -133,97 +142,62 @@ class HistoryStore:
                         if not _count(session, ended):
                             raise WriteRefusedError(f"job {change.job!r} is not in the database")
 
-        self._write(insert_all)
+    def running_ids(self) -> list[JobId]:
+        """The jobs that have not ended, readable or not."""
+        with self._transaction() as session:
+            return [JobId(uid) for uid in session.scalars(select(JobRow.uid).where(JobRow.phase.is_(None)))]
 
     def running_jobs(self, profiles_per_job: int) -> list[Change]:
-        """Returns what a brain needs after a restart: running jobs, their last plans and their latest profiles."""
+        """Returns what a brain needs after a restart: running jobs, their last plans and their latest profiles.
 
-        def read(session: Session) -> list[Change]:
-            changes: list[Change] = []
-            for row in session.scalars(select(JobRow).where(JobRow.phase.is_(None)).order_by(JobRow.submitted_at)):
-                job = JobId(row.uid)
-                changes.append(submission_of(row))
-                profiles = session.scalars(
-                    select(ProfileRow)
-                    .where(ProfileRow.job_uid == job)
-                    .order_by(desc(ProfileRow.sequence))
-                    .limit(profiles_per_job)
-                ).all()
-                changes += [
-                    ProfileReported(job, profile.sequence, profile_of(profile)) for profile in reversed(profiles)
-                ]
-                last = session.scalars(
-                    select(PlanRow).where(PlanRow.job_uid == job).order_by(desc(PlanRow.version)).limit(1)
-                ).first()
-                if last is not None:
-                    changes.append(plan_of(last))
-            return changes
+        Without its description or its plan in force, a job is left out: it is unknown, and its master submits it again.
+        """
+        running = select(JobRow).where(JobRow.phase.is_(None)).order_by(JobRow.submitted_at)
+        with self._transaction() as session:
+            jobs = _readable(session.scalars(running), lambda row: self._running(session, row, profiles_per_job))
+            return [change for job in jobs for change in job]
 
-        return self._in_transaction(read)
+    def _running(self, session: Session, row: JobRow, profiles_per_job: int) -> list[Change]:
+        job = JobId(row.uid)
+        profiles = session.scalars(_latest(ProfileRow, job, ProfileRow.sequence, profiles_per_job)).all()
+        plans = session.scalars(_latest(PlanRow, job, PlanRow.version, 1))
+        return [submission_of(row), *_readable(reversed(profiles), profile_of), *map(plan_of, plans)]
 
     def past_jobs(self, limit: int) -> list[PastJob]:
         """Completed jobs for the warm start, the latest first, at most `limit`."""
-
-        def read(session: Session) -> list[PastJob]:
-            rows = session.scalars(
-                select(JobRow)
-                .where(JobRow.phase == COMPLETE, JobRow.final_shape.is_not(None))
-                .order_by(desc(JobRow.finished_at))
-                .limit(limit)
-            )
-            return [past_job_of(row) for row in rows]
-
-        return self._in_transaction(read)
+        completed = select(JobRow).where(JobRow.phase == COMPLETE, JobRow.final_shape.is_not(None))
+        with self._transaction() as session:
+            rows = session.scalars(completed.order_by(desc(JobRow.finished_at)).limit(limit))
+            return list(_readable(rows, past_job_of))
 
     def start_ups(self, limit_per_role: int) -> dict[str, list[tuple[float, float]]]:
         """(seconds, paused seconds) of the latest start-ups of each role."""
-
-        def read(session: Session) -> dict[str, list[tuple[float, float]]]:
+        latest = select(StartUpRow.seconds, StartUpRow.paused_seconds).order_by(desc(StartUpRow.time))
+        with self._transaction() as session:
             return {
                 role: [
                     (seconds, paused)
-                    for seconds, paused in session.execute(
-                        select(StartUpRow.seconds, StartUpRow.paused_seconds)
-                        .where(StartUpRow.role == role)
-                        .order_by(desc(StartUpRow.time))
-                        .limit(limit_per_role)
-                    )
+                    for seconds, paused in session.execute(latest.where(StartUpRow.role == role).limit(limit_per_role))
                 ]
                 for role in ("worker", "ps")
             }
 
-        return self._in_transaction(read)
-
     def plans(self, job: JobId, limit: int) -> list[PlanMade]:
         """A job's plans, the latest first."""
-
-        def read(session: Session) -> list[PlanMade]:
-            rows = session.scalars(
-                select(PlanRow).where(PlanRow.job_uid == job).order_by(desc(PlanRow.version)).limit(limit)
-            )
-            return [plan_of(row) for row in rows]
-
-        return self._in_transaction(read)
+        with self._transaction() as session:
+            return list(_readable(session.scalars(_latest(PlanRow, job, PlanRow.version, limit)), plan_of))
 
     def metadata(self, job: JobId) -> JobMetadata | None:
         """Returns what is known of a job, running or ended; None for an unknown one."""
-
-        def read(session: Session) -> JobMetadata | None:
-            row = session.get(JobRow, job)
-            return None if row is None else METADATA.from_plain(row.metadata_)
-
-        return self._in_transaction(read)
+        with self._transaction() as session:
+            rows = session.scalars(select(JobRow).where(JobRow.uid == job))
+            return next(_readable(rows, metadata_of), None)
 
     def profiles(self, job: JobId, limit: int) -> list[JobProfile]:
         """A job's latest profiles, oldest first."""
-
-        def read(session: Session) -> list[JobProfile]:
-            rows = session.scalars(
-                select(ProfileRow).where(ProfileRow.job_uid == job).order_by(desc(ProfileRow.sequence)).limit(limit)
-            ).all()
-            return [profile_of(row) for row in reversed(rows)]
-
-        return self._in_transaction(read)
+        with self._transaction() as session:
+            rows = session.scalars(_latest(ProfileRow, job, ProfileRow.sequence, limit)).all()
+            return [reported.profile for reported in _readable(reversed(rows), profile_of)]
 
     def prune(self, retention: Retention, now: float) -> Pruned:
         """Deletes what is older than it is kept for. Running jobs keep their latest profiles and plans whatever.
@@ -231,7 +205,7 @@ class HistoryStore:
         Raises ClaimLostError.
         """
 
-        def remove(session: Session) -> Pruned:
+        with self._writing() as session:
             ended = select(JobRow.uid).where(JobRow.phase.is_not(None))
             old = ProfileRow.time < now - retention.profile_days * _DAY
             profiles = _count(session, delete(ProfileRow).where(old, ProfileRow.job_uid.in_(ended)))
@@ -241,9 +215,7 @@ class HistoryStore:
                 session, delete(StartUpRow).where(StartUpRow.time < now - retention.start_up_days * _DAY)
             )
             jobs = _count(session, delete(JobRow).where(JobRow.finished_at < now - retention.job_days * _DAY))
-            return Pruned(profiles, plans, start_ups, jobs)
-
-        return self._write(remove)
+        return Pruned(profiles, plans, start_ups, jobs)
 
     def _keep_latest(self, session: Session, table: Any, order: Any, keep: int) -> int:
         """Deletes all but the `keep` latest rows of each job."""
@@ -251,27 +223,25 @@ class HistoryStore:
         ranked = select(table.id, rank).subquery()
         return _count(session, delete(table).where(table.id.in_(select(ranked.c.id).where(ranked.c.rank > keep))))
 
-    def _add(self, session: Session, table: Any, values: Mapping[str, Any]) -> None:
+    def _add(self, session: Session, table: type[HistoryTable], change: Change, **converted: Any) -> None:
+        values = columns(table, change, **converted)
         session.execute(self._insert(table).values(**values).on_conflict_do_nothing())
 
-    def _write(self, work: Callable[[Session], R]) -> R:
-        """In a transaction that ends well only if this is who may write."""
-        claim = self._claim
-        if claim is None:
-            return self._in_transaction(work)
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """A transaction that ends well only if this is who may write."""
+        with self._transaction() as session:
+            if self._claim is not None:
+                self._claim.hold(session)
+            yield session
+        if self._claim is not None:
+            self._claim.committed()
 
-        def claimed(session: Session) -> R:
-            claim.hold(session)
-            return work(session)
-
-        result = self._in_transaction(claimed)
-        claim.committed()
-        return result
-
-    def _in_transaction(self, work: Callable[[Session], R]) -> R:
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
         try:
             with Session(self._engine) as session, session.begin():
-                return work(session)
+                yield session
         except (IntegrityError, DataError) as error:
             raise WriteRefusedError(first_line(error)) from error
         except DBAPIError as error:
@@ -279,6 +249,23 @@ class HistoryStore:
         except (StatementError, OverflowError) as error:
             # a value that the driver cannot write, such as a number beyond 64 bits
             raise WriteRefusedError(str(error)) from error
+
+
+def _readable(rows: Iterable[_Row], read: Callable[[_Row], _Kind]) -> Iterator[_Kind]:
+    """What is read of rows, without those that cannot be read: they hold up none of the others."""
+    for row in rows:
+        try:
+            found = read(row)
+        except UnreadableRowError as error:
+            job = row.uid if isinstance(row, JobRow) else getattr(row, "job_uid", "")
+            _log.warning("row_unreadable", table=row.__tablename__, job=job, reason=str(error))
+        else:
+            yield found
+
+
+def _latest(table: Any, job: JobId, order: Any, limit: int) -> Select[Any]:
+    """Selects the latest rows of a job, the latest first."""
+    return select(table).where(table.job_uid == job).order_by(desc(order)).limit(limit)
 
 
 def _count(session: Session, statement: Any) -> int:

@@ -3,14 +3,28 @@
 The schema is the same on SQLite and PostgreSQL.
 """
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    inspect,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.history.changes import Codec, JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
+from emberscale_brain.history.changes import Codec, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.planner.types import (
     Explanation,
     JobId,
@@ -25,6 +39,56 @@ from emberscale_brain.planner.types import (
 # PostgreSQL numbers rows with 64 bits; SQLite numbers them by itself only where the column is a plain INTEGER.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 _Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+_Kind = TypeVar("_Kind")
+
+
+class UnreadableRowError(ValueError):
+    """A row holds what this version does not know, such as one that another version wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """In place of an object that cannot be read. Its row is refused once it is used; the others of a query are not."""
+
+    problem: str
+
+
+class _Document(TypeDecorator[Any]):
+    """A column that holds objects of one type as JSON, by its codec.
+
+    With `as_text`, it is text: numbers may be infinite, which PostgreSQL's JSON cannot say.
+    """
+
+    impl: Any = JSON
+    cache_ok = True
+
+    def __init__(self, kind: type[Any], as_text: bool = False) -> None:
+        super().__init__()
+        self.kind, self.as_text = kind, as_text
+        self.impl = Text() if as_text else _Json
+        self._codec: Codec[Any] = Codec(kind)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """To what the column takes."""
+        write = self._codec.text if self.as_text else self._codec.plain
+        return None if value is None else write(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """The inverse. Raises ValueError."""
+        read = self._codec.from_text if self.as_text else self._codec.from_plain
+        return None if value is None else read(value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """From what the driver returns, which SQLite does not check to be JSON."""
+        read = super().result_processor(dialect, coltype) or (lambda value: value)
+
+        def processed(value: Any) -> Any:
+            try:
+                return read(value)
+            except ValueError as error:  # pydantic's and json's are such
+                return _Unreadable(str(error))
+
+        return processed
 
 
 class HistoryTable(DeclarativeBase):
@@ -32,10 +96,7 @@ class HistoryTable(DeclarativeBase):
 
 
 class JobRow(HistoryTable):
-    """A job, running or ended. JSON columns hold the planner's types of the same name.
-
-    `fit` is JSON as text: its covariance may be infinite, which PostgreSQL's JSON cannot say.
-    """
+    """A job, running or ended."""
 
     __tablename__ = "jobs"
 
@@ -43,17 +104,17 @@ class JobRow(HistoryTable):
     owner: Mapped[str] = mapped_column(String(255))
     name: Mapped[str] = mapped_column(String(255))
     architecture: Mapped[str] = mapped_column(String(255))
-    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", _Json)
-    bounds: Mapped[dict[str, Any]] = mapped_column(_Json)
-    current: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    metadata_: Mapped[JobMetadata] = mapped_column("metadata", _Document(JobMetadata))
+    bounds: Mapped[ShapeBounds] = mapped_column(_Document(ShapeBounds))
+    current: Mapped[JobShape | None] = mapped_column(_Document(JobShape))
     priority: Mapped[float]
     fixed: Mapped[bool]
     submitted_at: Mapped[float]
     last_plan: Mapped[int] = mapped_column(BigInteger, server_default="0")
     finished_at: Mapped[float | None]
     phase: Mapped[str | None] = mapped_column(String(32))
-    final_shape: Mapped[dict[str, Any] | None] = mapped_column(_Json)
-    fit: Mapped[str | None] = mapped_column(Text)
+    final_shape: Mapped[JobShape | None] = mapped_column(_Document(JobShape))
+    fit: Mapped[ThroughputFit | None] = mapped_column(_Document(ThroughputFit, as_text=True))
     rows: Mapped[int] = mapped_column(BigInteger, default=0)
 
     __table_args__ = (Index("jobs_by_end", "phase", "finished_at"),)
@@ -71,7 +132,7 @@ class ClaimRow(HistoryTable):
 
 
 class ProfileRow(HistoryTable):
-    """One accepted profile, as JSON."""
+    """One accepted profile."""
 
     __tablename__ = "profiles"
 
@@ -79,7 +140,7 @@ class ProfileRow(HistoryTable):
     job_uid: Mapped[str] = mapped_column(ForeignKey("jobs.uid", ondelete="CASCADE"))
     sequence: Mapped[int] = mapped_column(BigInteger)
     time: Mapped[float]
-    profile: Mapped[str] = mapped_column(Text)
+    profile: Mapped[JobProfile] = mapped_column(_Document(JobProfile, as_text=True))
 
     __table_args__ = (UniqueConstraint("job_uid", "sequence", name="profile_once"), Index("profiles_by_time", "time"))
 
@@ -103,7 +164,7 @@ class StartUpRow(HistoryTable):
 
 
 class PlanRow(HistoryTable):
-    """One plan of one job. `explanation`, of the round that `kept` it last, is JSON as text: it may hold infinities."""
+    """One plan of one job; `explanation` is that of the round that `kept` it last."""
 
     __tablename__ = "plans"
 
@@ -114,133 +175,78 @@ class PlanRow(HistoryTable):
     planner: Mapped[str] = mapped_column(String(255))
     action: Mapped[str] = mapped_column(String(32))
     reason: Mapped[str] = mapped_column(Text)
-    shape: Mapped[dict[str, Any] | None] = mapped_column(_Json)
-    explanation: Mapped[str] = mapped_column(Text)
+    shape: Mapped[JobShape | None] = mapped_column(_Document(JobShape))
+    explanation: Mapped[Explanation] = mapped_column(_Document(Explanation, as_text=True))
     kept: Mapped[str] = mapped_column(Text, server_default="")
 
     __table_args__ = (UniqueConstraint("job_uid", "version", name="plan_once"),)
 
 
-METADATA: Codec[JobMetadata] = Codec(JobMetadata)
-BOUNDS: Codec[ShapeBounds] = Codec(ShapeBounds)
-SHAPE: Codec[JobShape] = Codec(JobShape)
-PROFILE: Codec[JobProfile] = Codec(JobProfile)
-FIT: Codec[ThroughputFit] = Codec(ThroughputFit)
-EXPLANATION: Codec[Explanation] = Codec(Explanation)
-
-
 def job_values(change: JobSubmitted) -> dict[str, Any]:
     """Columns of `jobs`."""
-    return {
-        "uid": change.job,
-        "owner": change.owner,
-        "name": change.metadata.name,
-        "architecture": change.metadata.architecture,
-        "metadata_": METADATA.plain(change.metadata),
-        "bounds": BOUNDS.plain(change.bounds),
-        "current": None if change.current is None else SHAPE.plain(change.current),
-        "priority": change.priority,
-        "fixed": change.fixed,
-        "submitted_at": change.submitted_at,
-        "last_plan": change.last_plan,
-        "rows": 0,
-    }
+    metadata = change.metadata
+    named = {"uid": change.job, "name": metadata.name, "architecture": metadata.architecture, "metadata_": metadata}
+    return columns(JobRow, change, **named, rows=0)
 
 
 def submission_of(row: JobRow) -> JobSubmitted:
     """The inverse of `job_values`."""
-    return JobSubmitted(
-        job=JobId(row.uid),
-        owner=row.owner,
-        metadata=METADATA.from_plain(row.metadata_),
-        bounds=BOUNDS.from_plain(row.bounds),
-        submitted_at=row.submitted_at,
-        current=None if row.current is None else SHAPE.from_plain(row.current),
-        priority=row.priority,
-        fixed=row.fixed,
-        last_plan=row.last_plan,
-    )
+    return _read(JobSubmitted, row, job=JobId(row.uid), metadata=row.metadata_)
 
 
 def end_values(change: JobEnded) -> dict[str, Any]:
     """Columns of `jobs` that say how it ended."""
-    return {
-        "phase": change.phase,
-        "finished_at": change.finished_at,
-        "final_shape": None if change.final_shape is None else SHAPE.plain(change.final_shape),
-        "fit": None if change.fit is None else FIT.text(change.fit),
-        "rows": change.rows,
-        **({} if change.metadata is None else {"metadata_": METADATA.plain(change.metadata)}),
-    }
+    return columns(JobRow, change, **({} if change.metadata is None else {"metadata_": change.metadata}))
 
 
-def profile_values(change: ProfileReported) -> dict[str, Any]:
-    """Columns of `profiles`."""
-    return {
-        "job_uid": change.job,
-        "sequence": change.sequence,
-        "time": change.profile.time,
-        "profile": PROFILE.text(change.profile),
-    }
+def metadata_of(row: JobRow) -> JobMetadata:
+    """What is known of a job. Raises UnreadableRowError, as all that read rows."""
+    return _readable("metadata", row.metadata_)
 
 
-def profile_of(row: ProfileRow) -> JobProfile:
-    """The inverse of `profile_values`, without job and sequence."""
-    return PROFILE.from_text(row.profile)
-
-
-def start_up_values(change: StartUpObserved) -> dict[str, Any]:
-    """Columns of `start_ups`."""
-    return {
-        "job_uid": change.job,
-        "role": change.role,
-        "time": change.time,
-        "seconds": change.seconds,
-        "paused_seconds": change.paused_seconds,
-    }
+def profile_of(row: ProfileRow) -> ProfileReported:
+    """The profile of a row."""
+    return ProfileReported(JobId(row.job_uid), row.sequence, _readable("profile", row.profile))
 
 
 def plan_values(change: PlanMade) -> dict[str, Any]:
     """Columns of `plans`."""
-    planned = change.planned
-    return {
-        "job_uid": change.job,
-        "version": change.version,
-        "made_at": change.made_at,
-        "planner": change.planner,
-        "action": planned.action.value,
-        "reason": planned.reason,
-        "shape": None if planned.shape is None else SHAPE.plain(planned.shape),
-        "explanation": EXPLANATION.text(planned.explanation),
-        "kept": change.kept,
-    }
+    planned = columns(PlanRow, change.planned, action=change.planned.action.value)
+    return columns(PlanRow, change, job_uid=change.job, **planned)
 
 
 def plan_of(row: PlanRow) -> PlanMade:
     """The inverse of `plan_values`."""
-    return PlanMade(
-        job=JobId(row.job_uid),
-        version=row.version,
-        made_at=row.made_at,
-        planner=row.planner,
-        planned=PlannedShape(
-            shape=None if row.shape is None else SHAPE.from_plain(row.shape),
-            action=PlanAction(row.action),
-            reason=row.reason,
-            explanation=EXPLANATION.from_text(row.explanation),
-        ),
-        kept=row.kept,
-    )
+    try:
+        action = PlanAction(row.action)
+    except ValueError as error:
+        raise UnreadableRowError(str(error)) from error
+    planned = _read(PlannedShape, row, action=action)
+    return _read(PlanMade, row, job=JobId(row.job_uid), planned=planned)
 
 
 def past_job_of(row: JobRow) -> PastJob:
     """A job that ended with a shape, as a warm start leans on it."""
-    return PastJob(
-        id=JobId(row.uid),
-        owner=row.owner,
-        metadata=METADATA.from_plain(row.metadata_),
-        final_shape=SHAPE.from_plain(row.final_shape),
-        fit=None if row.fit is None else FIT.from_text(row.fit),
-        finished_at=row.finished_at or 0.0,
-        rows=row.rows,
-    )
+    return _read(PastJob, row, id=JobId(row.uid), metadata=row.metadata_, finished_at=row.finished_at or 0.0)
+
+
+def columns(table: type[HistoryTable], record: object, /, **converted: Any) -> dict[str, Any]:
+    """The columns of a table whose names are those of fields of a record, and those that are `converted`.
+
+    Columns without a field are left to their defaults, or as they are in an update.
+    """
+    names = [column.key for column in inspect(table).column_attrs]
+    return {name: getattr(record, name) for name in names if hasattr(record, name)} | converted
+
+
+def _read(kind: type[_Kind], row: HistoryTable, /, **converted: Any) -> _Kind:
+    """A record from the columns of a row that have the names of its fields, but for those that are `converted`."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all records are dataclasses
+    values = {name: converted[name] if name in converted else getattr(row, name) for name in names}
+    return kind(**{name: _readable(name, value) for name, value in values.items()})
+
+
+def _readable(name: str, value: _Kind) -> _Kind:
+    if isinstance(value, _Unreadable):
+        raise UnreadableRowError(f"{name}: {value.problem}")
+    return value

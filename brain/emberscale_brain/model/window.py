@@ -89,26 +89,22 @@ def _summarize(key: ShapeKey, log_seconds: tuple[float, ...], latest: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class ProfileWindow:
-    """Immutable: `add` returns the next window. `refused` counts profiles that could not be believed."""
+    """Immutable: `add` returns the next window."""
 
     shapes: Mapping[ShapeKey, ShapeSummary] = field(default_factory=lambda: MappingProxyType({}))
     latest: float = -math.inf
-    refused: int = 0
 
     def add(self, profiles: Iterable[JobProfile], now: float) -> "ProfileWindow":
         """The window with those of `profiles` that are newer than it; itself where none are.
 
-        Restarted profiles pass without effect; unbelievable ones (`problem_with`) are counted. A profile's iteration
-        seconds are taken from its throughput, which is what the model predicts (equation 1).
+        Restarted profiles and unbelievable ones (`problem_with`) are left out. A profile's iteration seconds are taken
+        from its throughput, which is what the model predicts (equation 1).
         """
         fresh: dict[ShapeKey, list[float]] = {}
         times: dict[ShapeKey, float] = {}
-        latest, refused = self.latest, self.refused
+        latest = self.latest
         for profile in profiles:
-            if profile.time <= self.latest:
-                continue
-            if problem_with(profile, now) is not None:
-                refused += 1
+            if profile.time <= self.latest or problem_with(profile, now) is not None:
                 continue
             latest = max(latest, profile.time)
             if profile.restarted:
@@ -118,8 +114,7 @@ class ProfileWindow:
             fresh.setdefault(key, []).append(math.log(seconds))
             times[key] = profile.time
         if not fresh:
-            unchanged = (latest, refused) == (self.latest, self.refused)
-            return self if unchanged else replace(self, latest=latest, refused=refused)
+            return self if latest == self.latest else replace(self, latest=latest)
         shapes = dict(self.shapes)
         for key, values in fresh.items():
             known = shapes[key].log_seconds if key in shapes else ()
@@ -127,7 +122,7 @@ class ProfileWindow:
         if len(shapes) > SHAPES:
             newest = sorted(shapes.values(), key=lambda shape: shape.latest)[-SHAPES:]
             shapes = {summary.key: summary for summary in newest}
-        return ProfileWindow(MappingProxyType(shapes), latest, refused)
+        return ProfileWindow(MappingProxyType(shapes), latest)
 
     @property
     def profiles(self) -> int:

@@ -5,6 +5,7 @@ as in DLRover-RM section 4.3. Its search starts from the last population of the 
 of every size in which workers and PS are balanced in several ways. All points that it evaluates compete for the front.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,13 +72,9 @@ class SearchEffort:
     warm_generations: int = 8
 
 
-def _lengths(grid: ShapeGrid) -> Ints:
-    return np.array([len(grid.workers), len(grid.ps), len(grid.worker_cpu), len(grid.ps_cpu)])
-
-
 def _balanced_start(grid: ShapeGrid, count: int, random: np.random.Generator) -> Ints:
     """Index vectors [count, 4]: sizes spread evenly, each dimension about as far along as the size, and the corners."""
-    lengths = _lengths(grid)
+    lengths: Ints = np.array(grid.extent)
     level = np.linspace(0, 1, count)[:, None]
     spread = random.normal(0, 0.25, (count, 4))
     start = np.rint(np.clip(level + spread, 0, 1) ** 1.5 * (lengths - 1)).astype(np.int64)
@@ -91,7 +88,7 @@ def nsga2_front(
     """The front, and the population as indices [n, 4] into the grid's dimensions, from which the next search starts."""
     effort = effort or SearchEffort()
     grid = problem.grid
-    lengths = _lengths(grid)
+    lengths = np.array(grid.extent)
     if last is None:
         start = _balanced_start(grid, effort.population, np.random.default_rng(seed))
         generations = effort.cold_generations
@@ -107,30 +104,17 @@ def nsga2_front(
     )
     search_space = Problem(n_var=4, n_obj=2, xl=np.zeros(4), xu=(lengths - 1).astype(np.float64))
     algorithm.setup(search_space, termination=("n_gen", generations), seed=seed, verbose=False)
-    archive_index: list[Ints] = []
-    archive_cost, archive_throughput = [], []
+    archive: list[Ints] = []
     while algorithm.has_next():
         individuals: Population = algorithm.ask()
         index = np.rint(individuals.get("X")).astype(np.int64)
-        cost, throughput = problem.evaluate(
-            grid.workers[index[:, 0]], index[:, 1], grid.worker_cpu[index[:, 2]], grid.ps_cpu[index[:, 3]]
-        )
-        archive_index.append(index)
-        archive_cost.append(cost)
-        archive_throughput.append(throughput)
+        _, cost, throughput = _evaluated(problem, index.T)
+        archive.append(index)
         inverse = 1 / np.maximum(throughput, 1e-12)
         individuals.set("F", np.column_stack([np.minimum(cost, 1e12), inverse]))
         algorithm.tell(infills=individuals)
-    index = np.concatenate(archive_index)
-    cost, throughput = np.concatenate(archive_cost), np.concatenate(archive_throughput)
-    kept = non_dominated(cost, throughput)
-    chosen = index[kept]
-    choices = np.column_stack(
-        [grid.workers[chosen[:, 0]], grid.ps[chosen[:, 1]], grid.worker_cpu[chosen[:, 2]], grid.ps_cpu[chosen[:, 3]]]
-    )
-    front = Front(grid, choices.astype(np.float64), cost[kept], throughput[kept])
     population = np.rint(algorithm.pop.get("X")).astype(np.int64)
-    return front, population
+    return _front_of(problem, np.concatenate(archive).T), population
 
 
 MOST_SHAPES = 1 << 21
@@ -142,9 +126,19 @@ def exact_front(problem: JobProblem) -> Front:
     grid = problem.grid
     if grid.size > MOST_SHAPES:
         raise ValueError(f"{grid.size} shapes are more than the {MOST_SHAPES} that are enumerated: use NSGA-II")
-    extent = (len(grid.workers), len(grid.ps), len(grid.worker_cpu), len(grid.ps_cpu))
-    w, p, cpu_w, cpu_p = np.unravel_index(promising(problem), extent)
-    choices = np.column_stack([grid.workers[w], grid.ps[p], grid.worker_cpu[cpu_w], grid.ps_cpu[cpu_p]])
-    cost, throughput = problem.evaluate(grid.workers[w], p, grid.worker_cpu[cpu_w], grid.ps_cpu[cpu_p])
+    return _front_of(problem, np.unravel_index(promising(problem), grid.extent))
+
+
+def _front_of(problem: JobProblem, index: Iterable[Ints]) -> Front:
+    """The front of some shapes, given by their indices in each of the grid's dimensions."""
+    choices, cost, throughput = _evaluated(problem, index)
     kept = non_dominated(cost, throughput)
-    return Front(grid, choices[kept].astype(np.float64), cost[kept], throughput[kept])
+    return Front(problem.grid, choices[kept], cost[kept], throughput[kept])
+
+
+def _evaluated(problem: JobProblem, index: Iterable[Ints]) -> tuple[Floats, Floats, Floats]:
+    """Choices [n, 4], costs and throughputs of shapes by their indices."""
+    grid, (w, p, cpu_w, cpu_p) = problem.grid, index
+    workers, worker_cpu, ps_cpu = grid.workers[w], grid.worker_cpu[cpu_w], grid.ps_cpu[cpu_p]
+    choices = np.column_stack([workers, grid.ps[p], worker_cpu, ps_cpu]).astype(np.float64)
+    return choices, *problem.evaluate(workers, p, worker_cpu, ps_cpu)

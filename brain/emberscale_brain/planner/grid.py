@@ -5,6 +5,7 @@ what changing to the shape takes (equation 8). The throughput is counted whole, 
 that moves every point by the same amount, so the Pareto front is the same, and a job that has no shape yet fits in.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
-from emberscale_brain.model.predict import ModelConstants
+from emberscale_brain.model.predict import Coefficients, ModelConstants, features
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
 
 Floats = NDArray[np.float64]
@@ -39,9 +40,14 @@ class ShapeGrid:
     ps_memory: Ints
 
     @property
+    def extent(self) -> tuple[int, int, int, int]:
+        """The number of choices of each dimension."""
+        return len(self.workers), len(self.ps), len(self.worker_cpu), len(self.ps_cpu)
+
+    @property
     def size(self) -> int:
         """The number of shapes."""
-        return len(self.workers) * len(self.ps) * len(self.worker_cpu) * len(self.ps_cpu)
+        return math.prod(self.extent)
 
     def shape(self, workers: int, ps: int, worker_cpu: float, ps_cpu: float) -> JobShape:
         """The shape with the memory that its number of PS needs."""
@@ -127,28 +133,9 @@ class JobProblem:
     memory_limit: float = float("inf")
 
     def gross(self, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
-        """Samples per second of shapes given as arrays that broadcast together.
-
-        The shares of a batch's time are DLRover-RM's (equations 2-5), and what requests cost a PS. Some fall with cores
-        or PS, those of the PS rise with workers. At an overlap of 1 the time is their sum (equation 1), above it their
-        p-norm, with p the overlap: concurrent work hides the shorter share.
-        """
-        constants = self.constants
-        gradient, update, synchronize, embedding, constant, request = self.fit.coefficients
-        compute = gradient * constants.batch_size
-        sync = synchronize * constants.dense_bytes / constants.network_bytes_per_second
-        lookup = embedding * constants.batch_size * constants.embedding_dimension
-        overlap = self.fit.overlap
-        if overlap == 1:
-            served = (update / ps_cpu + sync) * (workers / ps) + (request / ps_cpu) * workers
-            seconds = (compute / worker_cpu + constant) + served + lookup / ps
-        else:
-            # the same in powers; factors of one dimension each, so that a whole grid is cheap
-            own = (compute / worker_cpu) ** overlap + constant**overlap
-            shared = (update / ps_cpu) ** overlap + sync**overlap
-            served = shared * (workers / ps) ** overlap + (request / ps_cpu) ** overlap * workers**overlap
-            seconds = (own + served + (lookup / ps) ** overlap) ** (1 / overlap)
-        return workers * constants.batch_size / np.maximum(seconds, 1e-9)
+        """Samples per second of shapes given as arrays that broadcast together."""
+        x = features(self.constants, workers, ps, worker_cpu, ps_cpu)
+        return workers * self.constants.batch_size / Coefficients.of(self.fit).iteration_seconds(x)
 
     def evaluate(self, workers: Ints, ps_index: Ints, worker_cpu: Floats, ps_cpu: Floats) -> tuple[Floats, Floats]:
         """Cost per hour and net throughput of shapes; arrays that broadcast together.

@@ -11,7 +11,7 @@ from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.model.window import shape_key
 from emberscale_brain.planner.candidates import Candidates, evaluate, front_shapes, worker_only_shapes
 from emberscale_brain.planner.front import MOST_SHAPES, Front, exact_front, nsga2_front
-from emberscale_brain.planner.grid import Floats, Horizon, Ints, JobProblem, ShapeGrid, shape_grid
+from emberscale_brain.planner.grid import Horizon, Ints, JobProblem, ShapeGrid, shape_grid
 from emberscale_brain.planner.job_model import JobModel
 from emberscale_brain.planner.types import (
     ClusterView,
@@ -19,7 +19,6 @@ from emberscale_brain.planner.types import (
     MemoryForecast,
     PlannerSettings,
     ScalingOverheads,
-    ShapeBounds,
     ThroughputFit,
 )
 from emberscale_brain.planner.waiting import guessed_fit
@@ -29,6 +28,9 @@ _WORKER_ONLY_SHAPES = 12
 _SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
 _CHANGES = 2.0  # a change of shape may take so many times what it took in the middle
 _COPIED_BYTES = 3e7  # a second, of what each server gives away: what a busy machine copied in benchmarks/oom.py
+_LEAST_MEASUREMENTS = 2
+"""Fewer say nothing of the growth: samples count once their shards are done, and rows at once, so that the first
+measurement has too many rows for its samples. Between two of them, both have grown by the same training."""
 _SAME_PREDICTIONS = 0.02  # a front stands while a new fit predicts its points within this
 
 
@@ -110,7 +112,8 @@ class Assessor:
         )
         on_front = tuple(shape for shape in on_front if shape_key(shape) != shape_key(stay))
         holds = grid.ps[0] <= stay.ps <= grid.ps[-1]
-        within = _counts_within(stay, job.bounds)
+        # only the counts and cores of the present shape must be within the bounds: it may have outgrown their memory
+        within = job.bounds.contains(stay.with_memory(job.bounds.worker_memory[0], job.bounds.ps_memory[0]))
         aside = worker_only_shapes(problem, stay, _WORKER_ONLY_SHAPES) if within and holds else ()
         aside = tuple(shape for shape in aside if shape.cpu <= limits[0] and shape.memory <= limits[1])
         candidates = evaluate(
@@ -205,6 +208,8 @@ class Assessor:
             if last is not None and last.ps_memory > present.ps_memory - memory_reserve(present.ps_memory):
                 return True
             lead = lead_seconds(job, present, model, self.cluster.overheads, self.settings.planning_seconds)
+        if len(model.track.points) < _LEAST_MEASUREMENTS:
+            return False
         seen = job.metadata.total_samples - job.remaining_samples
         return (forecast.oom_band[0] - seen) / gross <= lead
 
@@ -272,15 +277,6 @@ def _coarse(seconds: float) -> float:
     return float(2 ** np.round(np.log2(seconds)))
 
 
-def _counts_within(shape: JobShape, bounds: ShapeBounds) -> bool:
-    return bool(
-        bounds.workers[0] <= shape.workers <= bounds.workers[1]
-        and bounds.ps[0] <= shape.ps <= bounds.ps[1]
-        and bounds.worker_cpu[0] <= shape.worker_cpu <= bounds.worker_cpu[1]
-        and bounds.ps_cpu[0] <= shape.ps_cpu <= bounds.ps_cpu[1]
-    )
-
-
 def _most_cpu(grid: ShapeGrid) -> float:
     return float(grid.workers[-1] * grid.worker_cpu[-1] + grid.ps[-1] * grid.ps_cpu[-1])
 
@@ -289,19 +285,13 @@ def _most_memory(grid: ShapeGrid) -> float:
     return float(grid.workers[-1] * grid.worker_memory + (grid.ps * grid.ps_memory).max())
 
 
-def _gross(front: Front, problem: JobProblem) -> Floats:
-    return problem.gross(*(np.ascontiguousarray(column) for column in front.choices.T))
-
-
 def _same_predictions(model: JobModel, problem: JobProblem) -> bool:
     if model.front is None or model.front_fit is None or not len(model.front):
         return False
     if model.front_fit is problem.fit:
         return True
-    then = _gross(
-        model.front, JobProblem(problem.grid, problem.constants, model.front_fit, problem.prices, problem.horizon)
-    )
-    return bool(np.abs(np.log(_gross(model.front, problem) / then)).max() < _SAME_PREDICTIONS)
+    then = replace(problem, fit=model.front_fit).gross(*model.front.choices.T)
+    return bool(np.abs(np.log(problem.gross(*model.front.choices.T) / then)).max() < _SAME_PREDICTIONS)
 
 
 def _reevaluated(front: Front, problem: JobProblem) -> Front:

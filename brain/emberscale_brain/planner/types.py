@@ -6,13 +6,15 @@ Own planners plug in through the entry-point group `PLANNER_ENTRY_POINTS`: the e
 `PlannerSettings` and returns a `Planner`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 from types import MappingProxyType
-from typing import NewType, Protocol, runtime_checkable
+from typing import NewType, Protocol, Self, runtime_checkable
 
-from emberscale_api.shape import GIB, JobProfile, JobShape
+from emberscale_api.job import MOST_PARITY
+from emberscale_api.shape import DIMENSIONS, GIB, JobProfile, JobShape
 from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 
 JobId = NewType("JobId", str)
@@ -37,7 +39,7 @@ class ShapeBounds:
     cpu_step: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "ps", "worker_cpu", "ps_cpu", "worker_memory", "ps_memory"):
+        for name in DIMENSIONS:
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{name}: the lower bound {low} is above the upper bound {high}")
@@ -48,17 +50,8 @@ class ShapeBounds:
 
     def contains(self, shape: JobShape) -> bool:
         """Whether every dimension of `shape` is within the bounds."""
-        return all(
-            low <= value <= high
-            for value, (low, high) in (
-                (shape.workers, self.workers),
-                (shape.ps, self.ps),
-                (shape.worker_cpu, self.worker_cpu),
-                (shape.ps_cpu, self.ps_cpu),
-                (shape.worker_memory, self.worker_memory),
-                (shape.ps_memory, self.ps_memory),
-            )
-        )
+        bounds = ((getattr(shape, name), *getattr(self, name)) for name in DIMENSIONS)
+        return all(low <= value <= high for value, low, high in bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,8 @@ class JobMetadata:
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
     `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of
     samples that partial recoveries may lose, 0 for none; with `saves_priority_rows`, some rows are saved between
-    checkpoints for these. `most_rows` is what eviction leaves of all tables together, 0 where it does not bound each of
+    checkpoints for these. `parity` is how many parameter servers it may lose at a time by parity, 0 where it is to
+    keep none. `most_rows` is what eviction leaves of all tables together, 0 where it does not bound each of
     them.
     """
 
@@ -86,11 +80,14 @@ class JobMetadata:
     most_rows: int = 0
     target_pls: float = 0.0
     saves_priority_rows: bool = False
+    parity: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.parity <= MOST_PARITY:
+            raise ValueError(f"parity must be 0 to {MOST_PARITY}, not {self.parity}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +195,13 @@ class ScalingOverheads:
     worker_pause_seconds: float = 1.0
     ps_pause_seconds: float = 15.0
     resize_seconds: float | None = 10.0
+
+    @classmethod
+    def learned(cls, starts: Mapping[str, Sequence[float]], pauses: Mapping[str, Sequence[float]]) -> Self:
+        """Medians of what starts and standstills took, by role; the defaults where nothing is known."""
+        taken = {f"{role}_start_seconds": seconds for role, seconds in starts.items()}
+        taken |= {f"{role}_pause_seconds": seconds for role, seconds in pauses.items()}
+        return cls(**{name: median(seconds) for name, seconds in taken.items() if seconds})
 
 
 @dataclass(frozen=True, slots=True)

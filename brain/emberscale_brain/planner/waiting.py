@@ -52,7 +52,7 @@ def first_shapes(
     fit = None if prior is None else prior_fit(prior)
     largest = cut_to(start.shape, job.bounds, cluster.capacity, keep_memory=False)
     if largest is None:
-        return FirstShapes(job, start, _none(), fit)
+        return FirstShapes(job, start, Candidates((), *[np.zeros(0)] * 7), fit)  # no candidates
     most = min(job.bounds.ps_memory[1], cluster.capacity.largest_node_memory)
     shapes = dict.fromkeys(_sized(largest, size, job, most) for size in _SIZES)
     if not start.similar and not any(fits(shape, free) for shape in shapes):
@@ -83,8 +83,3 @@ def _sized(shape: JobShape, size: float, job: JobView, most: float) -> JobShape:
         ps_memory=round(tables / ps),
     )
     return within(scaled, job.bounds)
-
-
-def _none() -> Candidates:
-    nothing = np.zeros(0)
-    return Candidates((), nothing, nothing, nothing, nothing, nothing, nothing, nothing)

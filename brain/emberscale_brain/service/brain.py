@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import structlog
 
-from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
+from emberscale_brain.history.changes import SILENT, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service import learning
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.first_plan import WarmStarts
-from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce, UnacceptablePlanError, refreshed
+from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce, UnacceptablePlanError
 from emberscale_brain.service.instruments import Meters, SteadyClock
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import ChangeRecorder
@@ -59,7 +58,7 @@ class Brain:
             on_return=self._learn,
             on_lost=lambda why, count: self.meters.lost.labels(why).inc(count),
             on_superseded=on_superseded,
-            retell=self._retell,
+            retell=lambda job: self._runtime.job_changes(job),  # the runtime is made below, of the recorder
         )
         planning = settings.planning
         state = BrainState(planning.profiles_per_job, planning.past_jobs)
@@ -157,7 +156,7 @@ class Brain:
 
         Reads earlier plans from the database: not for a thread that must not wait.
         """
-        known = self._runtime.job_now(job)
+        known = self._runtime.explain(job)
         try:
             earlier = self._store.plans(job, _EARLIER_PLANS)
         except (DatabaseAwayError, DatabaseUnusableError):
@@ -166,15 +165,7 @@ class Brain:
             if not earlier:
                 raise UnknownJobError(job)
             return ExplainedPlan(PlanInForce.of(earlier[0]), earlier[0], tuple(earlier[1:]))
-        network = self._runtime.conditions.network_bytes_per_second
-        return ExplainedPlan(
-            known.in_force,
-            None if known.made is None else refreshed(known.made, known.latest),
-            tuple(plan for plan in earlier if plan.version < known.in_force.version),
-            remaining_samples=known.remaining_samples,
-            profiles=known.profiles,
-            constants=ModelConstants.of(known.metadata, network),
-        )
+        return replace(known, earlier=tuple(plan for plan in earlier if plan.version < known.plan.version))
 
     def end(self, ended: JobEnded) -> Future[bool]:
         """A job is over; what is not said of it is what was last known. Raises UnknownJobError."""
@@ -202,10 +193,6 @@ class Brain:
     def _notify(self, job: JobId) -> None:
         for listener in self._listeners:
             listener(job)
-
-    def _retell(self, job: JobId) -> Sequence[Change]:
-        """Returns the changes that describe a job to a database that does not know it."""
-        return self._runtime.job_changes(job)
 
     def _learn(self) -> None:
         """Reads the database. Raises DatabaseAwayError and DatabaseUnusableError."""
@@ -279,7 +266,7 @@ class Brain:
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):
             try:
-                pruned = self._store.prune(self._settings.retention.retention(), self.clock())
+                pruned = self._store.prune(self._settings.retention, self.clock())
             except (DatabaseAwayError, DatabaseUnusableError) as error:
                 self._log.warning("pruning_failed", reason=str(error))
             except ClaimLostError as error:

@@ -61,35 +61,6 @@ _CHOICE = 3
 """Points of a front from which on there was something to choose from."""
 
 
-class Reasons:
-    """The reasons of the last round, and of the last with a wide choice: at a job's end no other shape pays off."""
-
-    def __init__(self) -> None:
-        self._latest: dict[JobId, PlannedShape] = {}
-        self._chosen: dict[JobId, PlannedShape] = {}
-
-    def give(self, job: JobId, planned: PlannedShape) -> None:
-        """A round's reasons. A choice is wide if it has half the points of the one before, or more."""
-        self._latest[job] = planned
-        chosen, choice = self._chosen.get(job), len(planned.explanation.front)
-        least = len(chosen.explanation.front) / 2 if chosen is not None and chosen.shape == planned.shape else 0
-        if choice >= max(_CHOICE, least):
-            self._chosen[job] = planned
-
-    def latest(self, job: JobId) -> PlannedShape | None:
-        """Returns the last round's plan for a job; None before the first round."""
-        return self._latest.get(job)
-
-    def end(self, job: JobId) -> PlannedShape | None:
-        """Forgets a job that is over; returns its last choice, with the knowledge of its end, for explanations."""
-        latest, chosen = self._latest.pop(job, None), self._chosen.pop(job, None)
-        if latest is None or chosen is None or chosen.shape != latest.shape:
-            return latest
-        last = latest.explanation
-        known = replace(chosen.explanation, fit=last.fit, memory=last.memory, fault_tolerance=last.fault_tolerance)
-        return replace(chosen, explanation=known)
-
-
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
     """A job's plan as it stands.
@@ -130,24 +101,37 @@ class ExplainedPlan:
 
 
 class PlansInForce:
-    """`stale_because` says why the plans are older than they should be; empty while they are not."""
+    """The plans in force, and their reasons: those of the last round, and of the last round with a wide choice.
+
+    Near a job's end no other shape pays off, so the last round says little of why it has its shape. `stale_because`
+    says why the plans are older than they should be; empty while they are not.
+    """
 
     def __init__(self) -> None:
         self.stale_because = ""
         self._plans: dict[JobId, PlanInForce] = {}
-        self._reasons = Reasons()
+        self._latest: dict[JobId, PlannedShape] = {}
+        self._chosen: dict[JobId, PlannedShape] = {}
 
     def put(self, plan: PlanMade) -> None:
         """Puts a new version in force."""
         self._plans[plan.job] = PlanInForce.of(plan)
-        self._reasons.give(plan.job, plan.planned)
+        self._note_reasons(plan.job, plan.planned)
 
     def keep(self, job: JobId, planned: PlannedShape | None, advice: FaultToleranceAdvice | None) -> None:
         """Keeps the version in force, with new reasons or new advice; None for what has not changed."""
         if planned is not None:
-            self._reasons.give(job, planned)
+            self._note_reasons(job, planned)
         if advice is not None:
             self._plans[job] = replace(self._plan(job), advice=advice)
+
+    def _note_reasons(self, job: JobId, planned: PlannedShape) -> None:
+        """Keeps a round's reasons. Its choice is wide if it has half the points of the last wide one, or more."""
+        self._latest[job] = planned
+        chosen, choice = self._chosen.get(job), len(planned.explanation.front)
+        least = len(chosen.explanation.front) / 2 if chosen is not None and chosen.shape == planned.shape else 0
+        if choice >= max(_CHOICE, least):
+            self._chosen[job] = planned
 
     def plan(self, job: JobId) -> PlanInForce:
         """The plan as it stands."""
@@ -158,12 +142,17 @@ class PlansInForce:
 
     def latest(self, job: JobId) -> PlannedShape | None:
         """The last round's plan for the job; None before the first."""
-        return self._reasons.latest(job)
+        return self._latest.get(job)
 
     def end(self, job: JobId) -> PlannedShape | None:
-        """Forgets the job; what stays to be told of it."""
+        """Forgets a job that is over; returns its last choice, with the knowledge of its end, for explanations."""
         self._plans.pop(job, None)
-        return self._reasons.end(job)
+        latest, chosen = self._latest.pop(job, None), self._chosen.pop(job, None)
+        if latest is None or chosen is None or chosen.shape != latest.shape:
+            return latest
+        last = latest.explanation
+        known = replace(chosen.explanation, fit=last.fit, memory=last.memory, fault_tolerance=last.fault_tolerance)
+        return replace(chosen, explanation=known)
 
 
 def refreshed(plan: PlanMade, latest: PlannedShape | None) -> PlanMade:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, ProfileReported
+from emberscale_brain.history.changes import SILENT, Change, JobEnded, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PastJob
@@ -64,8 +64,7 @@ def close_running(store: HistoryStore, known: frozenset[JobId], now: float) -> N
 
     Raises DatabaseAwayError, DatabaseUnusableError and ClaimLostError.
     """
-    running = [change.job for change in store.running_jobs(0) if isinstance(change, JobSubmitted)]
-    store.write([JobEnded(job, SILENT, now) for job in running if job not in known])
+    store.write([JobEnded(job, SILENT, now) for job in store.running_ids() if job not in known])
 
 
 def not_ahead(changes: Sequence[Change], now: float) -> tuple[Change, ...]:

@@ -7,7 +7,6 @@ disturbs nothing. A planner's exception ends the process, after a frame that say
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -29,7 +28,12 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    sys.excepthook = _Report(answers)
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.__excepthook__(kind, error, trace)
+        _send(answers, frame("raised", reason=f"{kind.__name__}: {error}"))
+
+    sys.excepthook = report
     process: _PlanningProcess | None = None
     for line in sys.stdin.buffer:
         content = read_frame(line)
@@ -65,24 +69,10 @@ class _PlanningProcess:
     def _plan(self, content: Mapping[str, Any]) -> None:
         now = content["now"]
         cluster = self._state.cluster_view(CONDITIONS.from_plain(content["conditions"]), now)
-        began = time.perf_counter()
-        planned = self._planner.plan(cluster, now)
-        seconds = time.perf_counter() - began
         # one frame a job: reading a large one would keep the service from answering meanwhile
-        for job, shape in planned.items():
+        for job, shape in self._planner.plan(cluster, now).items():
             self._answers.write(frame("planned", job=job, planned=PLANNED.plain(shape)))
-        _send(self._answers, frame("done", seconds=seconds))
-
-
-class _Report:
-    """An exception hook that also tells the service."""
-
-    def __init__(self, answers: BinaryIO) -> None:
-        self._answers = answers
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.__excepthook__(kind, error, trace)
-        _send(self._answers, frame("raised", reason=f"{kind.__name__}: {error}"))
+        _send(self._answers, frame("done"))
 
 
 def _end_with_parent(parent: int) -> None:

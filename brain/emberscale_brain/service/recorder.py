@@ -178,29 +178,28 @@ class ChangeRecorder:
         return True
 
     def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
-        try:
-            self._store.write(batch)
-        except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever one change causes must not hold up all others
+        if (error := self._refusal(batch)) is not None:
             self._log.info("writing_one_by_one", changes=len(batch), reason=str(error))
             for change in batch:
                 self._write_one(change, refused)
 
+    def _refusal(self, changes: Sequence[Change]) -> Exception | None:
+        """Writes changes together; returns why the database refuses them, None if it has them."""
+        try:
+            self._store.write(changes)
+        except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever one change causes must not hold up all others
+            return error
+        return None
+
     def _write_one(self, change: Change, refused: list[Change]) -> None:
         """A change alone, and if it is refused after what else is known of its job."""
-        for earlier in ((), None):
-            told = self._retell(change.job) if earlier is None else earlier
-            if earlier is None and not told:
-                break
-            try:
-                self._store.write([*told, change])
-            except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
-                raise
-            except Exception as error:  # noqa: BLE001  # as above
-                problem = error
-            else:
-                return
+        problem = self._refusal([change])
+        if problem is not None and (told := self._retell(change.job)):
+            problem = self._refusal([*told, change])
+        if problem is None:
+            return
         refused.append(change)
         if isinstance(change, ProfileReported):
             self._refused[change.job, change.sequence] = None

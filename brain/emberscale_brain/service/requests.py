@@ -6,8 +6,8 @@ from collections.abc import Sequence, Sized
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_api.rpc.codec import profile_from_wire, same_fields, shape_from_wire
-from emberscale_api.shape import JobShape
+from emberscale_api.rpc.codec import same_fields
+from emberscale_api.shape import DIMENSIONS, JobProfile, JobShape
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_brain.service.checks import LARGEST, MOST_SAMPLES
@@ -15,9 +15,8 @@ from emberscale_brain.service.checks import LARGEST, MOST_SAMPLES
 MOST_PROFILES, MOST_START_UPS = 1024, 4096
 _LONGEST_TEXT = 255  # of a column
 _MOST_BATCH = (1 << 31) - 1  # of a column
-_MOST_PROCESSES = 10_000
 _MOST_CORES = 10_000.0
-_MOST_MEMORY = 1 << 46
+_MOST = dict(zip(DIMENSIONS, (10_000, 10_000, _MOST_CORES, _MOST_CORES, 1 << 46, 1 << 46), strict=True))
 _FINEST_STEP = 1e-3
 _MOST_PRIORITY = 1e6
 _MOST_STAGES = 64
@@ -51,12 +50,8 @@ def check_count(field: str, values: Sized, most: int) -> None:
 
 def check_shape(field: str, shape: pb.Shape) -> None:
     """Raises MalformedRequestError for processes that no cluster has; 0 stands for what is not said."""
-    check_number(f"{field}.workers", shape.workers, 0, _MOST_PROCESSES)
-    check_number(f"{field}.ps", shape.ps, 0, _MOST_PROCESSES)
-    check_number(f"{field}.worker_cpu", shape.worker_cpu, 0, _MOST_CORES)
-    check_number(f"{field}.ps_cpu", shape.ps_cpu, 0, _MOST_CORES)
-    check_number(f"{field}.worker_memory", shape.worker_memory, 0, _MOST_MEMORY)
-    check_number(f"{field}.ps_memory", shape.ps_memory, 0, _MOST_MEMORY)
+    for name, most in _MOST.items():
+        check_number(f"{field}.{name}", getattr(shape, name), 0, most)
 
 
 def check_submission(request: pb.SubmitJobRequest) -> None:
@@ -102,7 +97,7 @@ def shape_from(message: pb.Shape) -> JobShape:
     """A shape. Raises MalformedRequestError."""
     check_shape("shape", message)
     try:
-        return shape_from_wire(message)
+        return same_fields(JobShape, message)
     except ValueError as error:
         raise MalformedRequestError(f"shape: {error}") from error
 
@@ -129,24 +124,14 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
 
 
 def _bounds_from(limits: pb.ShapeLimits, defaults: ShapeBounds) -> ShapeBounds:
-    least, most = limits.least, limits.most
     step = limits.cpu_step or defaults.cpu_step
+    bounds = {}
+    for name in DIMENSIONS:
+        low, high = getattr(defaults, name)
+        low = min(step, low) if name.endswith("_cpu") else low
+        bounds[name] = getattr(limits.least, name) or low, getattr(limits.most, name) or high
     try:
-        return ShapeBounds(
-            workers=(least.workers or defaults.workers[0], most.workers or defaults.workers[1]),
-            ps=(least.ps or defaults.ps[0], most.ps or defaults.ps[1]),
-            worker_cpu=(
-                least.worker_cpu or min(step, defaults.worker_cpu[0]),
-                most.worker_cpu or defaults.worker_cpu[1],
-            ),
-            ps_cpu=(least.ps_cpu or min(step, defaults.ps_cpu[0]), most.ps_cpu or defaults.ps_cpu[1]),
-            worker_memory=(
-                least.worker_memory or defaults.worker_memory[0],
-                most.worker_memory or defaults.worker_memory[1],
-            ),
-            ps_memory=(least.ps_memory or defaults.ps_memory[0], most.ps_memory or defaults.ps_memory[1]),
-            cpu_step=step,
-        )
+        return ShapeBounds(**bounds, cpu_step=step)
     except ValueError as error:
         raise MalformedRequestError(f"limits: {error}") from error
 
@@ -157,7 +142,7 @@ def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
     check_stages(list(message.stage_fractions))
     check_shape("shape", message.shape)
     try:
-        profile = profile_from_wire(message)
+        profile = same_fields(JobProfile, message)
     except ValueError as error:
         raise MalformedRequestError(f"shape: {error}") from error
     return ProfileReported(job, message.sequence, profile)

@@ -74,8 +74,8 @@ class PlanningRounds:
         if self._over:  # `stop` came too early to end it
             process.kill()
         process.begin(self._choice, _PROCESS_START_SECONDS)
-        everything = self._runtime.begin_telling()
-        process.feed(everything.past, everything.overheads)
-        for job in everything.jobs:
+        past, overheads, jobs = self._runtime.begin_telling()
+        process.feed(past, overheads)
+        for job in jobs:
             process.feed((), self._runtime.job_changes(job))
         return process

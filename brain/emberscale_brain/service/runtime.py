@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from emberscale_api.shape import JobProfile, JobShape
+from emberscale_api.shape import JobShape
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -20,10 +20,19 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, PlannedShape, ScalingOverheads
+from emberscale_brain.model.predict import ModelConstants
+from emberscale_brain.planner.types import JobId, PastJob, PlannedShape, ScalingOverheads
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import first_plan
-from emberscale_brain.service.in_force import PlanInForce, PlansInForce, acceptable, adopt_one, with_reasons
+from emberscale_brain.service.in_force import (
+    ExplainedPlan,
+    PlanInForce,
+    PlansInForce,
+    acceptable,
+    adopt_one,
+    refreshed,
+    with_reasons,
+)
 from emberscale_brain.service.learning import Learned
 from emberscale_brain.service.state import BrainState, Conditions
 from emberscale_brain.warm_start import WarmStart
@@ -62,18 +71,6 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class JobNow:
-    """The explanation of a job's plan: the plan as made, the findings of the last round, and the measurements."""
-
-    made: PlanMade | None
-    latest: PlannedShape | None
-    in_force: PlanInForce
-    profiles: tuple[JobProfile, ...]
-    remaining_samples: int
-    metadata: JobMetadata
-
-
-@dataclass(frozen=True, slots=True)
 class JobSummary:
     """A job in one line; `throughput` is that of its last of so many `profiles`, 0 without any."""
 
@@ -83,15 +80,6 @@ class JobSummary:
     remaining_samples: int
     profiles: int
     throughput: float
-
-
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """The first message to a new planning process; the jobs follow one by one."""
-
-    past: tuple[PastJob, ...]
-    overheads: tuple[Change, ...]
-    jobs: tuple[JobId, ...]
 
 
 class BrainRuntime:
@@ -211,19 +199,19 @@ class BrainRuntime:
                 raise UnknownJobError(job)
             return self._in_force.plan(job)
 
-    def job_now(self, job: JobId) -> JobNow | None:
-        """Returns what is known of a job; None if it has ended."""
+    def explain(self, job: JobId) -> ExplainedPlan | None:
+        """Explains the plan in force, without earlier plans; None for a job that has ended."""
         with self._lock:
             known = self._state.jobs.get(job)
             if known is None:
                 return None
-            return JobNow(
-                made=known.plan,
-                latest=self._in_force.latest(job),
-                in_force=self._in_force.plan(job),
-                profiles=tuple(known.profiles),
+            return ExplainedPlan(
+                self._in_force.plan(job),
+                None if known.plan is None else refreshed(known.plan, self._in_force.latest(job)),
+                earlier=(),
                 remaining_samples=known.remaining_samples,
-                metadata=known.submitted.metadata,
+                profiles=tuple(known.profiles),
+                constants=ModelConstants.of(known.submitted.metadata, self.conditions.network_bytes_per_second),
             )
 
     def summaries(self) -> list[JobSummary]:
@@ -302,13 +290,14 @@ class BrainRuntime:
 
     # -- rounds of planning ---------------------------------------------------------------------------------------
 
-    def begin_telling(self) -> Everything:
-        """From here on changes are kept for the planning process, until `end_telling`."""
+    def begin_telling(self) -> tuple[list[PastJob], list[Change], list[JobId]]:
+        """From here on changes are kept for the planning process, until `end_telling`.
+
+        Returns what a new process is told first, past jobs and overheads, and the jobs of which it is told one by one.
+        """
         with self._lock:
             self._unsent = []
-            return Everything(
-                tuple(self._state.history), tuple(self._state.overhead_changes()), tuple(self._state.jobs)
-            )
+            return list(self._state.history), self._state.overhead_changes(), list(self._state.jobs)
 
     def take_unsent(self) -> tuple[list[Change], frozenset[JobId]]:
         """Returns the changes since the last call, and the jobs that the caller knows with them."""

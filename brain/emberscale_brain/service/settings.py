@@ -13,12 +13,10 @@ from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, cpu_cores, memory_bytes
 from emberscale_api.shape import GIB
 from emberscale_brain.history.database import DatabaseUnusableError, read_url
-from emberscale_brain.history.store import Retention
+from emberscale_brain.history.store import Positive, Retention
 from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
 from emberscale_brain.preferences import PlannerPreferences, planner_names
 from emberscale_brain.service.state import Conditions
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _with_a_port(address: str) -> str:
@@ -122,24 +120,8 @@ class PlanningSettings(ManifestPart):
     past_jobs: int = Field(default=500, ge=1, le=10_000, description="Ended jobs that a planner sees")
 
 
-class RetentionSettings(ManifestPart):
-    """How long the database keeps each kind of record."""
-
-    profiles_per_job: int = Field(default=256, ge=1)
-    profile_days: Positive = 30.0
-    plans_per_job: int = Field(default=64, ge=1)
-    start_up_days: Positive = 90.0
-    job_days: Positive = 365.0
-
-    def retention(self) -> Retention:
-        """Returns the settings as the store takes them."""
-        return Retention(
-            self.profiles_per_job, self.profile_days, self.plans_per_job, self.start_up_days, self.job_days
-        )
-
-
 class BrainSettings(ManifestPart):
-    """Everything."""
+    """All settings of a brain."""
 
     listen: Address = "127.0.0.1:50061"
     metrics: Address | None = "127.0.0.1:9461"
@@ -154,7 +136,7 @@ class BrainSettings(ManifestPart):
     bounds: BoundsSettings = BoundsSettings()
     planner: PlannerPreferences = PlannerPreferences()
     planning: PlanningSettings = PlanningSettings()
-    retention: RetentionSettings = RetentionSettings()
+    retention: Retention = Retention()
 
     def conditions(self) -> Conditions:
         """Returns the conditions of planning other than the jobs."""

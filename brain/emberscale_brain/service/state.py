@@ -6,14 +6,12 @@ The service and the planning process each hold one, fed with the same changes.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.fault_tolerance import (
-    LOSSLESS,
-    OFFERED,
     FailureRecord,
     FaultToleranceAdvice,
+    Recovery,
     advise,
     failure_costs,
 )
@@ -188,39 +186,37 @@ class BrainState:
 
     def overheads(self) -> ScalingOverheads:
         """Medians of the latest start-ups, or the defaults without any."""
-        base = ScalingOverheads()
-
-        def learned(role: str, which: int, default: float) -> float:
-            values = [start_up[which] for start_up in self.start_ups[role]]
-            return median(values) if values else default
-
-        return ScalingOverheads(
-            worker_start_seconds=learned("worker", 0, base.worker_start_seconds),
-            ps_start_seconds=learned("ps", 0, base.ps_start_seconds),
-            worker_pause_seconds=learned("worker", 1, base.worker_pause_seconds),
-            ps_pause_seconds=learned("ps", 1, base.ps_pause_seconds),
-        )
+        starts = {role: [seconds for seconds, _ in taken] for role, taken in self.start_ups.items()}
+        pauses = {role: [paused for _, paused in taken] for role, taken in self.start_ups.items()}
+        return ScalingOverheads.learned(starts, pauses)
 
     def fault_tolerance(self, job: JobId, overheads: ScalingOverheads) -> FaultToleranceAdvice | None:
-        """Returns the best recovery of a job; None before its speed is known."""
+        """Returns the best recovery of a job; None before its speed is measured, or expected by its plan."""
         known = self.jobs[job]
-        speed = next((profile.throughput for profile in reversed(known.profiles) if not profile.restarted), 0.0)
-        if known.shape is None or not speed:
+        planned = None if known.plan is None else known.plan.planned
+        chosen = None if planned is None else planned.explanation.chosen
+        expected = 0.0 if chosen is None else chosen.throughput
+        speed = next((profile.throughput for profile in reversed(known.profiles) if not profile.restarted), expected)
+        shape = known.shape or (None if planned is None else planned.shape)
+        if shape is None or not speed:
             return None
-        latest = known.profiles[-1]
-        whole = latest.time - known.submitted.submitted_at + known.remaining_samples / speed
+        latest = known.profiles[-1] if known.profiles else None
+        ran = 0.0 if latest is None else latest.time - known.submitted.submitted_at
+        metadata = known.submitted.metadata
         costs = failure_costs(
-            known.shape,
-            whole,
+            shape,
+            ran + known.remaining_samples / speed,
             known.record,
             self.fleet,
-            save=latest.checkpoint_cost,
+            save=0.0 if latest is None else latest.checkpoint_cost,
             load=overheads.ps_pause_seconds,
             reschedule=overheads.ps_start_seconds,
-            target_pls=known.submitted.metadata.target_pls,
-            saves_priority_rows=known.submitted.metadata.saves_priority_rows,
+            target_pls=metadata.target_pls,
+            saves_priority_rows=metadata.saves_priority_rows,
+            tolerated=max(1, metadata.parity),
         )
-        return advise(costs, offered=OFFERED if costs.target_pls else LOSSLESS)
+        offered = {Recovery.PARTIAL: costs.target_pls > 0, Recovery.CODED: metadata.parity > 0}
+        return advise(costs, offered=[way for way, allowed in offered.items() if allowed])
 
     def _apply_profile(self, change: ProfileReported) -> None:
         job = self.jobs.get(change.job)

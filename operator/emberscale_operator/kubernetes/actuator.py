@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names, stories
-from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, core, group
+from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.creation import QUOTA_EXCEEDED, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.observation import Observation
-from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
+from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS, PodView
 from emberscale_operator.machine import Action, Create, Delete, DeleteJob, Forget, InstanceId, Kill, Resize, Resources
 
@@ -88,7 +88,7 @@ class Actuator:
                     if not self._observation.forget(views[instance]):
                         await self._delete_pod(job, views[instance], 0)
                 case DeleteJob():
-                    path = group(names.API_VERSION, job.key.namespace, names.PLURAL, job.key.name)
+                    path = path_of(names.API_VERSION, names.PLURAL, job.key.namespace, job.key.name)
                     await self._client.delete(path, job.uid)
         await self._recorder.flush()
         return min(delays, default=None)
@@ -124,24 +124,20 @@ class Actuator:
         await self._delete_pod(job, view, grace_seconds)
 
     async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
-        await self._client.delete(core(job.key.namespace, "pods", view.name), view.uid, grace_seconds=grace_seconds)
+        path = path_of("v1", "pods", job.key.namespace, view.name)
+        await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
 
     async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
         """Resizes in place; a pod that cannot be resized in place keeps its resources until it restarts."""
         attempt = (view.uid, resources)
         if attempt in self._refused_resizes:
             return
-        requirements = role_spec(job, view.id.role).resources
-        container = {
-            "name": str(view.id.role),
-            "resources": {"limits": limits_of(resources), "requests": requests_of(requirements, resources)},
-        }
+        requirements = job.spec.roles[view.id.role].resources
+        limits, requests = limits_of(resources), requests_of(requirements, resources)
+        container = {"name": str(view.id.role), "resources": {"limits": limits, "requests": requests}}
+        path = path_of("v1", "pods", job.key.namespace, view.name) + "/resize"
         try:
-            await self._client.patch(
-                core(job.key.namespace, "pods", view.name) + "/resize",
-                {"spec": {"containers": [container]}},
-                STRATEGIC_PATCH,
-            )
+            await self._client.patch(path, {"spec": {"containers": [container]}}, STRATEGIC_PATCH)
         except ApiError as error:
             self._refused_resizes.add(attempt)
             stories.tell_refused_resize(self._recorder, job, view, str(error))

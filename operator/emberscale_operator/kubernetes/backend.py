@@ -20,7 +20,7 @@ from emberscale_api.job.status import ConditionType, JobPhase, TrainingJobStatus
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, group
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
@@ -358,7 +358,7 @@ class KubernetesBackend:
         self._written, self._status = document, status
 
     async def _patch(self, patch: Mapping[str, Any]) -> None:
-        path = group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name) + "/status"
+        path = path_of(names.API_VERSION, names.PLURAL, self.key.namespace, self.key.name) + "/status"
         try:
             await self._client.patch(path, {"metadata": {"uid": self.uid}, "status": patch})
         except ApiError as error:

@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, everywhere
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
 
 _PATIENCE_INTERVALS = 2
 _log = structlog.get_logger()
@@ -123,4 +123,4 @@ class Census:
 
     async def _held(self, kind: WatchedKind, namespace: str) -> dict[str, str]:
         query = {"labelSelector": kind.label} if kind.label else {}
-        return await self._client.versions(everywhere(kind.api_version, kind.plural, namespace), **query)
+        return await self._client.versions(path_of(kind.api_version, kind.plural, namespace), **query)

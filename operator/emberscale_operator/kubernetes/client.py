@@ -162,25 +162,14 @@ def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, An
     raise ApiError(status, str(document.get("reason", "")), str(document.get("message", "")), causes)
 
 
-def core(namespace: str, plural: str, name: str = "") -> str:
-    """The path of core/v1 objects."""
-    return _path("/api/v1", namespace, plural, name)
+def path_of(api_version: str, plural: str, namespace: str = "", name: str = "") -> str:
+    """The path of an object or, without a name, of a collection; without a namespace, of the whole cluster's.
 
-
-def everywhere(api_version: str, plural: str, namespace: str = "") -> str:
-    """The path of a collection in the whole cluster, or in one namespace; `v1` is the core group."""
+    `v1` is the core group, whose paths begin differently.
+    """
     root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
-    return _path(root, namespace, plural, "") if namespace else f"{root}/{plural}"
-
-
-def group(api_version: str, namespace: str, plural: str, name: str = "") -> str:
-    """The path of objects of a named group."""
-    return _path(f"/apis/{api_version}", namespace, plural, name)
-
-
-def _path(root: str, namespace: str, plural: str, name: str) -> str:
-    path = f"{root}/namespaces/{quote(namespace)}/{plural}"
-    return f"{path}/{quote(name)}" if name else path
+    places = (f"namespaces/{quote(namespace)}" if namespace else "", plural, quote(name))
+    return "/".join([root, *filter(None, places)])
 
 
 def _resource_of(path: str) -> str:

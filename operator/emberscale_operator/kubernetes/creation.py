@@ -8,7 +8,7 @@ from typing import Any
 from emberscale_api.certificates import AUTHORITY_FILE
 from emberscale_operator.kubernetes import names, pod_spec
 from emberscale_operator.kubernetes.certificate import self_signed
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, core
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects
 from emberscale_operator.kubernetes.settings import Settings
@@ -82,7 +82,7 @@ class ObjectMaker:
         """Returns the object from the cluster, created if missing. Raises RefusedError and NamespaceEndsError."""
         name = body["metadata"]["name"]
         try:
-            return await self._client.create(core(job.key.namespace, plural), body)
+            return await self._client.create(path_of("v1", plural, job.key.namespace), body)
         except ApiInternalError as error:
             # the API server is there, and the job may wait for long: such as for whoever runs a webhook
             raise RefusedError("InternalError", str(error)) from error
@@ -104,8 +104,8 @@ class ObjectMaker:
     async def _find(self, job: Job, plural: str, name: str) -> dict[str, Any]:
         """Returns the object of a name. Lists pods, as the operator does anyway: it needs no right to get one."""
         if plural != "pods":
-            return await self._client.get(core(job.key.namespace, plural, name))
-        found = await self._client.get(core(job.key.namespace, plural), fieldSelector=f"metadata.name={name}")
+            return await self._client.get(path_of("v1", plural, job.key.namespace, name))
+        found = await self._client.get(path_of("v1", plural, job.key.namespace), fieldSelector=f"metadata.name={name}")
         if not found["items"]:
             raise ApiError(404, "NotFound", "was deleted meanwhile")
         pod: dict[str, Any] = found["items"][0]

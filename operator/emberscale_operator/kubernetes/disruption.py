@@ -6,7 +6,7 @@ import structlog
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, group
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Resources, leave_seconds
@@ -25,22 +25,12 @@ def build_budget(job: Job, servers: int) -> dict[str, Any]:
 
     It states a number, since Kubernetes takes nothing else for pods that no built-in controller owns.
     """
-    labels = names.job_labels(job.key.name)
-    return {
-        "apiVersion": _GROUP,
-        "kind": "PodDisruptionBudget",
-        "metadata": {
-            "name": names.budget_name(job.key.name),
-            "namespace": job.key.namespace,
-            "labels": labels,
-            "ownerReferences": [names.owner_reference(job.key.name, job.uid)],
-        },
-        "spec": {
-            "minAvailable": servers - 1,
-            "selector": {"matchLabels": {names.JOB_LABEL: job.key.name, names.ROLE_LABEL: str(Role.PS)}},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
+    spec = {
+        "minAvailable": servers - 1,
+        "selector": {"matchLabels": {names.JOB_LABEL: job.key.name, names.ROLE_LABEL: str(Role.PS)}},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
+    return job.owned(_GROUP, "PodDisruptionBudget", names.budget_name(job.key.name), spec=spec)
 
 
 class DisruptionBudget:
@@ -66,12 +56,12 @@ class DisruptionBudget:
 
     async def _write(self, job: Job, body: dict[str, Any]) -> None:
         try:
-            await self._client.create(group(_GROUP, job.key.namespace, _PLURAL), body)
+            await self._client.create(path_of(_GROUP, _PLURAL, job.key.namespace), body)
             return
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-        path = group(_GROUP, job.key.namespace, _PLURAL, body["metadata"]["name"])
+        path = path_of(_GROUP, _PLURAL, job.key.namespace, body["metadata"]["name"])
         found = await self._client.get(path)
         if not names.is_owned_by(found, job.uid):
             _log.warning("no_disruption_budget", job=str(job.key), problem="its name belongs to something else")

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, core
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import Waiting
 
@@ -83,7 +83,7 @@ class EventRecorder:
     async def _write(self, event: dict[str, Any]) -> None:
         namespace = event["metadata"]["namespace"]
         try:
-            await self._client.create(core(namespace, "events"), event)
+            await self._client.create(path_of("v1", "events", namespace), event)
         except ApiError as error:
             if error.status != 409:  # told by an operator before this one
                 job = f"{namespace}/{event['involvedObject']['name']}"
@@ -115,7 +115,7 @@ class PodWarnings:
             return known
         self._next_at = now + _SECONDS
         selector = f"involvedObject.uid={uid},type=Warning"
-        found = await self._client.get(core(namespace, "events"), fieldSelector=selector, limit=_LIMIT)
+        found = await self._client.get(path_of("v1", "events", namespace), fieldSelector=selector, limit=_LIMIT)
         events = sorted(found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         known = None
         if events:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.metrics import JOB_PHASE, JOB_REDIS_BYTES, REDIS_MEMORY_RATIO, REDIS_UP
+from emberscale_api.telemetry import labelled
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.pod_state import PodView
@@ -79,19 +80,14 @@ class OperatorMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Everything, as of now."""
-        phases = GaugeMetricFamily(
-            JOB_PHASE, "1 for the phase that a TrainingJob is in", labels=["namespace", "training_job", "phase"]
-        )
-        for (key, _), controller in self._fleet.controllers.items():
-            standing = controller.standing
-            phases.add_metric([key.namespace, key.name, standing.phase if standing else _UNREAD], 1.0)
-        yield phases
-        calls = CounterMetricFamily(
-            "emberscale_operator_api_calls", "Calls to the API server", labels=["verb", "resource"]
-        )
-        for (verb, resource), count in sorted(self._client.calls.items()):
-            calls.add_metric([verb, resource], count)
-        yield calls
+        phases = {
+            (key.namespace, key.name, controller.standing.phase if controller.standing else _UNREAD): 1.0
+            for (key, _), controller in self._fleet.controllers.items()
+        }
+        text, labels = "1 for the phase that a TrainingJob is in", ["namespace", "training_job"]
+        yield labelled(GaugeMetricFamily, JOB_PHASE, text, [*labels, "phase"], phases)
+        name, calls = "emberscale_operator_api_calls", dict(sorted(self._client.calls.items()))
+        yield labelled(CounterMetricFamily, name, "Calls to the API server", ["verb", "resource"], calls)
         yield CounterMetricFamily(
             "emberscale_operator_defects", "Unexpected errors in the operator", value=self._fleet.defects
         )
@@ -99,13 +95,10 @@ class OperatorMetrics(Collector):
             yield GaugeMetricFamily(REDIS_UP, "1 while Redis executes the operator's commands", float(self._tenants.up))
         if self._tenants.fill is not None:
             yield GaugeMetricFamily(REDIS_MEMORY_RATIO, "Redis memory in use over its maxmemory", self._tenants.fill)
-        stored = GaugeMetricFamily(
-            JOB_REDIS_BYTES, "What a job keeps in a Redis that is half full", labels=["namespace", "training_job"]
-        )
-        for key, uid in self._fleet.controllers:
-            if uid in self._tenants.sizes:
-                stored.add_metric([key.namespace, key.name], self._tenants.sizes[uid])
-        yield stored
+        sizes, jobs = self._tenants.sizes, self._fleet.controllers
+        stored = {(key.namespace, key.name): sizes[uid] for key, uid in jobs if uid in sizes}
+        text = "What a job keeps in a Redis that is half full"
+        yield labelled(GaugeMetricFamily, JOB_REDIS_BYTES, text, labels, stored)
 
 
 async def serve(

@@ -7,8 +7,10 @@ from typing import Any
 
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest
+from emberscale_api.job.manifest import plain
 from emberscale_api.job.newer import UnknownValue, parse_newer_manifest
 from emberscale_api.job.status import TrainingJobStatus, parse_status
+from emberscale_operator.kubernetes import names
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class Job:
         """The manifest's spec."""
         return self.manifest.spec
 
+    def owned(self, api_version: str, kind: str, name: str, **content: Any) -> dict[str, Any]:
+        """Returns an object that is deleted with the job."""
+        metadata = {
+            "name": name,
+            "namespace": self.key.namespace,
+            "labels": names.job_labels(self.key.name),
+            "ownerReferences": [names.owner_reference(self.key.name, self.uid)],
+        }
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
+
 
 class UnreadableJobError(InvalidError):
     """A job that the API server took and that cannot run; the text says which field and why."""
@@ -61,7 +73,7 @@ def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
         "apiVersion": body["apiVersion"],
         "kind": body["kind"],
         "metadata": {"name": key.name, "namespace": key.namespace},
-        "spec": _plain(body.get("spec") or {}),
+        "spec": plain(body.get("spec") or {}),
     }
     unknown: tuple[UnknownValue, ...] = ()
     try:
@@ -84,18 +96,9 @@ def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
 
 def read_status(body: Mapping[str, Any]) -> TrainingJobStatus:
     """Returns the status that an operator wrote last, or that of a new job. Raises UnreadableStatusError."""
-    return parse_status(_plain(body.get("status") or {}))
+    return parse_status(plain(body.get("status") or {}))
 
 
 def parse_time(text: str) -> float:
     """Seconds since 1970 of a metav1.Time."""
     return datetime.fromisoformat(text).timestamp()
-
-
-def _plain(value: Any) -> Any:
-    """A copy in plain dictionaries and lists: kopf's views are neither, and pydantic takes no others."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

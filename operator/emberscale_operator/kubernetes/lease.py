@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, group
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
 
 DURATION_SECONDS = 15
 _RENEW_SECONDS = 5.0
@@ -65,8 +65,8 @@ class LeaderLease:
         self._client = client
         self._renew, self._deadline = renew, deadline
         self._owners = [owner] if owner else []
-        self._collection = group(_API, namespace, "leases")
-        self._path = group(_API, namespace, "leases", name)
+        self._collection = path_of(_API, "leases", namespace)
+        self._path = path_of(_API, "leases", namespace, name)
         self._name, self._namespace, self._identity = name, namespace, identity
         self._observed: tuple[str, float] = ("", 0.0)
 

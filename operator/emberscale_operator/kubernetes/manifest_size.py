@@ -21,7 +21,7 @@ def too_large(spec: TrainingJobSpec, text: str) -> str | None:
 
     `text` is the manifest that its processes read, with all defaults and without templates of pods.
     """
-    for role, part in (("master", spec.master), ("ps", spec.ps), ("worker", spec.worker)):
+    for role, part in spec.roles.items():
         template = part.template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         size = _size(template)
         if size > MOST_TEMPLATE_BYTES:

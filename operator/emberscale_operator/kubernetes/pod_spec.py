@@ -9,11 +9,9 @@ from typing import Any
 from emberscale_api import environment
 from emberscale_api.certificates import AUTHORITY_FILE, CHAIN_FILE, KEY_FILE
 from emberscale_api.job import (
-    FaultToleranceStrategy,
     MasterSpec,
     PodTemplate,
     ResourceRequirements,
-    RoleSpec,
     RunPolicy,
     TrainingJob,
     cpu_cores,
@@ -84,12 +82,10 @@ class JobObjects:
         """The objects of the current job; a job without an image yet gets the operator's."""
         spec, name = job.spec, job.key.name
         bare = {"template": PodTemplate()}
-        roles = {"worker": spec.worker, "ps": spec.ps, "master": spec.master}
-        manifest = _with_spec(
-            job, {"suspend": False, **{role: part.model_copy(update=bare) for role, part in roles.items()}}
-        )
+        plain = {str(role): part.model_copy(update=bare) for role, part in spec.roles.items()}
+        manifest = _with_spec(job, {"suspend": False, **plain})
         text = with_values(manifest.to_json(), job.unknown)
-        unsized = {role: part.model_copy(update={**bare, "replicas": None}) for role, part in roles.items()}
+        unsized = {str(role): part.model_copy(update={**bare, "replicas": None}) for role, part in spec.roles.items()}
         unsized["master"] = MasterSpec()
         policy = spec.run_policy
         seen_by_master = RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
@@ -148,7 +144,7 @@ def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair
     if pair is not None:
         certificate = pair.certificate.decode("ascii")
         data |= {AUTHORITY_FILE: certificate, CHAIN_FILE: certificate, KEY_FILE: pair.key.decode("ascii")}
-    return _object("v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData=data)
+    return job.owned("v1", "Secret", names.token_secret_name(job.key.name), immutable=True, stringData=data)
 
 
 def _flash_url(job: Job, settings: Settings, credentials: Credentials) -> str:
@@ -169,20 +165,14 @@ def build_store_secret(job: Job, objects: JobObjects, settings: Settings, creden
         _BRAIN_TOKEN_KEY: job_token(settings.brain_token, claims) if settings.brain_token else "",
         _BRAIN_CA_KEY: settings.brain_authority,
     }
-    return _object(
-        "v1",
-        "Secret",
-        job,
-        objects.store_secret,
-        immutable=True,
-        stringData={name: text for name, text in data.items() if text},
-    )
+    held = {name: text for name, text in data.items() if text}
+    return job.owned("v1", "Secret", objects.store_secret, immutable=True, stringData=held)
 
 
 def build_manifest(job: Job, objects: JobObjects) -> dict[str, Any]:
     """The ConfigMap with the manifest."""
     data = {"manifest.json": objects.manifest}
-    return _object("v1", "ConfigMap", job, objects.manifest_name, immutable=True, data=data)
+    return job.owned("v1", "ConfigMap", objects.manifest_name, immutable=True, data=data)
 
 
 def build_service(job: Job, tls: bool) -> dict[str, Any]:
@@ -193,7 +183,7 @@ def build_service(job: Job, tls: bool) -> dict[str, Any]:
         "ports": [{"name": "grpc", "port": names.MASTER_PORT, "targetPort": "grpc", "appProtocol": protocol}],
         "publishNotReadyAddresses": True,
     }
-    return _object("v1", "Service", job, names.service_name(job.key.name), spec=spec)
+    return job.owned("v1", "Service", names.service_name(job.key.name), spec=spec)
 
 
 def master_address(job: Job, settings: Settings) -> str:
@@ -209,10 +199,10 @@ def build_pod(
 
     `tls` says whether the job's Secret holds a certificate.
     """
-    role = role_spec(job, instance.role)
+    role = job.spec.roles[instance.role]
     template = role.template
     annotations = {**template.annotations, names.MANIFEST_ANNOTATION: objects.revision(instance.role)}
-    pod = _object("v1", "Pod", job, names.pod_name(job.key.name, instance))
+    pod = job.owned("v1", "Pod", names.pod_name(job.key.name, instance))
     pod["metadata"]["labels"] = {**template.labels, **names.instance_labels(job.key.name, instance)}
     pod["metadata"]["annotations"] = annotations
     pod["spec"] = _without_empty(
@@ -249,8 +239,9 @@ def build_pod(
 
 
 def _spread(job: Job, role: Role) -> list[dict[str, Any]]:
-    coded = job.spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
-    return [spread_over_nodes(job.key.name, role)] if coded and role is Role.PS else []
+    """Spreads servers that may hold parity of each other: `Auto` may take it after they have started."""
+    coded = role is Role.PS and job.spec.allowed_parity > 0
+    return [spread_over_nodes(job.key.name, role)] if coded else []
 
 
 def limits_of(resources: Resources) -> dict[str, str]:
@@ -278,7 +269,7 @@ def requests_of(requirements: ResourceRequirements, resources: Resources) -> dic
 def _container(
     job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings, tls: bool
 ) -> dict[str, Any]:
-    role = role_spec(job, instance.role)
+    role = job.spec.roles[instance.role]
     template = role.template
     ports = [{"name": "metrics", "containerPort": names.METRICS_PORT}]
     mounts = [
@@ -338,7 +329,7 @@ def _environment(
         if settings.brain_address:
             values[environment.BRAIN_ADDRESS] = settings.brain_address
     variables: list[dict[str, Any]] = [
-        *(_dump(variable) for variable in role_spec(job, instance.role).template.env),
+        *(_dump(variable) for variable in job.spec.roles[instance.role].template.env),
         # a pod's uid is never used twice, in contrast to its name
         {"name": environment.INCARNATION, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": environment.ADVERTISED_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -389,26 +380,6 @@ def _tolerations(template: PodTemplate) -> list[dict[str, Any]]:
                 }
             )
     return given
-
-
-def role_spec(job: Job, role: Role) -> MasterSpec | RoleSpec:
-    """Returns the manifest's section of a role."""
-    of_role: Mapping[Role, MasterSpec | RoleSpec] = {
-        Role.MASTER: job.spec.master,
-        Role.PS: job.spec.ps,
-        Role.WORKER: job.spec.worker,
-    }
-    return of_role[role]
-
-
-def _object(api_version: str, kind: str, job: Job, name: str, **content: Any) -> dict[str, Any]:
-    metadata = {
-        "name": name,
-        "namespace": job.key.namespace,
-        "labels": names.job_labels(job.key.name),
-        "ownerReferences": [names.owner_reference(job.key.name, job.uid)],
-    }
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
 
 
 def _dump(part: Any) -> dict[str, Any]:

@@ -66,10 +66,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     brain_address = environment.get("EMBERSCALE_BRAIN_ADDRESS", "")
     brain_authority = environment.get(BRAIN_CA, "") if brain_address else ""
     if brain_authority:
-        try:
-            client_context(brain_authority.encode(), BRAIN_CA)
-        except InvalidError as error:
-            raise InvalidError(str(error)) from error
+        client_context(brain_authority.encode(), BRAIN_CA)
     flash_redis_url = environment.get(FLASH_REDIS_URL, "")
     if flash_redis_url and flash_redis_url == environment.get("EMBERSCALE_REDIS_URL"):
         raise InvalidError(

@@ -3,17 +3,29 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, ProtectionStatus, Sizing, SlowMember
+from emberscale_api.job.rounds import decisions_in_words
+from emberscale_api.job.running import (
+    CheckpointCost,
+    FlashStatus,
+    JobPlan,
+    JobStatus,
+    ProtectionStatus,
+    Sizing,
+    SlowMember,
+    expected_restore_seconds,
+    kept_protection,
+)
 from emberscale_api.job.status import (
     RECOVERY_STEPS,
     STARTED_STEP,
+    CheckpointFigures,
     Condition,
     ConditionType,
     EvaluationResult,
+    HotEmbeddingsProgress,
     JobPhase,
     MemberStatus,
     PlanStatus,
@@ -34,6 +46,11 @@ FLASH_FAILED = "FlashCheckpointFailed"
 
 SHARED_NODES = "SharedNodes"
 """The reason of the condition Protected where a node runs several parameter servers of a job."""
+
+_LONGEST_SECONDS = 1e9
+_CHECKPOINTS_TOLD = 5
+_MOST_WARNINGS = 16
+"""A master has fewer warnings. An object that is too large is not stored."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +158,7 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
 
     def put(kind: ConditionType, holds: bool, reason: str, message: str) -> None:
         old = conditions.get(kind)
-        status = "True" if holds else "False"
-        since: datetime = rounded(facts.now)
-        if old is not None and old.status == status:
-            since = old.last_transition_time
+        since = old.last_transition_time if old is not None and old.status == str(holds) else rounded(facts.now)
         conditions[kind] = Condition(
             type=kind,
             status="True" if holds else "False",
@@ -156,16 +170,11 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
 
     phase = facts.phase
     resting = phase in RESTING
-    blocked = facts.blocked
-    if resting:
-        put(ConditionType.PROGRESSING, False, facts.reason or str(phase), facts.message)
-    elif blocked is not None:
-        put(ConditionType.PROGRESSING, False, *blocked)
-    else:
-        put(ConditionType.PROGRESSING, True, facts.reason or str(phase), facts.message)
-    for kind, of_phase in ((ConditionType.COMPLETE, JobPhase.COMPLETE), (ConditionType.FAILED, JobPhase.FAILED)):
-        if phase is of_phase:
-            put(kind, True, facts.reason or str(phase), facts.message)
+    said = (facts.reason or str(phase), facts.message)
+    blocked = None if resting else facts.blocked
+    put(ConditionType.PROGRESSING, not resting and blocked is None, *(blocked or said))
+    if phase in ENDED:
+        put(ConditionType(str(phase)), True, *said)
     if phase is JobPhase.SUSPENDED:
         put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
@@ -196,10 +205,15 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.FLASH_CHECKPOINT, False, str(phase), "the job rests")
     elif not resting and facts.master is not None and facts.master.flash is not None:
         put(ConditionType.FLASH_CHECKPOINT, *_flash(facts.master.flash))
+    elif facts.master is not None and ConditionType.FLASH_CHECKPOINT in conditions:
+        put(ConditionType.FLASH_CHECKPOINT, False, "NoFlashCheckpoints", "the job takes no flash checkpoints any more")
     if resting and ConditionType.PROTECTED in conditions:
         put(ConditionType.PROTECTED, False, str(phase), "the job rests")
-    elif not resting and facts.master is not None and facts.master.protection is not None:
-        put(ConditionType.PROTECTED, *_protection(facts.master.protection, facts.master, facts.members))
+    elif not resting and facts.master is not None and (protection := kept_protection(facts.master)) is not None:
+        put(ConditionType.PROTECTED, *_protection(protection, facts.master, facts.members))
+    elif facts.master is not None and ConditionType.PROTECTED in conditions:
+        gave_up = "the job keeps no parity of rows any more; a parameter server that is lost now takes the job back"
+        put(ConditionType.PROTECTED, False, "NoParity", gave_up)
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
@@ -249,13 +263,30 @@ def _progress(status: JobStatus, ended: bool) -> Progress:
         auc=_finite(status.auc),
         evaluations=tuple(map(_rounded, status.evaluations)),
         checkpoint=status.checkpoint,
+        checkpoints=tuple(map(_figures, status.checkpoints[-_CHECKPOINTS_TOLD:])),
+        restore_seconds=_seconds(expected_restore_seconds(status.checkpoints)),
         recoveries=status.recoveries,
         pls=round(status.pls, 6),
         rebuilds=_rebuilds(status.protection),
+        hot_embeddings=_hot_embeddings(status),
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
-        warnings=tuple(warning[:1024] for warning in status.warnings),
+        warnings=tuple(warning[:1024] for warning in status.warnings[:_MOST_WARNINGS]),
     )
+
+
+def _figures(cost: CheckpointCost) -> CheckpointFigures:
+    return CheckpointFigures(
+        checkpoint=cost.checkpoint,
+        seconds=round(cost.seconds, 3),
+        held_seconds=round(cost.held_seconds, 4),
+        written_bytes=cost.written_bytes,
+        bytes=cost.bytes,
+    )
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else round(min(value, _LONGEST_SECONDS), 1)
 
 
 def _rebuilds(protection: ProtectionStatus | None) -> Rebuilds | None:
@@ -266,6 +297,20 @@ def _rebuilds(protection: ProtectionStatus | None) -> Rebuilds | None:
         server=protection.rebuilt,
         seconds=round(protection.seconds, 3),
         bytes=protection.bytes,
+    )
+
+
+def _hot_embeddings(status: JobStatus) -> HotEmbeddingsProgress | None:
+    traffic, decisions = status.traffic, status.rounds
+    if not decisions:
+        return None
+    return HotEmbeddingsProgress(
+        message=decisions_in_words(tuple(decisions.values()))[:1024],
+        workers_in_rounds=sum(one.active for one in decisions.values()),
+        round_batches=traffic.round_batches,
+        single_batches=traffic.single_batches,
+        hit_percent=f"{traffic.hit_ratio:.0%}",
+        saved_bytes=traffic.saved_bytes,
     )
 
 

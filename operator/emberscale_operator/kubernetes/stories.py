@@ -7,6 +7,7 @@ from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan
 from emberscale_api.job.status import (
+    PARITY_STEP,
     RECOVERY_STEPS,
     ConditionType,
     JobPhase,
@@ -22,7 +23,7 @@ from emberscale_operator.kubernetes.status import FLASH_FAILED
 from emberscale_operator.machine import RESTING, InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
-_SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {"Recovered", "Returned"}
+_SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {PARITY_STEP, "Recovered", "Returned"}
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are ready; workers index the data"),
     JobPhase.RESTORING: ("RestoringRows", "the parameter servers load their rows, new or from the last checkpoint"),

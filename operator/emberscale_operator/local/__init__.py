@@ -1,4 +1,10 @@
-"""A job on this machine: processes for pods, under the same job machine."""
+"""A job on this machine: processes for pods, under the same job machine.
+
+* `runner`: the run as a whole; `backend`: its processes as a backend of the job machine; `snapshot`: what both tell.
+* `processes`, `process`, `starters`, `tether`, `cpu`: starting, watching and ending processes, and their cores.
+* `folder`, `environment`, `port`: files, variables and ports of a run; `requests`: what other commands ask of it.
+* `embedded_redis`, `brain`: the store and the brain of a run.
+"""
 
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.folder import RunFolder

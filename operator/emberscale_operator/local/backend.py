@@ -184,7 +184,7 @@ class LocalBackend:
             policy=self._policy,
             own=(*redis, *brain),
             awaits_store=self._redis is not None,
-            planned=bool(self._environment.brain_address),
+            planned=bool(self._environment.brain.address),
             memory_ceiling=psutil.virtual_memory().total,
         )
 

@@ -29,9 +29,8 @@ import yaml
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.shape import GIB
 from emberscale_operator.local.folder import RunFolder, write_private
+from emberscale_operator.local.port import HOST, bind_shared
 from emberscale_operator.local.processes import Launch
-
-_HOST = "127.0.0.1"
 
 
 class BrainSeat:
@@ -64,7 +63,7 @@ class BrainSeat:
     @property
     def address(self) -> str:
         """The brain's address, `host:port`, whichever run owns it."""
-        return f"{_HOST}:{self._port_file.read_text(encoding='ascii')}"
+        return f"{HOST}:{self._port_file.read_text(encoding='ascii')}"
 
     @property
     def token(self) -> str:
@@ -104,29 +103,17 @@ class BrainSeat:
         try:
             fcntl.flock(beginning, fcntl.LOCK_EX)
             try:
-                return _bind(int(self._port_file.read_text(encoding="ascii")))
+                return bind_shared(int(self._port_file.read_text(encoding="ascii")))
             except OSError:
                 if not self.take():  # the port is the seated run's
                     raise
-            bound = _bind(0)
+            bound = bind_shared(0)
             write_private(self.token_file, secrets.token_hex(32))
             write_private(self._port_file, str(bound.getsockname()[1]))
             self._give_up()
             return bound
         finally:
             os.close(beginning)
-
-
-def _bind(port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((_HOST, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
 
 
 _MEMORY_SHARE = 0.75
@@ -143,6 +130,9 @@ class BrainAddress:
     address: str
     token: str
     authority: bytes | None = None
+
+
+NO_BRAIN = BrainAddress("", "")
 
 
 @dataclass(frozen=True)

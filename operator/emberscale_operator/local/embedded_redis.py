@@ -162,25 +162,13 @@ def _configure(name: str, state: Path, sockets: Path, durability: str) -> Embedd
     return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0")
 
 
-def ping(url: str) -> str | None:
-    """Returns why a Redis cannot be used; None if it answers."""
-    try:
-        client = redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=2)
-    except ValueError as error:
-        return str(error)
-    try:
-        client.ping()
-    except (redis.RedisError, OSError) as error:
-        return str(error) or type(error).__name__
-    finally:
-        client.close()
-    return None
-
-
 def check_given_redis(url: str) -> None:
     """Raises UnavailableError, with the password left out, unless the Redis at `url` answers."""
-    problem = ping(url)
-    if problem is not None:
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=2) as client:
+            client.ping()
+    except (redis.RedisError, OSError, ValueError) as error:
         parts = urlsplit(url)
         place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        raise UnavailableError(f"--redis {place}: Redis is unavailable: {problem}")
+        problem = str(error) or type(error).__name__
+        raise UnavailableError(f"--redis {place}: Redis is unavailable: {problem}") from error

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from emberscale_api import environment as names
 from emberscale_api.job.roles import Role
+from emberscale_operator.local.brain import NO_BRAIN, BrainAddress
+from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.machine import InstanceId, Resources
 
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -14,21 +16,17 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 @dataclass(frozen=True)
 class JobEnvironment:
-    """The environment that all processes of a job share, and secrets for some of them."""
+    """The environment that all processes of a job share, and secrets for some of them. `folder` is absolute."""
 
     job_name: str
     job_uid: str
     launch: str
     master_address: str
-    token_file: Path
-    operator_token_file: Path
-    manifest_file: Path
+    folder: RunFolder
     redis_url: str
     socket_folder: Path
     kernel_cache: Path
-    brain_address: str = ""
-    brain_token: str = ""
-    brain_authority: bytes | None = None
+    brain: BrainAddress = NO_BRAIN
     flash_redis_url: str = ""
 
     def incarnation(self, instance: InstanceId) -> str:
@@ -51,7 +49,7 @@ class JobEnvironment:
             names.INDEX: str(instance.index),
             names.INCARNATION: self.incarnation(instance),
             names.MASTER_ADDRESS: self.master_address,
-            names.TOKEN_FILE: str(self.token_file),
+            names.TOKEN_FILE: str(self.folder.token),
             names.LISTEN_HOST: "127.0.0.1",
             names.ADVERTISED_HOST: "127.0.0.1",
             names.SOCKET_DIRECTORY: str(self.socket_folder),
@@ -61,18 +59,18 @@ class JobEnvironment:
         if self.flash_redis_url and instance.role in (Role.MASTER, Role.PS):
             variables[names.FLASH_REDIS_URL] = self.flash_redis_url
         if instance.role is Role.MASTER:
-            variables[names.MANIFEST_FILE] = str(self.manifest_file)
+            variables[names.MANIFEST_FILE] = str(self.folder.manifest)
             variables[names.REDIS_URL] = self.redis_url
-            variables[names.OPERATOR_TOKEN_FILE] = str(self.operator_token_file)
+            variables[names.OPERATOR_TOKEN_FILE] = str(self.folder.operator_token)
             variables.pop(names.ALONE, None)
             if instance.incarnation == 1:  # whatever ran in an earlier launch died with it
                 variables[names.ALONE] = "1"
             variables.pop(names.BRAIN_CA, None)  # of another brain
-            if self.brain_authority is not None:
-                variables[names.BRAIN_CA] = self.brain_authority.decode("ascii")
-            if self.brain_address:
-                variables[names.BRAIN_ADDRESS] = self.brain_address
-                variables[names.BRAIN_TOKEN] = self.brain_token
+            if self.brain.authority is not None:
+                variables[names.BRAIN_CA] = self.brain.authority.decode("ascii")
+            if self.brain.address:
+                variables[names.BRAIN_ADDRESS] = self.brain.address
+                variables[names.BRAIN_TOKEN] = self.brain.token
         if resources.cpu_cores is not None:
             variables[names.CPU_CORES] = f"{resources.cpu_cores:g}"
             variables.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))

@@ -4,63 +4,36 @@ import os
 import secrets
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "emberscale-"
 _LONGEST_PARENT = 40
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The part of a run's folder that its processes use: `logs/`, and `state/`, which outlives them."""
+    """The part of a run's folder that its processes use: `logs/`, and `state/`, which outlives them.
 
-    root: Path
+    * `logs`: a folder with a log for each member, `<role>-<index>.log`.
+    * `state`: a folder with what the job needs to continue, such as the store's files.
+    * `manifest`: with defaults filled in, as the job's processes read it.
+    * `token`: the secret of the run under way; `operator_token`: the one with which that run is steered.
+    * `master_address`: where the master of the run under way listens, `host:port`.
+    * `kill_request`: the request to kill a process of the run under way, until the run takes it.
+    * `drill`: a file that is locked while a loss is rehearsed on the run.
+    * `sockets`: a link to the folder with the job's Unix sockets, while there is one.
+    """
 
-    @property
-    def logs(self) -> Path:
-        """The folder of logs, one for each member: `<role>-<index>.log`."""
-        return self.root / "logs"
-
-    @property
-    def state(self) -> Path:
-        """What the job needs to continue: the store's files and the manifest."""
-        return self.root / "state"
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest, defaults filled in, as the job's processes read it."""
-        return self.state / "manifest.json"
-
-    @property
-    def token(self) -> Path:
-        """The secret of the run under way."""
-        return self.state / "token"
-
-    @property
-    def operator_token(self) -> Path:
-        """The secret with which the run under way is steered."""
-        return self.state / "operator-token"
-
-    @property
-    def master_address(self) -> Path:
-        """Where the master of the run under way listens: `host:port`."""
-        return self.state / "master-address"
-
-    @property
-    def kill_request(self) -> Path:
-        """The request to kill a process of the run under way, until the run takes it."""
-        return self.state / "kill"
-
-    @property
-    def drill(self) -> Path:
-        """A file that is locked while a loss is rehearsed on the run."""
-        return self.state / "drill"
-
-    @property
-    def sockets(self) -> Path:
-        """A link to the folder with the job's Unix sockets, while there is one."""
-        return self.state / "sockets"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.logs = root / "logs"
+        self.state = root / "state"
+        self.manifest = self.state / "manifest.json"
+        self.token = self.state / "token"
+        self.operator_token = self.state / "operator-token"
+        self.master_address = self.state / "master-address"
+        self.kill_request = self.state / "kill"
+        self.drill = self.state / "drill"
+        self.sockets = self.state / "sockets"
 
     def make(self) -> None:
         """Makes the folders. Raises OSError."""

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,7 +73,7 @@ class TetheredProcess:
         self._kill_at: float | None = None
         self._ended = False
         self._note("process starting", command=list(command), cores="all" if cores is None else list(cores))
-        self._process = starter.start(command, environment, log, cores)
+        self._process = starter(command, environment, log, cores)
 
     @property
     def pid(self) -> int | None:
@@ -130,7 +132,8 @@ class TetheredProcess:
 
     def wait(self, seconds: float) -> int | None:
         """The exit code once it has ended; None when it still runs after `seconds`."""
-        self._process.wait(seconds)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
         return self.exit_code()
 
     def set_cores(self, cores: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.cpu import find_cpu_quotas, loads_of, place
 from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import EXECUTION, Starter
+from emberscale_operator.local.starters import Starter, execute
 from emberscale_operator.machine import Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 
@@ -19,7 +19,7 @@ class Launch:
     command: Sequence[str]
     environment: Mapping[str, str]
     incarnation: str
-    starter: Starter = EXECUTION
+    starter: Starter = execute
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
-from emberscale_operator.local.brain import BrainAddress, BrainSeat, EmbeddedBrain
+from emberscale_operator.local.brain import NO_BRAIN, BrainAddress, BrainSeat, EmbeddedBrain
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     RedisWatch,
@@ -28,7 +28,7 @@ from emberscale_operator.local.embedded_redis import (
 )
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
-from emberscale_operator.local.port import reserve_port
+from emberscale_operator.local.port import HOST, reserve_port
 from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.local.requests import WatchedManifest
 from emberscale_operator.local.snapshot import RunOutcome, RunView
@@ -84,7 +84,8 @@ class LocalJob:
             check_given_redis(self._redis_url)
         certificates = mounted_certificates(os.environ)
         self._authority = certificates.authority if certificates is not None else None
-        self._port = self._held.enter_context(reserve_port(self._master_port))
+        port: int = self._held.enter_context(reserve_port(self._master_port)).getsockname()[1]
+        self._address = f"{HOST}:{port}"
         if isinstance(self._brain, EmbeddedBrain):
             self._seat = self._held.enter_context(self._brain.seat(self._authority))
         return self
@@ -128,7 +129,7 @@ class LocalJob:
             sockets = make_socket_folder(folder.sockets)
             cleanup.callback(remove_socket_folder, folder.sockets)
             folder.manifest.write_text(self._job.to_json(), encoding="utf-8")
-            folder.master_address.write_text(self._port.address, encoding="utf-8")
+            folder.master_address.write_text(self._address, encoding="utf-8")
             cleanup.callback(folder.master_address.unlink, missing_ok=True)
             token = folder.write_tokens()
             cleanup.callback(folder.token.unlink, missing_ok=True)
@@ -144,21 +145,16 @@ class LocalJob:
             configuration = None
             if isinstance(self._brain, EmbeddedBrain) and self._seat is not None:
                 configuration = self._brain.configure(folder, self._seat)
-            brain = self._brain_credentials()
             environment = JobEnvironment(
                 job_name=self._job.metadata.name,
                 job_uid=self._uid,
                 launch=uuid.uuid4().hex[:12],
-                master_address=self._port.address,
-                token_file=folder.token.resolve(),
-                operator_token_file=folder.operator_token.resolve(),
-                manifest_file=folder.manifest.resolve(),
+                master_address=self._address,
+                folder=RunFolder(folder.root.resolve()),
                 redis_url=redis.url if redis is not None else self._redis_url or "",
                 socket_folder=sockets,
                 kernel_cache=kernel_cache(os.environ) or folder.state.resolve() / "numba",
-                brain_address=brain.address,
-                brain_token=brain.token,
-                brain_authority=brain.authority,
+                brain=self._brain_credentials(),
                 flash_redis_url=flash_redis.url if flash_redis is not None else "",
             )
             forks = ForkServerClient(
@@ -187,7 +183,7 @@ class LocalJob:
             self._policy,
             processes,
             environment,
-            MasterAddress(self._port.address, token, self._authority, "the ca.crt of EMBERSCALE_TLS_FOLDER"),
+            MasterAddress(self._address, token, self._authority, "the ca.crt of EMBERSCALE_TLS_FOLDER"),
             watch,
             self._stop,
             self._folder,
@@ -213,11 +209,11 @@ class LocalJob:
         return backend.outcome()
 
     def _brain_credentials(self) -> BrainAddress:
-        """Returns the brain's address, token and authority for the master; all empty without a brain."""
+        """Returns what the master is told of its brain."""
         if isinstance(self._brain, BrainAddress):
             return self._brain
         if self._seat is None:
-            return BrainAddress("", "")
+            return NO_BRAIN
         return BrainAddress(self._seat.address, self._seat.token, self._authority)
 
     def _flash_redis(self, sockets: Path) -> EmbeddedRedis | None:
@@ -243,6 +239,6 @@ class LocalJob:
             incarnation = environment.incarnation(instance)
             if instance.role in self._commands:
                 return Launch(self._commands[instance.role], variables, incarnation)
-            return Launch((str(instance.role),), variables, incarnation, forks)
+            return Launch((str(instance.role),), variables, incarnation, forks.start)
 
         return launch

@@ -7,9 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -31,17 +30,20 @@ class Started(Protocol):
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing to a process that has ended."""
 
-    def wait(self, seconds: float) -> None:
-        """Returns when it has ended, or after `seconds`."""
+    def wait(self, timeout: float) -> object:
+        """Returns when it has ended. After `timeout` seconds, returns or raises subprocess.TimeoutExpired."""
 
 
-class Starter(Protocol):
-    """Starts processes in sessions of their own."""
+Starter = Callable[[Sequence[str], Mapping[str, str], Path, Sequence[int] | None], Started]
+"""Starts a command with an environment in a session of its own, and appends its output to a log.
 
-    def start(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
-    ) -> Started:
-        """Starts a process and appends its output to `log`; `cores` None means all."""
+The last argument is the cores that it may use; None means all.
+"""
+
+
+def execute(command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None) -> Started:
+    """Starts a command by executing it; its first word is the program."""
+    return _execute_tethered(command, environment, log, cores, subprocess.DEVNULL)
 
 
 def _execute_tethered(
@@ -61,40 +63,6 @@ def _execute_tethered(
             env=dict(environment),
             start_new_session=True,
         )
-
-
-class Execution:
-    """Executes commands."""
-
-    def start(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
-    ) -> Started:
-        """The first word of `command` is the program."""
-        return _Executed(_execute_tethered(command, environment, log, cores, subprocess.DEVNULL))
-
-
-@dataclass(frozen=True)
-class _Executed:
-    process: subprocess.Popen[bytes]
-
-    @property
-    def pid(self) -> int | None:
-        return self.process.pid
-
-    def poll(self) -> int | None:
-        return self.process.poll()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self, seconds: float) -> None:
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return
-
-
-EXECUTION: Starter = Execution()
 
 
 class ForkServerClient:
@@ -122,7 +90,7 @@ class ForkServerClient:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
     ) -> Started:
-        """Returns at once; the process exists when the server is ready."""
+        """A Starter. Returns at once; the process exists when the server is ready."""
         (role,) = command
         self.follow()  # if the server has died meanwhile, what it had forked died with it, and this does not
         self._tickets += 1
@@ -241,7 +209,7 @@ class _Forked:
             self._server.give_up(self._ticket)
             self.end(-number)
 
-    def wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         while self._code is None and (left := deadline - time.monotonic()) > 0:
             self._server.follow(left)

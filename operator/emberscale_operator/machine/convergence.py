@@ -99,33 +99,29 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
     """
     running = [instance for instance in observed if instance.state is InstanceState.RUNNING]
     for instance in running:
-        since = instance.unanswered_since
-        if since is not None:
-            if now >= since + policy.silence:
-                yield Kill(instance.id, f"{instance.id.member} has not answered for {now - since:.0f}s")
-            else:
-                yield WaitUntil(since + policy.silence)
+        if instance.unanswered_since is not None:
+            yield _kill_or_wait(instance, instance.unanswered_since, policy.silence, "answered", now)
         elif instance.as_member in master.silent:
             yield Kill(instance.id, f"the master has not heard of {instance.id.member} for too long")
         elif policy.join_silence is not None and (since := _unheard_since(instance, master)) is not None:
-            if now >= since + policy.join_silence:
-                yield Kill(instance.id, f"{instance.id.member} has not joined the job for {now - since:.0f}s")
-            else:
-                yield WaitUntil(since + policy.join_silence)
+            yield _kill_or_wait(instance, since, policy.join_silence, "joined the job", now)
     masters = [instance for instance in running if instance.id.role is Role.MASTER]
     if not masters or any(instance.unanswered_since is not None for instance in running):
         return
     newest = max(masters, key=lambda instance: instance.id)
-    if master.heard_at is not None:
-        since, patience = master.unanswered_since, policy.silence
-    else:
-        since, patience = newest.started_at, policy.start_silence or float("inf")
-    if since is None:
-        return
-    if now >= since + patience:
-        yield Kill(newest.id, f"the master has not answered for {now - since:.0f}s")
-    elif patience < float("inf"):
-        yield WaitUntil(since + patience)
+    if master.heard_at is None:
+        if policy.start_silence:
+            yield _kill_or_wait(newest, newest.started_at, policy.start_silence, "answered", now)
+    elif master.unanswered_since is not None:
+        yield _kill_or_wait(newest, master.unanswered_since, policy.silence, "answered", now)
+
+
+def _kill_or_wait(instance: Instance, since: float, patience: float, what: str, now: float) -> Action:
+    """Kills an instance that has not done `what` since `since`, once `patience` seconds are over; waits until then."""
+    if now < since + patience:
+        return WaitUntil(since + patience)
+    who = "the master" if instance.id.role is Role.MASTER else instance.id.member
+    return Kill(instance.id, f"{who} has not {what} for {now - since:.0f}s")
 
 
 def _unheard_since(instance: Instance, master: MasterReport) -> float | None:

@@ -125,12 +125,7 @@ def replicas_of(role: RoleSpec, size: RoleShape | None) -> int:
 
 def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleShape]) -> int | None:
     """Returns the bytes that the plan, or else the manifest, gives a role; None where neither does."""
-    parts = {
-        Role.MASTER: spec.master.resources,
-        Role.PS: spec.ps.resources,
-        Role.WORKER: spec.worker.resources,
-    }
-    of_manifest = parts[role].memory_limit if role in parts else None
+    of_manifest = spec.roles[role].resources.memory_limit if role in spec.roles else None
     return sizes.get(role, RoleShape(0)).memory_bytes or of_manifest
 
 

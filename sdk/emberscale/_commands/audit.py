@@ -41,7 +41,7 @@ EXAMPLES = """\
 
 
 def audit(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.", show_default=False)],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Proves that a run lost no sample and repeated none."""

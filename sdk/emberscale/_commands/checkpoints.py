@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
 from emberscale._run.record import RunPaths, read_record
 from emberscale_api.checkpoint import CheckpointManifest
@@ -45,12 +45,9 @@ _NAMED = 3
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help=HELP, epilog=EXAMPLES, rich_markup_mode="rich")
 _METAVAR = "PLACE"
-_Place = Annotated[
-    str, typer.Argument(metavar=_METAVAR, help="A run, a URI of checkpoints, or one of them.", show_default=False)
-]
+_Place = Annotated[str, typer.Argument(metavar=_METAVAR, help="A run, a URI of checkpoints, or one of them.")]
 _Places = Annotated[
-    list[str],
-    typer.Argument(metavar=f"{_METAVAR}...", help="Runs, URIs of checkpoints, or single ones.", show_default=False),
+    list[str], typer.Argument(metavar=f"{_METAVAR}...", help="Runs, URIs of checkpoints, or single ones.")
 ]
 
 
@@ -167,16 +164,14 @@ def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
     with bad_input_exits():
         found = [_Storage(place) for place in places]
         total = sum(one.folder.bytes_to_verify(one.entries) for one in found)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         verdicts: list[tuple[_Storage, SavedCheckpoint, list[str]]] = []
-        with progress_on_terminals(*columns) as progress:
-            task = progress.add_task("", total=total)
+        with progress_bar("", DownloadColumn(), TimeRemainingColumn(), total=total) as update:
             for one in found:
                 for entry in one.entries:
-                    progress.update(task, description=f"checkpoint {entry.id}")
+                    update(description=f"checkpoint {entry.id}")
                     problems = [entry.problem] if entry.problem else []
                     if entry.manifest is not None and not problems:
-                        problems = one.folder.verify(entry.manifest, lambda size: progress.advance(task, size))
+                        problems = one.folder.verify(entry.manifest, lambda size: update(advance=size))
                     verdicts.append((one, entry, problems))
     if output is Output.JSON:
         lines = [

@@ -10,27 +10,20 @@ from rich.text import Text
 
 from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
 from emberscale_api.job import load_manifest
-from emberscale_api.job.status import ConditionType, JobPhase, TrainingJobStatus
+from emberscale_api.job.status import CheckpointFigures, ConditionType, JobPhase, TrainingJobStatus
+from emberscale_api.job.units import measured_time
 
 if TYPE_CHECKING:
     from emberscale._client import TrainingJobClient
 
-JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a TrainingJob.", show_default=False)]
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a TrainingJob.")]
 Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", help="[dim]default: that of the kubeconfig's context[/]", show_default=False),
+    str | None, typer.Option("--namespace", "-n", help="[dim]default: that of the kubeconfig's context[/]")
 ]
-
-SUBMIT_HELP = "Creates a TrainingJob on the cluster that KUBECONFIG names."
-STATUS_HELP = "Shows where a TrainingJob on the cluster stands; exit code 1 for a Failed one."
-LOGS_HELP = "Prints the log of a TrainingJob's master, or of another of its members."
-SUSPEND_HELP = "Takes a checkpoint of a TrainingJob and deletes its pods."
-RESUME_HELP = "Continues a suspended TrainingJob from its checkpoint."
-DELETE_HELP = "Deletes a TrainingJob and its pods; its checkpoints stay."
 
 
 def submit(file: ManifestFile, overrides: Overrides = None, namespace: Namespace = None) -> None:
-    """Creates a TrainingJob on the cluster."""
+    """Creates a TrainingJob on the cluster that KUBECONFIG names."""
     with bad_input_exits():
         job = load_manifest(file, overrides or ())
         client = _client(namespace)
@@ -44,7 +37,7 @@ def status(
     namespace: Namespace = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:
-    """Shows where a TrainingJob stands."""
+    """Shows where a TrainingJob on the cluster stands; exit code 1 for a Failed one."""
     with bad_input_exits():
         client = _client(namespace)
         found = client.status(name)
@@ -64,7 +57,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follows the log until the pod ends.")] = False,
     namespace: Namespace = None,
 ) -> None:
-    """Prints a member's log."""
+    """Prints the log of a TrainingJob's master, or of another of its members."""
     with bad_input_exits():
         for line in _client(namespace).logs(name, member, follow):
             typer.echo(line)
@@ -98,6 +91,15 @@ def _client(namespace: str | None) -> "TrainingJobClient":
     return TrainingJobClient(namespace)
 
 
+def _cost(newest: CheckpointFigures, restore_seconds: float | None) -> str:
+    """What the newest checkpoint cost, and what a restore from it would take."""
+    took = "" if restore_seconds is None else f", about {measured_time(restore_seconds)}"
+    return (
+        f"{newest.checkpoint}: {newest.written_bytes / 1e6:,.1f} MB in {measured_time(newest.seconds)}, pushes held "
+        f"{newest.held_seconds * 1e3:,.0f} ms; a restore reads {newest.bytes / 1e6:,.1f} MB{took}"
+    )
+
+
 def render(name: str, status: TrainingJobStatus) -> Group:
     """The status as text."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -124,6 +126,8 @@ def render(name: str, status: TrainingJobStatus) -> Group:
             "Progress",
             f"{progress.percent} of {progress.expected_samples:,} samples, {progress.samples_per_second:,}/s{eta}",
         )
+        if progress.checkpoints:
+            table.add_row("Checkpoint", _cost(progress.checkpoints[-1], progress.restore_seconds))
         if progress.loss is not None:
             auc = f", AUC {progress.auc:.4f}" if progress.auc is not None else ""
             table.add_row("Loss", f"{progress.loss:.4f}{auc}")

@@ -33,8 +33,7 @@ _SHOWN_CHARACTERS = 48
 
 def compare(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN RUN...", help="Folders of runs that have ended, two or more.", show_default=False),
+        list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs that have ended, two or more.")
     ],
     plot: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw them (PNG).")] = Path("comparison.png"),
     output: OutputFormat = Output.TEXT,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, named_format, with_layout_options
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
@@ -43,32 +43,20 @@ EXAMPLES = """\
   emberscale data convert 'day_*.tsv.gz' s3://bucket/criteo/ --format parquet
 """
 
-_ENDINGS = {
-    ".parquet": FileFormat.PARQUET,
-    ".pq": FileFormat.PARQUET,
-    ".csv": FileFormat.CSV,
-    ".tsv": FileFormat.CRITEO,
-}
-
 
 @with_layout_options
 def convert(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IN... OUT", help="Files, globs or fsspec URIs; and where to write.", show_default=False
-        ),
+        list[str], typer.Argument(metavar="IN... OUT", help="Files, globs or fsspec URIs; and where to write.")
     ],
     to_format: Annotated[
-        FileFormat | None,
-        typer.Option("--format", "-f", help="What to write. By default the name OUT says it.", show_default=False),
+        FileFormat | None, typer.Option("--format", "-f", help="What to write. By default the name OUT says it.")
     ] = None,
     compression: Annotated[
         str | None,
         typer.Option(
             metavar="none|gzip|zstd|snappy",
             help="By default zstd for Parquet; for the others what OUT ends in, .gz or .zst, else none.",
-            show_default=False,
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces files that are there.")] = False,
@@ -89,7 +77,9 @@ def convert(
         *given, out = paths
         sources = expand(given)
         layout = layout_of([source.uri for source in sources], described)
-        target = _format_of(out, to_format)
+        target = to_format.data_format if to_format is not None else named_format(out)
+        if target is None:
+            raise InvalidError(f"{out}: choose the format with --format: {', '.join(FileFormat)}")
         problem = problem_with_columns(target, layout.columns)
         if problem is not None:
             raise InvalidError(problem)
@@ -98,14 +88,12 @@ def convert(
             raise InvalidError(f"--compression {compression}: {target} can have {', '.join(COMPRESSIONS[target])}")
         targets = _targets(sources, out, target, compression, overwrite)
         conversion = Conversion(tuple(targets), target, layout.csv, compression, max_bad_records)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with progress_on_terminals(*columns) as progress:
-            task = progress.add_task("looking for files")
+        with progress_bar("looking for files", MofNCompleteColumn(), TimeRemainingColumn()) as update:
             converted = convert_files(
                 sources,
                 layout.raw_reader(),
                 conversion,
-                lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
+                lambda stage, done, total: update(description=stage, completed=done, total=total),
             )
     manifest_data = _manifest_data(targets, target, layout)
     if output is Output.JSON:
@@ -130,17 +118,6 @@ def convert(
         typer.echo(f"left out: {bad}")
     typer.echo("In the manifest:\n")
     typer.echo(yaml.safe_dump({"data": manifest_data}, sort_keys=False, default_flow_style=None, width=100).rstrip())
-
-
-def _format_of(out: str, given: FileFormat | None) -> DataFormat:
-    from emberscale_trainer.data.streams import uncompressed_name
-
-    if given is not None:
-        return given.data_format
-    found = _ENDINGS.get(Path(uncompressed_name(out)).suffix.lower())
-    if found is None:
-        raise InvalidError(f"{out}: choose the format with --format: {', '.join(FileFormat)}")
-    return found.data_format
 
 
 def _compression_of(out: str, target: DataFormat) -> str:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
@@ -82,10 +82,7 @@ data_app.command(
 )
 def synth(
     out: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT", help="The folder to make. Above an absolute path, all must exist.", show_default=False
-        ),
+        Path, typer.Argument(metavar="OUT", help="The folder to make. Above an absolute path, all must exist.")
     ],
     rows: Annotated[int, typer.Option(help="Rows in all files together.")] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Each seed has its own teacher and ids.")] = 0,
@@ -111,10 +108,8 @@ def synth(
 def _write(out: Path, spec: "DatasetSpec") -> "SynthesisResult":
     from emberscale_trainer.data.synthetic import write_dataset
 
-    columns = (TextColumn("writing rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with progress_on_terminals(*columns) as progress:
-        task = progress.add_task("", total=spec.rows)
-        return write_dataset(out, spec, lambda rows: progress.advance(task, rows))
+    with progress_bar("writing rows", MofNCompleteColumn(), TimeRemainingColumn(), total=spec.rows) as update:
+        return write_dataset(out, spec, lambda rows: update(advance=rows))
 
 
 def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
@@ -148,7 +143,7 @@ def _table(first: str, *numbers: str) -> Table:
 @data_app.command("inspect", short_help="Shows what is in data files.", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
 @with_layout_options
 def inspect(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Data files.", show_default=False)],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Data files.")],
     max_records: Annotated[
         int, typer.Option(help="Records to examine, spread evenly over all files; counting covers every record.")
     ] = 1_000_000,
@@ -190,14 +185,12 @@ def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:
 def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSummary":
     from emberscale_trainer.data.inspect import inspect_files
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with progress_on_terminals(*columns) as progress:
-        task = progress.add_task("looking for files")
+    with progress_bar("looking for files", TimeRemainingColumn()) as update:
         return inspect_files(
             files,
             layout.raw_reader(),
             max_records,
-            lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
+            lambda stage, done, total: update(description=stage, completed=done, total=total),
         )
 
 

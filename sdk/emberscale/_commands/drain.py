@@ -6,8 +6,9 @@ import typer
 
 from emberscale._commands.cluster import Namespace
 from emberscale._commands.options import bad_input_exits, paragraphs
-from emberscale._commands.scale import folder_of
+from emberscale._commands.scale import JobOrRun, folder_of, job_on_cluster
 from emberscale_api.errors import InvalidError
+from emberscale_api.job.status import TrainingJobStatus
 
 HELP = paragraphs("""\
 Empties one parameter server of a running job, while training continues, and has it replaced.
@@ -25,6 +26,7 @@ On a cluster this is an eviction, as by [cyan]kubectl drain[/]: the pod is kille
 its grace period ([cyan]emberscale explain[/] shows it), and the job then goes back to its last checkpoint. The next
 pod may come to the same node; cordon that first if it is to be emptied.
 
+Rows move while the job trains or evaluates. A TrainingJob that is yet to train is waited for, ten minutes at most.
 Refused where nobody can take the rows over: while the others leave or have yet to start, and on a cluster while
 another one is away.
 """)
@@ -38,8 +40,8 @@ EXAMPLES = """\
 
 
 def drain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.", show_default=False)],
-    server: Annotated[str, typer.Argument(metavar="SERVER", help="Such as ps-1.", show_default=False)],
+    job: JobOrRun,
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="Such as ps-1.")],
     namespace: Namespace = None,
 ) -> None:
     """Empties a parameter server and has it replaced."""
@@ -52,8 +54,23 @@ def drain(
             drain_run(folder, index)
             told = ""
         else:
-            told = f" (pod {_drain_on_cluster(job, namespace, index)})"
+            with job_on_cluster(job, namespace) as client:
+                told = f" (pod {client.drain(job, index, observer=_Waiting(job, server))})"
         typer.echo(f"{job}: {server}{told} gives its rows away and is replaced; training continues meanwhile")
+
+
+class _Waiting:
+    """Tells on stderr what a drain waits for, whenever that changes."""
+
+    def __init__(self, job: str, server: str) -> None:
+        self._job, self._server = job, server
+        self._told = ""
+
+    def __call__(self, status: TrainingJobStatus) -> None:
+        text = f"{self._server} is drained once {self._job} trains; it is {status.phase}: {status.message}"
+        if text != self._told:
+            self._told = text
+            typer.echo(text, err=True)
 
 
 def read_server(text: str) -> int:
@@ -64,15 +81,3 @@ def read_server(text: str) -> int:
     if role != "ps" or not number.isascii() or not number.isdigit() or str(int(number)) != number:
         raise InvalidError(f"{text}: write the name of a parameter server, such as ps-1")
     return int(number)
-
-
-def _drain_on_cluster(name: str, namespace: str | None, index: int) -> str:
-    from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
-
-    here = "" if namespace is not None else f"runs/{name} holds no run, and "
-    try:
-        return TrainingJobClient(namespace).drain(name, index)
-    except JobNotFoundError as error:
-        raise InvalidError(f"{name}: {here}the cluster has no such job: {error}") from error
-    except ClusterError as error:
-        raise InvalidError(f"{name}: {here}{error}") from error

@@ -14,7 +14,7 @@ from emberscale import _drill
 from emberscale._commands.cluster import Namespace
 from emberscale._commands.drain import read_server
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale._commands.scale import folder_of
+from emberscale._commands.scale import JobOrRun, folder_of
 from emberscale._drill import DrillReport, Look
 from emberscale_api.errors import InvalidError, UnavailableError
 
@@ -25,9 +25,10 @@ JOB is a run on this machine, by its name or its folder; where there is none, or
 TrainingJob on the cluster that KUBECONFIG names. The server of [cyan]--kill[/] dies without a warning: its process gets
 SIGKILL, or its pod is deleted with no grace. Nothing else is touched, and the job recovers as from any such loss.
 
-With [cyan]faultTolerance.strategy: ErasureCoding[/], its successor gets its rows from the parity that the others hold.
-The report says for how long the job had no service, when all servers were protected again, how fast it trained before
-and meanwhile, how many bytes were rebuilt, and whether anything was rolled back. Nothing should be.
+Where the job keeps parity ([cyan]faultTolerance.strategy: ErasureCoding[/], or [cyan]Auto[/] while that is expected to
+cost least), its successor gets its rows from what the others hold. The report says for how long the job had no service,
+when all servers were protected again, how fast it trained before and meanwhile, how many bytes were rebuilt, and
+whether anything was rolled back. Nothing should be.
 
 Refused unless the job is Training and protected: without parity, and while rows are still sent to their parity servers,
 a lost server takes the job back to its last checkpoint. [cyan]--force[/] rehearses that, too, and says first what will
@@ -65,10 +66,8 @@ class Drilled(Protocol):
 
 
 def drill(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.", show_default=False)],
-    kill: Annotated[
-        str, typer.Option("--kill", metavar="SERVER", help="The server to kill, such as ps-1.", show_default=False)
-    ],
+    job: JobOrRun,
+    kill: Annotated[str, typer.Option("--kill", metavar="SERVER", help="The server to kill, such as ps-1.")],
     force: Annotated[bool, typer.Option("--force", help="Kills it even if the job goes back to a checkpoint.")] = False,
     before: Annotated[
         float | None,
@@ -77,7 +76,6 @@ def drill(
             metavar="SECONDS",
             min=0,
             help="How long the job is watched first. [dim]default: 10, or 30 on a cluster[/]",
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[

@@ -1,18 +1,22 @@
 """`emberscale explain-plan`: why the brain gave a job the shape that it has."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import grpc
 import typer
-from google.protobuf.json_format import MessageToJson
+from google.protobuf.json_format import MessageToDict
 from rich.console import Console
+from rich.markup import escape
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._reports.plan_report import plan_report
 from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
+from emberscale._run.hot import hot_in_words, hot_of_run
 from emberscale._run.record import RunPaths, read_record
+from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
@@ -23,7 +27,8 @@ from emberscale_operator.local.brain import default_database
 HELP = paragraphs("""\
 Says why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen, what it is
 expected to gain and to cost, the past jobs behind a first plan, the memory forecast, and how the job recovers best from
-the loss of a parameter server.
+the loss of a parameter server. Of a run on this machine with hotEmbeddings it also says whether workers train rounds of
+batches, why, and what that saves.
 
 JOB is the folder of a run on this machine, or its name under runs/: what its brain planned is read from this user's
 data folder. With [cyan]--brain[/] it is the UID of a job that the brain there knows, running or ended.
@@ -40,22 +45,20 @@ EXAMPLES = """\
 
 
 def explain_plan(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A run's folder or name, or a UID.", show_default=False)],
-    brain: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain there.", show_default=False)
-    ] = None,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A run's folder or name, or a UID.")],
+    brain: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain there.")] = None,
     brain_token_file: BrainTokenFile = None,
     brain_ca_file: BrainCaFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draws the fit and the front (PNG).", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draws the fit and the front (PNG).")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brain.")] = 10.0,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Says why a job has the plan it has."""
     with bad_input_exits():
+        hot: Mapping[str, Any] = {}
         if brain is None:
-            explanation = _remembered(job)
+            root = _root_of(job)
+            explanation, hot = _remembered(root), hot_of_run(root)
         else:
             explanation = _ask(job, brain, read_token(brain_token_file), read_authority(brain_ca_file), timeout)
         if plot is not None:
@@ -65,18 +68,25 @@ def explain_plan(
                 draw_plan(explanation, plot)
             typer.echo(f"drawn: {plot}", err=True)
     if output is Output.JSON:
-        typer.echo(MessageToJson(explanation, preserving_proto_field_name=True))
+        document = MessageToDict(explanation, preserving_proto_field_name=True)
+        typer.echo(finite_json({**document, "hot_embeddings": hot} if hot else document))
     else:
         console = Console()
         for part in plan_report(explanation, job):
             console.print(part)
+        for line in hot_in_words(hot):
+            console.print(f"[bold]rounds[/]    {escape(line)}")
 
 
-def _remembered(job: str) -> pb.PlanExplanation:
-    """Returns the last plan of a run's own brain, from its database."""
+def _root_of(job: str) -> Path:
     root = next((folder for folder in (Path(job), Path("runs", job)) if (folder / "run.json").exists()), None)
     if root is None:
         raise InvalidError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")
+    return root
+
+
+def _remembered(root: Path) -> pb.PlanExplanation:
+    """Returns the last plan of a run's own brain, from its database."""
     uid = read_record(RunPaths(root)).uid
     database = default_database(os.environ)
     if not database.exists():

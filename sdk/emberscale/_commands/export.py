@@ -1,16 +1,14 @@
 """`emberscale export`: a trained model for whoever serves it."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn
 
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoints
 from emberscale._run.record import RunPaths, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
@@ -40,10 +38,8 @@ EXAMPLES = """\
 
 
 def export(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The folder of a run, or the URI of checkpoints.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or the URI of checkpoints.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces an earlier export in OUT.")] = False,
     output: OutputFormat = Output.TEXT,
 ) -> None:
@@ -87,20 +83,12 @@ def _export(run: str, out: Path) -> "ExportedModel":
 
     for uri, manifest in candidates:
         try:
-            with _progress(manifest.id, rows_bytes(manifest)) as advance:
-                return export_checkpoint(uri, out, advance)
+            total, figures = rows_bytes(manifest), (DownloadColumn(), TimeRemainingColumn())
+            with progress_bar(f"checkpoint {manifest.id}", *figures, total=total) as update:
+                return export_checkpoint(uri, out, lambda size: update(advance=size))
         except DamagedCheckpointError as error:
             typer.echo(f"warning: {error}", err=True)
     raise InvalidError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or continue it")
-
-
-@contextmanager
-def _progress(checkpoint: str, total: int) -> Iterator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"checkpoint {checkpoint}", total=total)
-        yield lambda size: progress.advance(task, size)
 
 
 def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:

@@ -37,7 +37,12 @@ class FileFormat(StrEnum):
         }[self]
 
 
-_ENDINGS = {".parquet": DataFormat.PARQUET, ".pq": DataFormat.PARQUET, ".csv": DataFormat.CSV}
+_ENDINGS = {
+    ".parquet": DataFormat.PARQUET,
+    ".pq": DataFormat.PARQUET,
+    ".csv": DataFormat.CSV,
+    ".tsv": DataFormat.CRITEO_TSV,
+}
 _PANEL = "What the files are"
 
 
@@ -51,7 +56,6 @@ class LayoutOptions:
             "--manifest",
             metavar="FILE",
             help="A TrainingJob whose spec.data says all that follows.",
-            show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -60,22 +64,16 @@ class LayoutOptions:
         typer.Option(
             "--from",
             help="By default the name says it: .parquet, .pq and .csv, with .gz or .zst after the last; else criteo.",
-            show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="0 or 1.", show_default=False, rich_help_panel=_PANEL)
-    ] = None
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="0 or 1.", rich_help_panel=_PANEL)] = None
     dense: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN,...", help="Numbers. Repeatable.", show_default=False, rich_help_panel=_PANEL),
+        list[str] | None, typer.Option(metavar="COLUMN,...", help="Numbers. Repeatable.", rich_help_panel=_PANEL)
     ] = None
     categorical: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COLUMN,...", help="One id a record. Repeatable.", show_default=False, rich_help_panel=_PANEL
-        ),
+        typer.Option(metavar="COLUMN,...", help="One id a record. Repeatable.", rich_help_panel=_PANEL),
     ] = None
     lists: Annotated[
         list[str] | None,
@@ -83,7 +81,6 @@ class LayoutOptions:
             "--list",
             metavar="COLUMN[:MAX],...",
             help="Any number of ids a record, of which the first MAX are taken, 100 if not given. Repeatable.",
-            show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -189,10 +186,15 @@ def _problem(location: tuple[int | str, ...], message: str) -> str:
     return f"{option.get(name, f'--{name}')}: {text}" if name else text
 
 
-def _format_of(uris: Sequence[str]) -> DataFormat:
+def named_format(uri: str) -> DataFormat | None:
+    """Returns the format that the ending of a file's name says, None if it says none."""
     from emberscale_trainer.data.streams import uncompressed_name
 
-    found = {_ENDINGS.get(Path(uncompressed_name(uri)).suffix.lower(), DataFormat.CRITEO_TSV) for uri in uris}
+    return _ENDINGS.get(Path(uncompressed_name(uri)).suffix.lower())
+
+
+def _format_of(uris: Sequence[str]) -> DataFormat:
+    found = {named_format(uri) or DataFormat.CRITEO_TSV for uri in uris}
     if len(found) > 1:
         raise InvalidError(f"the names indicate several formats ({', '.join(sorted(found))}): choose one with --from")
     return found.pop()

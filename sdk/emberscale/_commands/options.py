@@ -1,14 +1,15 @@
 """Arguments and options that several commands take, and how bad input ends a command."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError
 
@@ -22,9 +23,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
-ManifestFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A TrainingJob manifest (YAML).", show_default=False)
-]
+ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="A TrainingJob manifest (YAML).")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -32,17 +31,10 @@ Overrides = Annotated[
         metavar="spec.path=value",
         help="Replaces one field of the manifest, the value in YAML. Repeatable: "
         "[cyan]--set spec.worker.replicas=4 --set spec.training.epochs=2[/]",
-        show_default=False,
     ),
 ]
 WorkFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--workdir",
-        metavar="DIR",
-        help="The run's folder. [dim]default: runs/<job name>[/]",
-        show_default=False,
-    ),
+    Path | None, typer.Option("--workdir", metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]")
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
@@ -68,10 +60,16 @@ def bad_input_exits() -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from error
 
 
-def progress_on_terminals(*columns: ProgressColumn) -> Progress:
-    """A progress bar on stderr that is gone at the end, and shows only where stderr is a terminal."""
+@contextmanager
+def progress_bar(doing: str, *figures: ProgressColumn, total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Shows progress on stderr, if that is a terminal, until the end of the block; yields rich's `update` of its task.
+
+    `figures` stand behind the bar: how much is done, and how long the rest takes.
+    """
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield partial(progress.update, progress.add_task(doing, total=total))
 
 
 def paragraphs(text: str) -> str:

@@ -1,17 +1,22 @@
 """`emberscale profile`: where a job's time goes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as ProgressBar
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
-from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
+from emberscale._commands.options import (
+    ManifestFile,
+    Output,
+    OutputFormat,
+    Overrides,
+    bad_input_exits,
+    paragraphs,
+    progress_bar,
+)
 from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
 from emberscale._run.summary import finite_json
@@ -19,7 +24,6 @@ from emberscale_api.job import load_manifest
 
 if TYPE_CHECKING:
     from emberscale._profiling import TimeBreakdown
-    from emberscale._profiling.measure import Progress
 
 HELP = paragraphs("""\
 Shows where a job's time goes: trains a sample of it on this machine, and throws away what it learned.
@@ -62,8 +66,13 @@ def profile(
         from emberscale._profiling import ProfileFailedError, profile_job
 
         try:
-            with _progress() as progress:
-                measured = profile_job(job, samples, interruption, progress)
+            with progress_bar("starting", MofNCompleteColumn(), TextColumn("samples")) as update:
+                measured = profile_job(
+                    job,
+                    samples,
+                    interruption,
+                    lambda doing, trained, total: update(description=doing, completed=trained, total=total),
+                )
         except ProfileFailedError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1 if interruption.signal is None else 128 + interruption.signal) from error
@@ -75,15 +84,6 @@ def profile(
         typer.echo(finite_json({**measured.as_document(), "plot": str(plot)}))
     else:
         _print(measured, plot)
-
-
-@contextmanager
-def _progress() -> Iterator["Progress"]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("samples"))
-    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda doing, trained, total: bar.update(task, description=doing, completed=trained, total=total)
 
 
 def _print(measured: "TimeBreakdown", plot: Path) -> None:

@@ -61,17 +61,13 @@ _Dumper.add_representer(str, _text)
 
 
 def restore(
-    place: Annotated[
-        str, typer.Argument(metavar="PLACE", help="A run, a URI of checkpoints, or one of them.", show_default=False)
-    ],
+    place: Annotated[str, typer.Argument(metavar="PLACE", help="A run, a URI of checkpoints, or one of them.")],
     file: ManifestFile,
     identifier: Annotated[
-        str | None,
-        typer.Option("--id", metavar="ID", help="The checkpoint; the newest by default.", show_default=False),
+        str | None, typer.Option("--id", metavar="ID", help="The checkpoint; the newest by default.")
     ] = None,
     continuation: Annotated[
-        DataContinuation | None,
-        typer.Option(help="What is trained. [dim]default: as in the manifest, else Fresh[/]", show_default=False),
+        DataContinuation | None, typer.Option(help="What is trained. [dim]default: as in the manifest, else Fresh[/]")
     ] = None,
     overrides: Overrides = None,
     workdir: WorkFolder = None,

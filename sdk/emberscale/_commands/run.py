@@ -67,8 +67,7 @@ def run(
     ] = False,
     overwrite: Overwrite = False,
     redis: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Uses this Redis instead of one of the job's own.", show_default=False),
+        str | None, typer.Option(metavar="URL", help="Uses this Redis instead of one of the job's own.")
     ] = None,
     master_port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="Where the master listens; 0 takes any free port.")

@@ -1,8 +1,9 @@
 """`emberscale scale`: other numbers of processes for a job that runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from emberscale._commands.cluster import Namespace
 from emberscale._commands.options import bad_input_exits, paragraphs
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJobSpec
+
+if TYPE_CHECKING:
+    from emberscale._client import TrainingJobClient
 
 HELP = paragraphs("""\
 Changes the numbers of workers and parameter servers of a running job, while training continues.
@@ -37,15 +41,12 @@ EXAMPLES = """\
 _ROLES = ("worker", "ps")
 _MOST = 1024
 
-Numbers = Annotated[
-    list[str],
-    typer.Argument(metavar="ROLE=NUMBER...", help="Such as worker=4 ps=3; others stay.", show_default=False),
-]
+JobOrRun = Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.")]
 
 
 def scale(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.", show_default=False)],
-    numbers: Numbers,
+    job: JobOrRun,
+    numbers: Annotated[list[str], typer.Argument(metavar="ROLE=NUMBER...", help="Such as worker=4 ps=3; others stay.")],
     namespace: Namespace = None,
 ) -> None:
     """Gives a running job other numbers of processes."""
@@ -57,7 +58,8 @@ def scale(
 
             before, after = scale_run(folder, lambda spec: resized(spec, wanted))
         else:
-            before, after = _scale_on_cluster(job, namespace, wanted)
+            with job_on_cluster(job, namespace) as client:
+                before, after = client.scale(job, lambda spec: resized(spec, wanted))
         typer.echo(f"{job}: {describe(before, after)}")
 
 
@@ -118,15 +120,16 @@ def folder_of(job: str) -> Path | None:
     return None
 
 
-def _scale_on_cluster(
-    name: str, namespace: str | None, numbers: Mapping[str, int]
-) -> tuple[TrainingJobSpec, TrainingJobSpec]:
+@contextmanager
+def job_on_cluster(name: str, namespace: str | None) -> Iterator["TrainingJobClient"]:
+    """A client for a job that is no run here; what the cluster refuses is an InvalidError with the name of the job."""
+    # the Kubernetes client takes a second to import, which only commands that use it should cost
     from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
 
-    here = "" if namespace is not None else f"runs/{name} holds no run, and "
+    here = f"{name}: " if namespace is not None else f"{name}: runs/{name} holds no run, and "
     try:
-        return TrainingJobClient(namespace).scale(name, lambda spec: resized(spec, numbers))
+        yield TrainingJobClient(namespace)
     except JobNotFoundError as error:
-        raise InvalidError(f"{name}: {here}the cluster has no such job: {error}") from error
+        raise InvalidError(f"{here}the cluster has no such job: {error}") from error
     except ClusterError as error:
-        raise InvalidError(f"{name}: {here}{error}") from error
+        raise InvalidError(f"{here}{error}") from error

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale_api.errors import InvalidError, os_errors_named
 
 if TYPE_CHECKING:
@@ -40,22 +40,16 @@ EXAMPLES = """\
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario (YAML).", show_default=False)],
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario (YAML).")],
     schedulers: Annotated[
-        str | None,
-        typer.Option(help="Names of the scenario's schedulers, with commas between; else all.", show_default=False),
+        str | None, typer.Option(help="Names of the scenario's schedulers, with commas between; else all.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many. Two or more give intervals.")] = 3,
     first_seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Where the seeds start; else at the scenario's judging seeds.", show_default=False),
+        int | None, typer.Option(min=0, help="Where the seeds start; else at the scenario's judging seeds.")
     ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; else one a core.", show_default=False)
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draws the comparison into this folder.", show_default=False)
-    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time; else one a core.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draws the comparison into this folder.")] = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Compares schedulers on a simulated cluster."""
@@ -92,13 +86,11 @@ def _run(
 ) -> "list[SeedOutcome]":
     from emberscale_simulator.experiment import run_experiment
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("simulating", total=len(names) * len(seeds))
+    runs, figures = len(names) * len(seeds), (MofNCompleteColumn(), TimeRemainingColumn())
+    with progress_bar("simulating", *figures, total=runs) as update:
 
         def advance(outcome: "SeedOutcome") -> None:
-            progress.update(task, advance=1, description=f"{outcome.scheduler}, seed {outcome.seed}")
+            update(advance=1, description=f"{outcome.scheduler}, seed {outcome.seed}")
 
         return run_experiment(scenario, names, seeds, folder, processes, advance)
 

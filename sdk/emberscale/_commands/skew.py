@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
 from emberscale._commands.layout import LayoutOptions, layout_of, with_layout_options
 from emberscale._commands.options import (
@@ -17,7 +17,7 @@ from emberscale._commands.options import (
     Overrides,
     bad_input_exits,
     paragraphs,
-    progress_on_terminals,
+    progress_bar,
 )
 from emberscale._run.preflight import check_data, ensure_writable
 from emberscale._run.summary import finite_json
@@ -73,48 +73,34 @@ _TABLES = "Tables and batches, where no manifest says them"
 @with_layout_options
 def skew(
     paths: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE...|MANIFEST", help="Files, globs, URIs; or a TrainingJob.", show_default=False),
+        list[str], typer.Argument(metavar="FILE...|MANIFEST", help="Files, globs, URIs; or a TrainingJob.")
     ],
     budget: Annotated[
         list[str], typer.Option(metavar="QUANTITY,...", help="Memory for hot rows in a worker. Repeatable.")
     ] = [_BUDGETS],  # noqa: B006  # typer copies it
     sample: Annotated[float, typer.Option(help="Ratio of the records to count, above 0 and at most 0.5.")] = 0.05,
     exact: Annotated[bool, typer.Option("--exact", help="Also counts and tags every record, to compare.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draws what is found (PNG).", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draws what is found (PNG).")] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="What `emberscale profile -o json` printed for this job: bounds the gain in time.",
-            show_default=False,
+            metavar="FILE", help="What `emberscale profile -o json` printed for this job: bounds the gain in time."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Each seed draws another sample.")] = 0,
     batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"{_DEFAULT_BATCH_SIZE} if not given.", show_default=False, rich_help_panel=_TABLES),
+        int | None, typer.Option(min=1, help=f"{_DEFAULT_BATCH_SIZE} if not given.", rich_help_panel=_TABLES)
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"{_DEFAULT_WORKERS} if not given.", show_default=False, rich_help_panel=_TABLES),
+        int | None, typer.Option(min=1, help=f"{_DEFAULT_WORKERS} if not given.", rich_help_panel=_TABLES)
     ] = None,
     dimension: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help=f"Of every table. {_DEFAULT_DIMENSION} if not given.",
-            show_default=False,
-            rich_help_panel=_TABLES,
-        ),
+        typer.Option(min=1, help=f"Of every table. {_DEFAULT_DIMENSION} if not given.", rich_help_panel=_TABLES),
     ] = None,
     optimizer: Annotated[
         OptimizerType | None,
-        typer.Option(
-            help="Its state is part of a row. RowWiseAdagrad if not given.", show_default=False, rich_help_panel=_TABLES
-        ),
+        typer.Option(help="Its state is part of a row. RowWiseAdagrad if not given.", rich_help_panel=_TABLES),
     ] = None,
     overrides: Overrides = None,
     *,
@@ -236,11 +222,10 @@ def _measure(
     from emberscale_trainer.hot.sampler import index_data
     from emberscale_trainer.hot.skew import measure_skew
 
-    with progress_on_terminals(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task("looking for records")
+    with progress_bar("looking for records", TimeRemainingColumn()) as update:
 
         def tell(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total)
+            update(description=stage, completed=done, total=total)
 
         return measure_skew(index_data(files, reader, tell), model, request, tell)
 

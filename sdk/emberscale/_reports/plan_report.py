@@ -7,10 +7,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from emberscale._run.summary import count_of
-from emberscale_api.job.units import clock_time
+from emberscale_api.job.units import clock_time, small_share
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_api.rpc.codec import shape_from_wire
-from emberscale_api.shape import GIB
+from emberscale_api.rpc.codec import same_fields
+from emberscale_api.shape import GIB, JobShape
 
 _FRONT_ROWS = 10
 _WORTH_SAYING = 0.05
@@ -22,7 +22,7 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
     plan = explanation.plan
     yield f"[bold]{escape(job)}[/]: plan {plan.version} by {plan.planner or 'nobody yet'}, {plan.action}"
     if plan.HasField("shape"):
-        yield f"  {shape_from_wire(plan.shape).describe()}"
+        yield f"  {same_fields(JobShape, plan.shape).describe()}"
     yield f"  {escape(plan.reason)}"
     if explanation.kept:
         yield f"[bold]since[/]     {escape(explanation.kept)}"
@@ -38,15 +38,16 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
         yield f"[bold]recovery[/]  {escape(plan.fault_tolerance.reason)}"
         for way in plan.fault_tolerance.ways:
             lost = (
-                f", loses the effect of {way.expected_pls:.2%} of the samples"
+                f", loses the effect of {small_share(way.expected_pls)} of the samples"
                 if way.expected_pls
                 else ", loses nothing"
             )
             every = clock_time(way.checkpoint_interval)
-            yield f"  {escape(way.strategy)}: {way.overhead:.2%} of the job's time, a checkpoint every {every}{lost}"
+            cost = small_share(way.overhead)
+            yield f"  {escape(way.strategy)}: {cost} of the job's time, a checkpoint every {every}{lost}"
     for similar in explanation.similar:
         name = escape(similar.job_uid or "a job of another owner")
-        shape = shape_from_wire(similar.shape).describe()
+        shape = same_fields(JobShape, similar.shape).describe()
         yield f"[bold]like[/]      {name} ({similar.similarity:.0%}): {shape}"
     if explanation.front:
         yield ""

@@ -10,9 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from emberscale._run.hot import hot_in_words
 from emberscale._run.record import RunPaths
 from emberscale._run.summary import Summary, count_of
-from emberscale_api.job.units import clock_time
+from emberscale_api.job.units import clock_time, measured_time
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 
@@ -42,15 +43,16 @@ def _measured(values: Mapping[str, float | None], where: str = "") -> list[tuple
     return [(title, "   ".join([first, *(f"{name} {value}" for name, value in others), *([where] if where else [])]))]
 
 
-def _costs(costs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _costs(costs: Sequence[Mapping[str, Any]], restore_seconds: float | None) -> tuple[str, ...]:
     """What checkpoints cost together, and what a restore from the last one reads."""
     written, held = (sum(cost[name] for cost in costs) for name in ("written_bytes", "held_seconds"))
     seconds = sum(cost["seconds"] for cost in costs)
+    took = "" if restore_seconds is None else f", {measured_time(restore_seconds)} at the rate of these writes"
     return (
         f"{len(costs)} in {seconds:,.1f}s",
         f"{written / 1e6:,.1f} MB written",
         f"pushes held {held * 1e3:,.0f} ms",
-        f"a restore reads {costs[-1]['bytes'] / 1e6:,.1f} MB",
+        f"a restore reads {costs[-1]['bytes'] / 1e6:,.1f} MB{took}",
     )
 
 
@@ -81,6 +83,8 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         length = summary.traffic["round_batches"] / summary.traffic["rounds"]
         ratio = summary.traffic["round_bytes"] / summary.traffic["single_bytes"]
         lines.append(("rounds", f"{length:.1f} batches each, {ratio:.2f}x of the bytes"))
+    if summary.hot_embeddings:
+        lines.append(("hot embeddings", "\n".join(hot_in_words(summary.hot_embeddings))))
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
     if summary.admission:
@@ -115,5 +119,5 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         )
     lines.append(("checkpoint", summary.checkpoint or "none"))
     if summary.checkpoints:
-        lines.append(("checkpoints", _costs(summary.checkpoints)))
+        lines.append(("checkpoints", _costs(summary.checkpoints, summary.restore_seconds)))
     return lines

@@ -30,12 +30,7 @@ class Counts:
     forgotten: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.missing + other.missing,
-            self.once + other.once,
-            self.repeated + other.repeated,
-            self.forgotten + other.forgotten,
-        )
+        return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     @property
     def accounted(self) -> bool:

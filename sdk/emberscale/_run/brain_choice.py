@@ -30,19 +30,16 @@ BrainSettings = Annotated[
         metavar="path=value",
         help="Sets one preference of the brain beside the job, such as [cyan]planner.cpuCoreHour=0.05[/], "
         "[cyan]planning.interval=30s[/] or [cyan]cluster.cpu=4[/]. Repeatable.",
-        show_default=False,
     ),
 ]
 BrainTokenFile = Annotated[
-    Path | None,
-    typer.Option(help=f"File with the token for the brain at HOST:PORT. Default: {TOKEN_FILE}.", show_default=False),
+    Path | None, typer.Option(help=f"File with the token for the brain at HOST:PORT. Default: {TOKEN_FILE}.")
 ]
 
 BrainCaFile = Annotated[
     Path | None,
     typer.Option(
-        help=f"The authority, in PEM, of a brain at HOST:PORT that serves TLS; else that in the folder {TLS_FOLDER}.",
-        show_default=False,
+        help=f"The authority, in PEM, of a brain at HOST:PORT that serves TLS; else that in the folder {TLS_FOLDER}."
     ),
 ]
 

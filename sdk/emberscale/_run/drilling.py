@@ -12,7 +12,7 @@ import grpc
 from emberscale._drill import Look
 from emberscale._run.scaling import folder_under_way, live_servers, open_master
 from emberscale_api.errors import InvalidError, UnavailableError
-from emberscale_api.job.running import JobStatus, ProtectionStatus
+from emberscale_api.job.running import JobStatus, ProtectionStatus, kept_protection
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
@@ -98,7 +98,7 @@ def look_at_run(status: JobStatus, at: float) -> Look:
         speed=status.samples_per_second,
         checkpoint=status.checkpoint,
         servers=tuple(sorted(live_servers(status))),
-        protected=None if status.protection is None else protection.protected,
+        protected=None if kept_protection(status) is None else protection.protected,
         problem=protection.problem,
         recoveries=status.recoveries,
         pls=status.pls,

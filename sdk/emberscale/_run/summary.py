@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from emberscale._run.audit import AuditReport
+from emberscale._run.hot import hot_document
 from emberscale._run.record import RunStatus
 from emberscale_api.job.roles import Role
-from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, Sizing
+from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, Sizing, expected_restore_seconds
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_operator.local import RunOutcome
@@ -32,7 +33,8 @@ class Summary:
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
     ended with and why. `flash` is the newest flash checkpoint and what it cost; None where there was none.
     `checkpoints` are the newest persistent ones, oldest first: the `seconds` that each took, the `held_seconds` for
-    which it held pushes, the `written_bytes` in its own folder, and the `bytes` that a restore reads. `pls` is the
+    which it held pushes, the `written_bytes` in its own folder, and the `bytes` that a restore reads;
+    `restore_seconds` is how long it would read the newest of them, at the rate at which they were written. `pls` is the
     portion of lost samples (CPR equation 3), and `forgotten` what each partial recovery lost.
     """
 
@@ -65,12 +67,15 @@ class Summary:
     plan: Mapping[str, Any]
     flash: Mapping[str, Any] | None = None
     checkpoints: tuple[Mapping[str, Any], ...] = ()
+    restore_seconds: float | None = None
     admission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Of tables with admission or eviction: `admitted` ids, `refused` pushes and `evicted` rows."""
     pls: float = 0.0
     forgotten: tuple[Mapping[str, Any], ...] = ()
     rebuilds: int = 0
     """Parameter servers whose rows were rebuilt from parity."""
+    hot_embeddings: Mapping[str, Any] = field(default_factory=dict)
+    """Whether rounds are trained, and what that saves: see `hot_document`. Empty where the manifest disables them."""
     origin: Mapping[str, Any] | None = None
     """The checkpoint of another job that this one started from; None: from nothing."""
 
@@ -139,6 +144,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
         traffic=asdict(status.traffic),
+        hot_embeddings=hot_document(status),
         recoveries=status.recoveries,
         rebuilds=status.protection.rebuilds if status.protection is not None else 0,
         warnings=status.warnings,
@@ -146,6 +152,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         forgotten=tuple(map(asdict, status.forgotten)),
         flash=_flash(status.flash),
         checkpoints=tuple(map(asdict, status.checkpoints)),
+        restore_seconds=expected_restore_seconds(status.checkpoints),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,
         origin=saved.origin.model_dump(mode="json") if saved is not None and saved.origin is not None else None,

@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from emberscale_api.shape import JobShape
@@ -71,18 +70,7 @@ class LearnedOverheads:
 
     def overheads(self, resize: float | None) -> ScalingOverheads:
         """Returns the observed overheads, or else the product's assumptions. `resize` as in `ScalingOverheads`."""
-        base = ScalingOverheads()
-
-        def learned(values: deque[float], default: float) -> float:
-            return median(values) if values else default
-
-        return ScalingOverheads(
-            worker_start_seconds=learned(self._starts["worker"], base.worker_start_seconds),
-            ps_start_seconds=learned(self._starts["ps"], base.ps_start_seconds),
-            worker_pause_seconds=learned(self._pauses["worker"], base.worker_pause_seconds),
-            ps_pause_seconds=learned(self._pauses["ps"], base.ps_pause_seconds),
-            resize_seconds=resize,
-        )
+        return replace(ScalingOverheads.learned(self._starts, self._pauses), resize_seconds=resize)
 
 
 def admit(

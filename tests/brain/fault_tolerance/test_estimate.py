@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,9 +53,10 @@ def test_dearer_checkpoints_are_rarer_and_more_ps_fail_more_often() -> None:
 
 def test_no_checkpoint_yet_counts_as_one_of_a_second() -> None:
     before, after = (failure_costs(SHAPE, DAY, NOBODY, NOBODY, cost, LOAD, RESCHEDULE) for cost in (0.0, 1.0))
-    assert before == after
+    assert (before.save, before.unmeasured) == (1.0, (*after.unmeasured, "what a checkpoint costs"))
+    assert replace(before, unmeasured=after.unmeasured) == after
 
 
 def test_the_cost_of_parity_is_the_measured_one() -> None:
     costs = failure_costs(JobShape(2, 5, 1, 1, GIB, GIB), DAY, NOBODY, NOBODY, 1.0, LOAD, RESCHEDULE)
-    assert (round(costs.parity_slowdown, 3), costs.parity_memory) == (0.324, 0.25)
+    assert (costs.parity_slowdown, costs.parity_memory) == (0.48, 0.25)

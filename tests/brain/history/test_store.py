@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import (
@@ -115,6 +116,65 @@ def test_what_is_written_is_read_again_exactly(store: HistoryStore) -> None:
     assert store.profiles(JobId("a"), 1) == [profile("a", 2).profile]
 
 
+@pytest.mark.parametrize(
+    ("spoil", "running"),
+    [
+        ("UPDATE jobs SET bounds = '{\"workers\": \"some\"}' WHERE uid = 'b'", ["a"]),
+        ("UPDATE plans SET explanation = '{' WHERE job_uid = 'b'", ["a"]),
+        ("UPDATE plans SET action = 'Split' WHERE job_uid = 'b'", ["a"]),
+        ("UPDATE profiles SET profile = '{}' WHERE job_uid = 'b'", ["b", "a"]),
+    ],
+)
+def test_a_row_that_cannot_be_read_holds_up_no_other(
+    store: HistoryStore, database_url: str, spoil: str, running: list[str]
+) -> None:
+    """Another version may have written it; without its last plan, a job would get versions that it has had."""
+    for job in ("b", "a"):
+        store.write([submitted(job), profile(job, 1), plan(job, 1)])
+    engine = open_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text(spoil))
+    engine.dispose()
+    with capture_logs() as told:
+        changes = store.running_jobs(10)
+    assert list(dict.fromkeys(change.job for change in changes)) == running
+    assert changes[-3:] == [submitted("a"), profile("a", 1), plan("a", 1)]
+    assert [(entry["event"], entry["job"]) for entry in told] == [("row_unreadable", "b")]
+    assert sorted(store.running_ids()) == ["a", "b"]
+    store.write([submitted("b"), plan("b", 1)])
+    assert [change.job for change in store.running_jobs(0) if isinstance(change, PlanMade)] == ["b", "a"]
+
+
+@pytest.mark.parametrize("spoilt", ["", "{", "no JSON", "NaN"])
+def test_text_that_is_no_json_holds_up_no_other(tmp_path: Path, spoilt: str) -> None:
+    """SQLite takes any text for JSON; PostgreSQL does not."""
+    url = f"sqlite:///{tmp_path}/history.db"
+    store = HistoryStore.open(url)
+    store.migrate()
+    for job in ("a", "b"):
+        store.write([submitted(job), ended(job)])
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET metadata = :spoilt WHERE uid = 'a'"), {"spoilt": spoilt})
+    engine.dispose()
+    with capture_logs() as told:
+        assert [job.id for job in store.past_jobs(10)] == ["b"]
+        assert store.metadata(JobId("a")) is None
+    assert [(entry["event"], entry["job"]) for entry in told] == [("row_unreadable", "a")] * 2
+    store.close()
+
+
+def test_a_past_job_that_cannot_be_read_holds_up_no_other(store: HistoryStore, database_url: str) -> None:
+    for job in ("a", "b"):
+        store.write([submitted(job), ended(job)])
+    engine = open_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET fit = '[]', metadata = '{}' WHERE uid = 'a'"))
+    engine.dispose()
+    assert [job.id for job in store.past_jobs(10)] == ["b"]
+    assert store.metadata(JobId("a")) is None
+
+
 def test_writing_again_changes_nothing(store: HistoryStore) -> None:
     changes: list[Change] = [
         submitted("a"),
@@ -215,7 +275,8 @@ def test_retention_keeps_the_latest_of_running_jobs_and_the_young_of_ended_ones(
     store.write([profile("done", 1, time=0.0), profile("done", 2, time=50 * day)])
     store.write([submitted("ancient"), profile("ancient", 1), plan("ancient", 1), ended("ancient", 1.0)])
     store.write([StartUpObserved(JobId("run"), "ps", at, 40.0) for at in (0.0, 59 * day)])
-    pruned = store.prune(Retention(4, 30, 3, 30, 55), now=60 * day)
+    retention = Retention(profiles_per_job=4, profile_days=30, plans_per_job=3, start_up_days=30, job_days=55)
+    pruned = store.prune(retention, now=60 * day)
     assert pruned == Pruned(profiles=2 + 1 + 1, plans=2, start_ups=1, jobs=1)
     assert [item.sequence for item in store.running_jobs(10) if isinstance(item, ProfileReported)] == [2, 3, 4, 5]
     assert [item.version for item in store.plans(JobId("run"), 10)] == [4, 3, 2]

@@ -370,6 +370,51 @@ def test_memory_grows_where_hardly_any_is_left() -> None:
     assert only(plan([growing(limit)], planner=planner)).action is PlanAction.GROW_MEMORY
 
 
+def measured_early(count: int, rows_per_sample: float) -> JobView:
+    """A job of 4 * 10^5 samples in 20 s, measured each second. Its PS of 1 GiB begin with 300 MiB, and a row takes 400
+    bytes; up to 10^4 samples are trained and not committed yet.
+    """
+    rate, total = 20_000, 400_000
+    shape = replace(SMALL, ps=2, ps_memory=GIB)
+    seen = []
+    for second in range(1, count + 1):
+        rows = int(rows_per_sample * rate * second)
+        profile = JobProfile(
+            time=NOW - 15 + second,
+            shape=shape,
+            batch_size=1024,
+            iteration_seconds=0.1,
+            throughput=float(rate),
+            samples=rate * second - (10_000 if second % 2 else 5_000),
+            rows=rows,
+            ps_memory=(300 << 20) + 400 * rows // 2,
+        )
+        seen.append(profile)
+    return replace(
+        running(),
+        metadata=replace(DATA, total_samples=total, batch_size=1024, embedding_dimension=5 * 85, tables=5),
+        current=shape,
+        profiles=tuple(seen),
+        remaining_samples=total - seen[-1].samples,
+        bounds=replace(BOUNDS, workers=(2, 2), ps=(2, 8), worker_cpu=(2, 2), ps_cpu=(2, 2), ps_memory=(GIB, GIB)),
+    )
+
+
+@pytest.mark.parametrize(("rows_per_sample", "outgrows"), [(6.0, False), (16.0, True)])
+def test_how_tables_grow_is_known_with_the_second_measurement(rows_per_sample: float, outgrows: bool) -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=0, planning_seconds=1.0))
+    start_ups = ScalingOverheads(ps_start_seconds=4.0, ps_pause_seconds=0.1)
+    assert ((300 << 20) + 200 * rows_per_sample * 400_000 > GIB) is outgrows
+    for count in range(1, 16):
+        planned = only(plan([measured_early(count, rows_per_sample)], planner=planner, overheads=start_ups))
+        if planned.action is PlanAction.GROW_MEMORY:
+            assert outgrows, f"a false alarm with measurement {count}"
+            held = measured_early(count, rows_per_sample).profiles[-1].ps_memory
+            assert held < GIB / 2, "servers have the time to come"
+            return
+    assert not outgrows
+
+
 PINNED = replace(BOUNDS, workers=(2, 2), ps=(1, 8), worker_cpu=(2, 2), ps_cpu=(2, 2), ps_memory=(16 * GIB, 16 * GIB))
 """The manifest fixes everything but the number of PS."""
 

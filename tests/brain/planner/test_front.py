@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
-from emberscale_brain.model.predict import ModelConstants, throughput
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.candidates import dimensions
 from emberscale_brain.planner.front import MOST_SHAPES, Front, SearchEffort, exact_front, nsga2_front
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
@@ -143,9 +143,14 @@ def test_cores_are_chosen_on_a_grid_from_the_lower_bound() -> None:
 
 
 @pytest.mark.parametrize("overlap", [1.0, 3.0])
-def test_the_grid_and_the_model_predict_the_same(overlap: float) -> None:
+def test_the_grid_predicts_by_the_equations(overlap: float) -> None:
     job = problem(3)
     job = replace(job, fit=replace(job.fit, overlap=overlap), constants=ModelConstants(512, 1e6, 416, 1e9))
     shapes = [JobShape(w, p, 2.0 * w, 0.5 * p, GIB, GIB) for w in (1, 3, 8) for p in (1, 2, 5)]
-    fast = job.gross(*dimensions(tuple(shapes)))
-    assert fast == pytest.approx([throughput(job.constants, job.fit, shape)[0] for shape in shapes])
+    expected = []
+    for s in shapes:
+        each, asked = s.workers / s.ps, s.workers / s.ps_cpu
+        shares = (512 / s.worker_cpu, each / s.ps_cpu, each / 1e3, 512 * 416 / s.ps, 1, asked)
+        terms = [coefficient * share for coefficient, share in zip(job.fit.coefficients, shares, strict=True)]
+        expected.append(s.workers * 512 / sum(term**overlap for term in terms) ** (1 / overlap))
+    assert job.gross(*dimensions(tuple(shapes))) == pytest.approx(expected)

@@ -162,10 +162,10 @@ def test_a_killed_brain_has_every_profile_that_it_confirmed(
             if durable:
                 confirmed[job], told = sequence, told + 1
                 if told == 20:
-                    enough.wait(timeout=100)
+                    enough.wait(timeout=600)
 
     reporters = [threads.submit(keep_reporting, job) for job in jobs]
-    enough.wait(timeout=100)
+    enough.wait(timeout=600)
     brain.kill()
     for reporter in reporters:
         reporter.result(timeout=60)

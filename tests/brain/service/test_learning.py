@@ -45,7 +45,7 @@ def test_a_job_that_ended_before_the_database_heard_of_it_is_not_taken_up_again(
     assert runtime.job_ids == {"again", "quiet"}
     times = {}
     for job in runtime.job_ids:
-        known = runtime.job_now(job)
+        known = runtime.explain(job)
         assert known is not None
         times[job] = [profile.time for profile in known.profiles]
     assert times == {"again": [1.0, 2.0], "quiet": [1.0]}

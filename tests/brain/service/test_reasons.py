@@ -3,7 +3,7 @@ from dataclasses import replace
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import PlanMade
 from emberscale_brain.planner.types import Candidate, Explanation, JobId, PlanAction, PlannedShape, ThroughputFit
-from emberscale_brain.service.in_force import Reasons, refreshed
+from emberscale_brain.service.in_force import PlansInForce, refreshed
 from eventually import unwrap
 
 JOB = JobId("a")
@@ -18,11 +18,11 @@ KEPT = PlannedShape(
 )
 
 
-def given(*planned: PlannedShape) -> Reasons:
-    reasons = Reasons()
+def given(*planned: PlannedShape) -> PlansInForce:
+    plans = PlansInForce()
     for one in planned:
-        reasons.give(JOB, one)
-    return reasons
+        plans.keep(JOB, one, None)
+    return plans
 
 
 def test_while_a_job_runs_the_last_round_says_why() -> None:
@@ -49,7 +49,7 @@ def test_a_choice_of_another_shape_says_nothing_of_the_last() -> None:
 
 
 def test_nothing_is_left_of_a_job_that_never_had_a_plan() -> None:
-    assert Reasons().end(JOB) is None
+    assert PlansInForce().end(JOB) is None
 
 
 def test_a_plan_stays_as_it_was_made_and_tells_beside_it_why_it_was_kept() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.fault_tolerance import FailureRecord
+from emberscale_brain.fault_tolerance import FailureRecord, Recovery
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -15,7 +15,9 @@ from emberscale_brain.history.changes import (
     StartUpObserved,
 )
 from emberscale_brain.planner.types import (
+    Candidate,
     ClusterCapacity,
+    Explanation,
     JobId,
     JobMetadata,
     PlanAction,
@@ -25,6 +27,7 @@ from emberscale_brain.planner.types import (
 )
 from emberscale_brain.service.frames import change_frame, read_change, read_frame
 from emberscale_brain.service.state import BrainState, Conditions
+from eventually import unwrap
 
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
 CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, adoption_seconds=60.0)
@@ -118,6 +121,33 @@ def test_a_job_near_its_end_takes_checkpoints_as_often_as_before() -> None:
         assert advice is not None
         intervals.append(advice.checkpoint_interval)
     assert intervals == [pytest.approx(1000.0), pytest.approx(1000.0)]
+
+
+@pytest.mark.parametrize(("parity", "strategy"), [(0, Recovery.FULL), (1, Recovery.CODED)])
+def test_a_job_that_fails_often_and_starts_slowly_is_advised_parity_where_it_may_keep_any(
+    parity: int, strategy: Recovery
+) -> None:
+    state, change = BrainState(8, 10), submitted(JOBS[0])
+    state.apply(replace(change, metadata=replace(change.metadata, parity=parity)))
+    for sequence in range(1, 11):
+        report = reported(JOBS[0], sequence, time=300.0 * sequence)
+        state.apply(replace(report, profile=replace(report.profile, failures=sequence, checkpoint_cost=5.0)))
+    state.apply(StartUpObserved(JOBS[0], "ps", 0.0, 300.0, 60.0))
+    advice = unwrap(state.fault_tolerance(JOBS[0], state.overheads()))
+    assert advice.costs[Recovery.CODED].overhead < advice.costs[Recovery.FULL].overhead
+    assert advice.strategy is strategy
+
+
+def test_before_anything_is_measured_the_plan_says_how_fast_a_job_will_be() -> None:
+    state = BrainState(8, 10)
+    state.apply(submitted(JOBS[0]))
+    assert state.fault_tolerance(JOBS[0], state.overheads()) is None
+    chosen = Candidate(SHAPE, 1.0, 2000.0, 2000.0, 0.1)
+    plan = planned(JOBS[0], 1, SHAPE)
+    state.apply(replace(plan, planned=replace(plan.planned, explanation=Explanation(chosen=chosen))))
+    advice = unwrap(state.fault_tolerance(JOBS[0], state.overheads()))
+    assert advice.strategy is Recovery.FULL
+    assert advice.checkpoint_interval <= 10**6 / 2000
 
 
 def test_failures_of_all_jobs_count_for_the_fleet_also_of_those_that_ended() -> None:

@@ -1,5 +1,6 @@
 """The CustomResourceDefinition follows the types."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ def test_the_definition_that_is_kept_is_the_one_that_the_types_give() -> None:
     assert GENERATED.read_text(encoding="utf-8") == to_yaml(custom_resource_definition()), (
         "deploy/crd differs from api/emberscale_api/job: run `make manifests`"
     )
+
+
+def test_descriptions_name_fields_as_manifests_spell_them() -> None:
+    named = {path: re.findall(r"`\w+_\w+`", schema.get("description", "")) for path, schema in nodes(SCHEMA)}
+    assert {path: names for path, names in named.items() if names} == {}
+    assert "the start is `minReplicas`" in SCHEMA["properties"]["spec"]["properties"]["ps"]["description"]
 
 
 def test_every_schema_is_structural() -> None:

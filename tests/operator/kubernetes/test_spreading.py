@@ -59,11 +59,15 @@ def spread_of(settings: Settings, role: Role, **spec: Any) -> list[dict[str, Any
     return found
 
 
-def test_servers_with_parity_are_spread_and_others_are_not(settings: Settings) -> None:
-    coded: dict[str, Any] = {"faultTolerance": {"strategy": "ErasureCoding"}, "ps": {"replicas": 3}}
+@pytest.mark.parametrize("strategy", ["ErasureCoding", "Auto"])
+def test_servers_that_may_have_parity_are_spread_and_others_are_not(settings: Settings, strategy: str) -> None:
+    coded: dict[str, Any] = {"faultTolerance": {"strategy": strategy}, "ps": {"replicas": 3}}
     (constraint,) = spread_of(settings, Role.PS, **coded)
     assert (constraint["topologyKey"], constraint["maxSkew"]) == ("kubernetes.io/hostname", 1)
     assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
     assert constraint["labelSelector"]["matchLabels"] == {names.JOB_LABEL: "ctr", names.ROLE_LABEL: "ps"}
     assert not spread_of(settings, Role.WORKER, **coded)
-    assert not spread_of(settings, Role.PS, ps={"replicas": 3})
+    rounds: dict[str, Any] = {"hotEmbeddings": {"mode": "Enabled"}, "faultTolerance": {"strategy": "Auto"}}
+    without = [{"faultTolerance": {"strategy": name}} for name in ("FullRecovery", "PartialRecovery")]
+    for other in (rounds, *without):
+        assert not spread_of(settings, Role.PS, ps={"replicas": 3}, **other)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.job.running import (
+    CheckpointCost,
     FlashStatus,
     JobPlan,
     JobStatus,
@@ -17,8 +19,17 @@ from emberscale_api.job.running import (
     ScalingStep,
     Sizing,
     SlowMember,
+    Traffic,
 )
-from emberscale_api.job.status import ConditionType, JobPhase, MemberStatus, Rebuilds, TrainingJobStatus
+from emberscale_api.job.status import (
+    CheckpointFigures,
+    ConditionType,
+    HotEmbeddingsProgress,
+    JobPhase,
+    MemberStatus,
+    Rebuilds,
+    TrainingJobStatus,
+)
 from emberscale_api.job.units import rough_time
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
@@ -206,6 +217,14 @@ def test_flash_checkpoints_that_fail_are_told_once_and_when_they_are_taken_again
     ]
 
 
+def test_a_job_that_takes_flash_checkpoints_no_longer_says_so() -> None:
+    """`checkpoint.flash` may be edited while a job runs."""
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of_flash()))
+    status = build_status(status, facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING)))
+    (condition,) = (one for one in status.conditions if one.type == "FlashCheckpoint")
+    assert (condition.status, condition.reason) == ("False", "NoFlashCheckpoints")
+
+
 def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
     def of(protected: bool, problem: str = "", lost: str = "") -> JobStatus:
         protection = ProtectionStatus(protected=protected, problem=problem, lost=lost)
@@ -222,6 +241,23 @@ def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
         said.append(protected(status))
     assert said == [("False", "Unprotected"), ("True", "Protected"), ("False", "Rebuilding"), ("True", "Protected")]
     assert protected(build_status(status, facts(JobPhase.SUSPENDED, master=of(True)))) == ("False", "Suspended")
+
+
+@pytest.mark.parametrize("given_up", [None, ProtectionStatus(rebuilds=2, rebuilt="ps-1", given_up=True)])
+def test_a_job_that_gave_parity_up_is_protected_no_longer(given_up: ProtectionStatus | None) -> None:
+    def told(before: TrainingJobStatus, protection: ProtectionStatus | None) -> TrainingJobStatus:
+        return build_status(
+            before, facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING, protection=protection))
+        )
+
+    status = told(told(TrainingJobStatus(), ProtectionStatus(protected=True)), given_up)
+    (condition,) = (one for one in status.conditions if one.type == "Protected")
+    assert (condition.status, condition.reason) == ("False", "NoParity")
+    away = build_status(status, facts(JobPhase.TRAINING))  # the master does not answer
+    assert [one for one in away.conditions if one.type == "Protected"] == [condition]
+    if given_up is not None:
+        assert unwrap(unwrap(status.progress).rebuilds).count == 2
+        assert "Protected" not in conditions(told(TrainingJobStatus(), given_up)), "nobody was told of parity"
 
 
 def test_a_node_that_would_take_two_servers_away_is_named_while_the_job_is_protected() -> None:
@@ -249,6 +285,40 @@ def test_the_last_rebuild_is_part_of_the_progress() -> None:
 
     told = [build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of(count))).progress for count in (0, 2)]
     assert [unwrap(one).rebuilds for one in told] == [None, Rebuilds(count=2, server="ps-1", seconds=1.235, bytes=7)]
+
+
+def test_what_checkpoints_cost_and_a_restore_would_take_is_part_of_the_progress() -> None:
+    costs = tuple(CheckpointCost(f"0000000{n}", 2.00049, 0.01236, 1_000_000, n * 1_000_000) for n in range(1, 8))
+    told = facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING, checkpoints=costs))
+    progress = unwrap(build_status(TrainingJobStatus(), told).progress)
+    assert [one.checkpoint for one in progress.checkpoints] == [f"0000000{n}" for n in range(3, 8)]
+    newest = CheckpointFigures(
+        checkpoint="00000007", seconds=2.0, held_seconds=0.0124, written_bytes=1_000_000, bytes=7_000_000
+    )
+    assert progress.checkpoints[-1] == newest
+    assert progress.restore_seconds == 14.0
+    document = to_document(build_status(TrainingJobStatus(), told))["progress"]
+    assert (document["restoreSeconds"], document["checkpoints"][-1]["heldSeconds"]) == (14.0, 0.0124)
+    before = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING)))
+    assert (unwrap(before.progress).checkpoints, unwrap(before.progress).restore_seconds) == ((), None)
+
+
+def test_what_rounds_save_and_why_they_are_trained_is_part_of_the_progress() -> None:
+    def of(rounds: RoundsDecision | None) -> HotEmbeddingsProgress | None:
+        traffic = Traffic(0, 3, 48, 410, 1000, batches=60, round_rows=40, single_rows=100)
+        members = (MemberNow(MemberId(Role.WORKER, 0), rounds=rounds),)
+        told = facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING, members=members, traffic=traffic))
+        return unwrap(build_status(TrainingJobStatus(), told).progress).hot_embeddings
+
+    assert of(None) is None
+    assert of(RoundsDecision(True, "EstimatePays", "0.41x of the bytes")) == HotEmbeddingsProgress(
+        message="on: 0.41x of the bytes",
+        workers_in_rounds=1,
+        round_batches=48,
+        single_batches=12,
+        hit_percent="60%",
+        saved_bytes=590,
+    )
 
 
 def test_a_lost_server_is_told_as_a_warning() -> None:

@@ -22,9 +22,6 @@ from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.records import Columns, empty_columns
 from trained_run import KEYS, TrainedRun
 
-# torch.export takes some seconds, and so does importing torch in another process
-pytestmark = pytest.mark.timeout(180)
-
 DOCUMENT = Path(__file__).parents[3] / "docs" / "serving.md"
 WITHOUT_EMBERSCALE = """
 import runpy, sys

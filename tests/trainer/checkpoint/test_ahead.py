@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from emberscale_trainer.checkpoint.ahead import ahead
+from emberscale_trainer.checkpoint.work import ahead
 
 
 def test_items_come_in_order() -> None:

@@ -1,14 +1,10 @@
-"""Chains of checkpoints, written by the servers' writer and the master's folder: deaths, and bytes that change.
+"""Chains of checkpoints, written by the servers' writer and the master's folder: bytes that change.
 
 The newest checkpoint that is whole restores exactly, and each newer one is refused with the name of the wrong file.
 """
 
-import itertools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -26,39 +22,6 @@ from master_stand_in import checkpoint_manifest
 SERVERS = 2
 CASES = int(os.environ.get("EMBERSCALE_DAMAGE_CASES", "60"))
 MODES = (IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
-
-
-class KilledError(BaseException):
-    """The process is dead: nothing that it does has an effect any more."""
-
-
-@contextmanager
-def dying_after(steps: int) -> Iterator[None]:
-    """Lets so many operations on files through; the next has half of its effect or none, and later ones have none."""
-    left = steps
-
-    def counted(operation: Callable[..., Any], by_half: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == -1 and by_half is not None:
-                by_half(*arguments, **options)
-            if left < 0:
-                raise KilledError
-            return operation(*arguments, **options)
-
-        return call
-
-    def tear(descriptor: int) -> None:
-        if not Path(f"/proc/self/fd/{descriptor}").is_dir():
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-
-    with pytest.MonkeyPatch.context() as patch:
-        # a process dies here, and no machine: what it wrote before is there without a flush, which costs a disk seconds
-        patch.setattr(os, "fsync", counted(lambda _: None, tear))
-        for name in ("replace", "rename", "unlink", "remove", "rmdir", "mkdir"):
-            patch.setattr(os, name, counted(getattr(os, name)))
-        yield
 
 
 class Life:
@@ -125,36 +88,6 @@ def manifest_files(folder: Path) -> tuple[CheckpointFile, ...]:
 
 
 keys = st.lists(st.integers(0, 40), min_size=1, max_size=8)
-
-
-@pytest.mark.parametrize("survivors", ["none", "servers"])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_death_at_any_write_loses_nothing_of_the_newest_complete_checkpoint(
-    tmp_path: Path, mode: IncrementalMode, survivors: str
-) -> None:
-    """Each operation of a checkpoint, and of the removal of those before it, is once the last."""
-    life, random = Life(tmp_path, mode, keep=1), np.random.default_rng(7)
-    newest = ""
-    for steps in itertools.count():
-        life.push(random.integers(0, 40, 5).tolist())
-        try:
-            with dying_after(steps):
-                life.save()
-        except KilledError:
-            after, refused = life.newest()
-            assert not refused  # what was not completed is no checkpoint, and nothing else was touched
-            assert after in (newest, f"{life.number:08}")
-            if survivors == "servers":
-                life.master_dies(lost=steps % 3)
-            else:
-                life.all_die(after)
-        else:
-            break
-        life.push(random.integers(0, 40, 5).tolist())
-        life.save()
-        newest = f"{life.number:08}"
-        assert life.newest() == (newest, {})
-    assert steps > 20
 
 
 @settings(max_examples=CASES, deadline=None)

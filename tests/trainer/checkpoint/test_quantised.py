@@ -106,10 +106,11 @@ def test_files_say_by_their_names_how_they_are_encoded(tmp_path: Path) -> None:
 
 def test_a_row_takes_the_bytes_that_the_format_says(tmp_path: Path) -> None:
     save(trained(1), tmp_path, 2)
-    of_16_weights = 8 + 8 + 4 + 4 + 4  # key, range, codes, one float of state, pushes
-    assert sum(file.stat().st_size for file in tmp_path.rglob("table-0-*")) == of_16_weights * len(KEYS)
-    of_5_weights = 8 + 8 + 2 + 4 * 5 + 4
-    assert sum(file.stat().st_size for file in tmp_path.rglob("table-1-*")) == of_5_weights * len(KEYS)
+    header = 24
+    of_16_weights = 8 + 4 + 4 + 4 + 1  # key, range, codes, one float of state, pushes
+    assert sum(file.stat().st_size for file in tmp_path.rglob("table-0-*")) == header + of_16_weights * len(KEYS)
+    of_5_weights = 8 + 4 + 2 + 4 * 5 + 1
+    assert sum(file.stat().st_size for file in tmp_path.rglob("table-1-*")) == header + of_5_weights * len(KEYS)
 
 
 def test_dense_parameters_are_exact(tmp_path: Path) -> None:
@@ -140,23 +141,23 @@ def test_counts_of_keys_without_rows_are_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_a_damaged_file_of_quantised_rows_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     uri = save(trained(1), tmp_path, 3)
-    file = next(tmp_path.rglob("table-0-0.q3"))
+    file = next(tmp_path.rglob("table-0-0.b3"))
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content if damage == "flip" else content[:-1])
-    with pytest.raises(DamagedCheckpointError, match=r"table-0-0\.q3"):
+    with pytest.raises(DamagedCheckpointError, match=r"table-0-0\.b3"):
         load(uri)
 
 
-def test_a_file_that_ends_within_a_record_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_ends_within_a_block_is_refused(tmp_path: Path) -> None:
     ((tables, share),) = trained(1)
     written = write_snapshot(
         tables.snapshot(Reader.CHECKPOINT, nullcontext()), tables.specs, share, str(tmp_path), Work(), 3
     )
-    next(tmp_path.rglob("table-0-0.q3")).write_bytes(b"123")
-    shorter = CheckpointFile(path="ps-0/table-0-0.q3", bytes=3, crc32=0x884863D2)
+    next(tmp_path.rglob("table-0-0.b3")).write_bytes(b"123")
+    shorter = CheckpointFile(path="ps-0/table-0-0.b3", bytes=3, crc32=0x884863D2)
     listed = [shorter if file.path == shorter.path else file for file in written]
-    with pytest.raises(DamagedCheckpointError, match=r"table-0-0\.q3 ends within a record"):
+    with pytest.raises(DamagedCheckpointError, match=r"table-0-0\.b3: it ends within the header"):
         load(write_manifest(tmp_path, listed))
 
 

@@ -13,7 +13,11 @@ epochs = st.integers(0, 1000)
 
 
 def line_of(order: EpochOrder, start: int, stop: int) -> list[tuple[int, int]]:
-    return [(block, record) for block, records in order.pieces(start, stop) for record in records.tolist()]
+    return [
+        (span.block, record)
+        for span in order.spans(start, stop)
+        for record in order.permutation(span.block)[span.start : span.stop].tolist()
+    ]
 
 
 @given(sizes, seeds, epochs, st.booleans())

@@ -129,7 +129,7 @@ def test_a_budget_that_was_estimated_too_low_is_kept_all_the_same() -> None:
     profile = TableProfile.of(entries, ROW, np.random.default_rng(0))
     calibration = calibrate_threshold([profile], 4 << 20)
     counted = int((entries.counts >= calibration.threshold * entries.total).sum())
-    smaller = type(calibration)(ROW * (counted - 100), calibration.threshold, frozenset(), calibration.size, 1)
+    smaller = type(calibration)(ROW * (counted - 100), calibration.threshold, frozenset())
     hot = classify_rows([entries], [ROW], smaller)
     assert 0 < hot.bytes <= smaller.budget
     assert hot.threshold > calibration.threshold

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape, blocks
+from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, blocks
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from emberscale_trainer.table.layout import RowLayout
@@ -23,7 +23,7 @@ TABLES = [
     TableSpec(number, f"C{number}", number, 10_000, OptimizerSpec(type=OptimizerType.SGD), InitializerSpec(), seed=3)
     for number in range(2)
 ]
-SHAPES = [TableShape(RowLayout.of(spec)) for spec in TABLES]
+LAYOUTS = [RowLayout.of(spec) for spec in TABLES]
 Sent = tuple[int, tuple[int, int] | None, NDArray[np.uint8]]
 
 
@@ -35,7 +35,7 @@ class Member:
         self.me = me
         self.store = TableStore(TABLES)
         self.log = self.store.log_deltas(members, lambda table, segment: layout.lane(me, table, segment))
-        self.blocks = ParityBlocks(layout, me, SHAPES)
+        self.blocks = ParityBlocks(layout, me, LAYOUTS)
         self.holding = Holding(self.blocks, me, members)
         self.links: dict[int, deque[Sent]] = {peer: deque() for peer in range(members) if peer != me}
         self.sent = 0
@@ -146,9 +146,9 @@ class Group(RuleBasedStateMachine):
     def _decoded(self, rest: list[Member], lost: frozenset[int], source: int) -> list[dict[int, bytes]]:
         rows: list[dict[int, bytes]] = [{} for _ in TABLES]
         for one in rest:
-            for table, shape in enumerate(SHAPES):
+            for table, layout in enumerate(LAYOUTS):
                 for slots in one.blocks.decoded(lost, source, table):
-                    live = slots[shape.layout.fields(slots)["pushes"] != 0]
+                    live = slots[layout.fields(slots)["pushes"] != 0]
                     keys = keys_of(live).tolist()
                     assert not rows[table].keys() & set(keys)
                     rows[table].update(zip(keys, (row.tobytes() for row in live), strict=True))
@@ -181,7 +181,7 @@ TestLosses.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 def test_what_makes_no_sense_is_refused() -> None:
     for deltas in (np.zeros(5, np.uint8), np.full(200, 255, np.uint8), _delta(0, 1), _delta(1 << 25, 1)):
-        holding = Holding(ParityBlocks(ParityLayout(3), 0, SHAPES), 0, 3)
+        holding = Holding(ParityBlocks(ParityLayout(3), 0, LAYOUTS), 0, 3)
         holding.begin(1, AppliedBatches())
         holding.take(1, 0, None, deltas)
         with pytest.raises(ValueError, match="server 1 sends"):
@@ -191,13 +191,13 @@ def test_what_makes_no_sense_is_refused() -> None:
 def _delta(slot: int, table: int) -> NDArray[np.uint8]:
     """A delta of one row whose parity is not here."""
     layout = ParityLayout(3)
-    assert layout.lane(1, table, slot >> SHAPES[table].slot_bits) != 0 or slot
+    assert layout.lane(1, table, slot >> LAYOUTS[table].slot_bits) != 0 or slot
     head = np.array([slot, 1 | table << 16], "<u4").view(np.uint8)
-    return np.concatenate([head, np.zeros(SHAPES[table].layout.stride, np.uint8)])
+    return np.concatenate([head, np.zeros(LAYOUTS[table].stride, np.uint8)])
 
 
 def test_a_lost_source_is_heard_no_more() -> None:
-    holding = Holding(ParityBlocks(ParityLayout(3), 0, SHAPES), 0, 3)
+    holding = Holding(ParityBlocks(ParityLayout(3), 0, LAYOUTS), 0, 3)
     holding.begin(1, AppliedBatches())
     assert holding.lose(1) == 1
     with pytest.raises(SourceOverError, match="nothing more of server 1"):
@@ -231,11 +231,11 @@ def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytes
     room += [True] * 2
     holding.take(0, 2, (0, 8), deltas)
     assert holding.received(0) == 3
-    for table, shape in enumerate(SHAPES):
+    for table, layout in enumerate(LAYOUTS):
         found = [
             row
             for slots in holder.blocks.decoded(frozenset({0}), 0, table)
             for row in slots
-            if shape.layout.fields(row[None])["pushes"][0]
+            if layout.fields(row[None])["pushes"][0]
         ]
         assert keys_of(np.array(found)).tolist() == [table]

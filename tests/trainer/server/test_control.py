@@ -1,6 +1,7 @@
 """What the master asks of a parameter server, over gRPC's own types and a folder for checkpoints."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,17 +13,20 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, piece_length
 from emberscale_api.rpc import master_pb2
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.checkpoint import work
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.server import sending
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.transport import listen
+from eventually import eventually, unwrap
 from trained_run import TrainedRun
 from training_jobs import training_job
 
@@ -61,9 +65,9 @@ class Server:
     def __init__(self) -> None:
         self.job = make_job()
         self.state = ServerState()
-        mover = RowMover(self.state, "secret")
-        metrics = ServerMetrics(self.state, mover.protection, CollectorRegistry())
-        self.control = ParameterServerControl(0, "i", self.state, mover, metrics)
+        self.mover = RowMover(self.state, "secret")
+        metrics = ServerMetrics(self.state, self.mover.protection, CollectorRegistry())
+        self.control = ParameterServerControl(0, "i", self.state, self.mover, metrics)
         resolved = resolve_model(self.job.spec)
         parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
         self.length = piece_length(parameters)
@@ -383,6 +387,64 @@ def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server:
     assert server.push(3, generation=2) is Status.OK
     assert server.push(2, generation=2) is Status.REPEATED
     assert server.push(4, generation=2) is Status.REFRESH, "its pull was not handed over"
+
+
+def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_open(server: Server) -> None:
+    def assigned(generation: int, parity: int, servers: int = 3, *, no_parity: bool = False) -> None:
+        routing = server.routing(generation, generation)
+        routing.servers.extend(
+            master_pb2.PsEndpoint(index=index, incarnation=f"i{index}", data_address="127.0.0.1:1")
+            for index in range(1, servers)
+        )
+        routing.bucket_owners[:servers] = range(servers)
+        routing.piece_owners[:3] = range(3)
+        request = master_pb2.AssignRequest(
+            routing=routing,
+            manifest_json=server.job.to_json(),
+            wait_seconds=SECONDS,
+            parity=parity,
+            no_parity=no_parity,
+        )
+        assert server.control.Assign(request, CONTEXT).done
+
+    protection = server.mover.protection
+    assigned(1, 0)
+    assert protection.group is None
+    assigned(2, 1)
+    assert unwrap(protection.group).members == (0, 1, 2)
+    assigned(3, 0)
+    assert protection.group is None
+    spec = server.job.spec
+    coded = spec.fault_tolerance.model_copy(update={"strategy": FaultToleranceStrategy.ERASURE_CODING})
+    three = spec.ps.model_copy(update={"replicas": 3})
+    manifest = spec.model_copy(update={"fault_tolerance": coded, "ps": three})
+    server.job = server.job.model_copy(update={"spec": manifest})
+    assigned(4, 0)
+    assert protection.group is not None, "as the manifest says"
+    assigned(5, 0, no_parity=True)
+    assert protection.group is None
+    assigned(6, 2, servers=MOST_CODED_SERVERS + 1)
+    assert protection.group is None, "a move may bring more servers than the code tells apart"
+
+
+def test_rows_of_before_are_not_kept_by_a_move_whose_receiver_hangs(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job rolls back once that receiver is lost, and the server needs its memory for the rows that it loads."""
+    monkeypatch.setattr(sending, "_STALLED_SECONDS", 1e6)
+    server.assign()
+    server.push(1)
+    segments = [weakref.ref(one) for table in server.state.tables.slots for one in table.segments]
+    assert segments
+    hanging, address = listen(f"unix://{tmp_path}/hanging.sock")
+    with hanging:
+        routing = server.routing(1, 2)
+        routing.servers.append(master_pb2.PsEndpoint(index=1, incarnation="i1", data_address=address))
+        routing.bucket_owners[0] = routing.piece_owners[5] = 1
+        server.control.Prepare(master_pb2.PrepareRequest(move=1, since=1, routing=routing, incarnation="i"), CONTEXT)
+        eventually(lambda: server.mover.copy(1, 0).copied_bytes)
+        server.assign(generation=2)
+        eventually(lambda: not any(one() for one in segments))
 
 
 def test_an_abandoned_move_is_not_switched(server: Server) -> None:

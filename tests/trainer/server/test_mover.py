@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,14 @@ from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server import mover as mover_module
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.mover import CopyProgress
 from emberscale_trainer.server.moves import Transfer
-from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.retiring import Retirement
-from emberscale_trainer.table import Reader, TableStore, keys_of
+from emberscale_trainer.server.sending import CopyProgress
+from emberscale_trainer.table import Reader, Scan, TableStore, keys_of
 from eventually import eventually
 from master_stand_in import write_snapshot
 from moves import EVERYTHING, SECONDS, Batch, MovingServer, table_of, trained_tables
-from snapshots import records_of
+from snapshots import records_of, snapshot_of
 
 
 def tables() -> TableStore:
@@ -197,17 +197,16 @@ def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
     server.state.settle(1, 9, [], SECONDS, 0)
     if abandoned:
         server.state.abandon(table.version)
-    taken: list[Taken] = []
-    server.state.snapshot(1, 9, taken.append)
-    tables = taken[0].tables
-    share = Share(0, taken[0].owned, taken[0].outcome.applied, tables.dense_parameters)
-    write_snapshot(taken[0].snapshot, tables.specs, share, str(tmp_path / "saved"), Work())
+    owned = server.state.owned
+    snapshot, tables, applied = snapshot_of(server.state, 1, 9)
+    share = Share(0, owned, applied, tables.dense_parameters)
+    write_snapshot(snapshot, tables.specs, share, str(tmp_path / "saved"), Work())
     layout = tables.layouts[0]
     for number in range(2):
         content = (tmp_path / f"saved/ps-0/table-{number}-0.rows").read_bytes()
         keys = keys_of(np.frombuffer(content, np.uint8).reshape(-1, layout.stride))
         assert len(keys)
-        assert taken[0].owned.among(keys, dense=False).all()
+        assert owned.among(keys, dense=False).all()
 
 
 def test_a_move_that_the_master_forgets_is_given_up(
@@ -308,7 +307,7 @@ def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
 def test_whoever_waits_for_a_move_hears_that_it_is_abandoned(
     make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch, hands_over: bool
 ) -> None:
-    monkeypatch.setattr(mover_module._Sending, "_round", lambda self: self._closed.wait())  # it never gets on
+    monkeypatch.setattr(mover_module._MoveSending, "_round", lambda self: self._closed.wait())  # it never gets on
     servers = make_servers(3, 0)
     table = servers.prepare(2)
     server, asked = servers.all[2], threading.Event()
@@ -342,6 +341,29 @@ def test_what_is_pushed_after_the_last_round_is_not_lost_when_the_barrier_comes_
     servers.push()
     servers.switch(table)
     servers.check()
+
+
+def test_a_hand_over_ends_with_a_round_that_leaves_no_row_for_another(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "_PAUSE_SECONDS", SECONDS)  # no round by itself
+    servers = make_servers(2, 1)
+    servers.push()
+    table = servers.prepare(3)
+    servers.all[0].mover.copy(table.version, 0)
+    eventually(lambda: servers.all[0].mover.copy(table.version, 0).rounds > 0)
+    read, left = Scan.read, [True, True]
+
+    def leave(self: Scan, *arguments: Any) -> Iterator[Any]:
+        yield from read(self, *arguments)
+        if arguments[0] == 0 and left:
+            left.pop()
+            self.postponed += 1
+
+    before = servers.all[0].mover.copy(table.version, 0).rounds
+    monkeypatch.setattr(Scan, "read", leave)
+    servers.all[0].mover.hand_over(table.version, SECONDS)
+    assert servers.all[0].mover.copy(table.version, 0).rounds == before + 3
 
 
 def test_a_server_that_joins_knows_what_is_applied(make_servers: Callable[[int, int], Servers]) -> None:

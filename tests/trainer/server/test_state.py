@@ -16,13 +16,13 @@ from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, Ta
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assignment, Decision, ServerCore, Wait
 from emberscale_trainer.server.dataplane import DataPlane
-from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, RowLayout, TableStore
+from emberscale_trainer.table import DensePieces, Reader, RowLayout, TableStore
+from emberscale_trainer.table.snapshot import Lock
 from emberscale_trainer.transport import ConnectionLostError, listen
 from eventually import eventually
 from memory_limit import refused_beyond
@@ -246,8 +246,8 @@ def test_a_barrier_waits_for_what_others_have_applied_and_holds_everything_else(
     seen: list[float] = []
     store = tables()
 
-    def take(taken: Taken) -> None:
-        records = b"".join(records_of(taken.snapshot, 2).values())
+    def take(rows: TableStore, lock: Lock, _: Outcome) -> None:
+        records = b"".join(records_of(rows.snapshot(Reader.CHECKPOINT, lock), 2).values())
         seen.append(float(np.frombuffer(records, RowLayout.of(store.specs[2]).dtype)["weights"][0, 0]))
 
     outcome = served.state.snapshot(1, 1, take)
@@ -362,7 +362,7 @@ def test_a_report_does_not_wait_for_a_lock_that_is_held_for_long(served: Served)
     before = served.state.figures()
     release, taken = threading.Event(), threading.Event()
 
-    def take(_: Taken) -> None:
+    def take(*_: object) -> None:
         taken.set()
         release.wait(SECONDS)
 

@@ -54,9 +54,10 @@ def test_memory_of_rows_that_left_goes_back_and_the_others_stay(store: TableStor
     leave(store, 4)
     expected, before, resident_before = rows_now(store), store.allocated_bytes, resident()
     compact(store)
+    released = resident_before - resident()  # before the rows are read again, which takes memory, too
     assert rows_now(store) == expected
     assert before - store.allocated_bytes >= (SEGMENTS // 2) << 22
-    assert resident_before - resident() >= (SEGMENTS // 2 - 1) << 22
+    assert released >= (SEGMENTS // 2 - 1) << 22
 
 
 def test_a_table_without_rows_takes_no_memory(store: TableStore) -> None:

@@ -1,10 +1,12 @@
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from emberscale_trainer.table import warm_up
+from emberscale_trainer.table import compiled, warm_up
 from emberscale_trainer.table.compiled import digest_of_sources
 
 
@@ -18,6 +20,38 @@ for kernel in (kernels.pull, kernels.push, kernels.load):
 """
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert printed.splitlines() == ["1 0"] * 3
+
+
+class SlowKernel:
+    """As Numba's dispatchers: once no more may be compiled, `compile` raises even for what is there."""
+
+    def __init__(self) -> None:
+        self.signatures: list[object] = []
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.disabled = False
+
+    def compile(self, signature: object) -> None:
+        self.began.set()
+        assert self.may_end.wait(60)
+        if self.disabled:
+            raise RuntimeError("compilation disabled")
+        self.signatures.append(signature)
+
+    def disable_compile(self) -> None:
+        self.disabled = True
+
+
+def test_threads_that_warm_up_at_once_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = SlowKernel()
+    monkeypatch.setattr(compiled, "_ENTRIES", [(kernel, "int64()")])
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(warm_up)
+        assert kernel.began.wait(60)
+        second = pool.submit(warm_up)
+        kernel.may_end.set()
+        first.result(60)
+        second.result(60)
+    assert kernel.signatures == ["int64()"]
 
 
 @pytest.mark.parametrize("change", ["content", "new file", "name"])

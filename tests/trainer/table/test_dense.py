@@ -94,6 +94,18 @@ def test_loaded_pieces_go_on_as_if_nothing_had_happened(rule: OptimizerType) -> 
     np.testing.assert_array_equal(pulled(restored), pulled(steady))
 
 
+@pytest.mark.parametrize("piece", [DENSE_PIECES, -1, 1 << 44, -(1 << 63)])
+def test_a_record_of_a_piece_that_does_not_exist_is_refused(piece: int) -> None:
+    """Scans take the numbers of pieces as indexes, without a look at them."""
+    store = TableStore([], DensePieces.of(parameters(), OptimizerSpec()))
+    records = store.layouts[0].empty(2)
+    fields = store.layouts[0].fields(records)
+    fields["key"], fields["pushes"] = [3, piece], 1
+    with pytest.raises(ValueError, match="dense pieces"):
+        store.load(0, records)
+    assert not records_of(store.snapshot(Reader.CHECKPOINT, nullcontext()), 0)
+
+
 def test_pieces_that_are_longer_than_a_segment_are_held() -> None:
     initial = np.zeros(64 * 300_000, dtype=np.float32)
     store = TableStore([], DensePieces.of(initial, OptimizerSpec(type=OptimizerType.SGD, learning_rate=1.0)))

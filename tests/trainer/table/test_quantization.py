@@ -1,15 +1,17 @@
 """Weights as codes of a few bits: how far they come back from what they were, and what is refused."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from emberscale_api.errors import InvalidError
-from emberscale_trainer.table import RowLayout
-from emberscale_trainer.table.quantization import QUANTIZERS, PackedRows, Quantizer
+from emberscale_trainer.table import PackedRows, RowLayout
+from emberscale_trainer.table.quantization import PAPER_QUANTIZERS, QUANTIZERS, Quantizer
 
 MOST = float(np.finfo(np.float32).max) / 4
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -23,14 +25,19 @@ def vectors(elements: st.SearchStrategy[float] = FINITE | SIMILAR) -> st.SearchS
     return arrays.arrays(np.float32, SHAPES, elements=elements)
 
 
-def packed_vectors(dimension: int, quantizer: Quantizer) -> PackedRows:
-    """Vectors of float32, with nothing around them."""
-    return PackedRows(quantizer, dimension, head=0, tail=0, record=4 * dimension)
+def records_of(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rows with these weights and nothing else."""
+    layout = RowLayout(weights.shape[1], 0)
+    records = layout.empty(len(weights))
+    layout.fields(records)["weights"] = weights
+    return records
 
 
 def restored(weights: NDArray[np.float32], quantizer: Quantizer) -> NDArray[np.float32]:
-    packed = packed_vectors(weights.shape[1], quantizer)
-    return packed.unpack(packed.pack(weights.view(np.uint8))).view(np.float32)
+    layout = RowLayout(weights.shape[1], 0)
+    packed = PackedRows(quantizer, layout)
+    found: NDArray[np.float32] = layout.fields(packed.unpack(packed.pack(records_of(weights))))["weights"]
+    return found
 
 
 def errors(weights: NDArray[np.float32], quantizer: Quantizer) -> NDArray[np.float64]:
@@ -46,13 +53,15 @@ def rounding(weights: NDArray[np.float32], levels: int) -> NDArray[np.float64]:
 
 
 @given(vectors(), st.sampled_from(NAIVE))
+@example(np.array([[0.81032014, 0]], np.float32), Quantizer(1, symmetric=True))
 def test_no_weight_is_further_off_than_half_a_step(weights: NDArray[np.float32], quantizer: Quantizer) -> None:
     wide = weights.astype(np.float64)
     span = wide.max(axis=1) - wide.min(axis=1)
     if quantizer.symmetric:
         span = 2 * np.abs(wide).max(axis=1)
     levels = 2**quantizer.bits - 1
-    allowed = span / levels / 2 + rounding(weights, levels)
+    step = span / levels * (1 + 1 / 16 / levels)  # so much wider where the range is stored as float16
+    allowed = step / 2 + rounding(weights, levels)
     assert (np.abs(wide - restored(weights, quantizer)) <= allowed[:, None]).all()
 
 
@@ -86,10 +95,32 @@ def greedy(weights: NDArray[np.float32], quantizer: Quantizer) -> float:
 @pytest.mark.parametrize("dimension", [3, 8, 16, 37])
 def test_the_search_finds_what_the_papers_finds(bits: int, dimension: int) -> None:
     weights = np.random.default_rng(dimension).standard_t(3, (200, dimension)).astype(np.float32)
-    expected = [greedy(vector, QUANTIZERS[bits]) for vector in weights]
+    weights[0] *= 1e9  # so that ranges are stored as float32
+    expected = np.array([greedy(vector, PAPER_QUANTIZERS[bits]) for vector in weights])
+    found = errors(weights, PAPER_QUANTIZERS[bits])
     # a tie that float32 breaks otherwise leads another way, now and then
-    assert np.mean(np.isclose(errors(weights, QUANTIZERS[bits]), expected, rtol=1e-4)) > 0.95
-    assert np.mean(errors(weights, QUANTIZERS[bits])) == pytest.approx(np.mean(expected), rel=0.005)
+    assert np.mean(np.isclose(found, expected, rtol=1e-4)) > 0.95
+    assert np.mean(found[1:]) == pytest.approx(np.mean(expected[1:]), rel=0.005)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("dimension", [8, 16, 37, 64])
+@pytest.mark.parametrize("law", ["standard_normal", "uniform", "laplace"])
+def test_checkpoints_are_no_further_off_than_the_papers_search(bits: int, dimension: int, law: str) -> None:
+    random = np.random.default_rng(dimension)
+    weights = np.asarray(getattr(random, law)(size=(2000, dimension)), np.float32)
+    assert errors(weights, QUANTIZERS[bits]).mean() <= 1.005 * errors(weights, PAPER_QUANTIZERS[bits]).mean()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("dimension", [2, 5, 16, 64])
+def test_fitting_makes_no_error_larger(bits: int, dimension: int) -> None:
+    weights = np.random.default_rng(dimension).standard_t(3, (500, dimension)).astype(np.float32)
+    weights[0] *= 1e9
+    quantizer = QUANTIZERS[bits]
+    fitted, searched = errors(weights, quantizer), errors(weights, replace(quantizer, fits=0))
+    assert (fitted <= searched * (1 + 1e-5) + rounding(weights, 2**bits) * dimension).all()
+    assert dimension < 5 or fitted.mean() < searched.mean()
 
 
 def test_a_vector_with_an_outlier_gains_from_the_search() -> None:
@@ -122,6 +153,17 @@ def test_quantising_again_what_was_quantised_moves_it_by_no_more_than_a_step(
     assert (np.abs(once - restored(once, Quantizer(bits))) <= span / (2**bits - 1) + 1e-6).all()
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("dimension", [16, 64])
+@pytest.mark.parametrize("scale", [0.02, 1.0])
+def test_rows_that_nobody_trains_come_back_the_same_however_often_they_are_restored(
+    bits: int, dimension: int, scale: float
+) -> None:
+    weights = scale * np.random.default_rng(bits).standard_normal((2000, dimension)).astype(np.float32)
+    once = restored(weights, QUANTIZERS[bits])
+    assert np.array_equal(restored(once, QUANTIZERS[bits]), once)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("quantizer", [*QUANTIZERS.values(), Quantizer(4, symmetric=True)])
 @pytest.mark.parametrize("row", range(10))
@@ -136,42 +178,3 @@ def test_weights_too_far_apart_are_refused() -> None:
     largest = np.finfo(np.float32).max
     with pytest.raises(InvalidError, match="quantised"):
         restored(np.array([[-largest, largest]], np.float32), QUANTIZERS[8])
-
-
-@given(
-    st.integers(1, 40), st.integers(0, 40), st.booleans(), st.integers(0, 20), st.sampled_from([2, 3, 4, 8]), st.data()
-)
-def test_everything_but_the_weights_of_a_record_comes_back_exactly(
-    dimension: int, state: int, evicted: bool, rows: int, bits: int, data: st.DataObject
-) -> None:
-    layout = RowLayout(dimension, state, evicted)
-    records = np.frombuffer(data.draw(st.randoms()).randbytes(rows * layout.stride), np.uint8)
-    records = records.reshape(-1, layout.stride).copy()
-    fields = layout.fields(records)
-    fields["weights"] = np.linspace(-1, 1, dimension)
-    packed = PackedRows.of(layout, bits)
-    content = packed.pack(records)
-    assert content.shape == (rows, 8 + 8 + -(-dimension * bits // 8) + 4 * state + (8 if evicted else 4))
-    back = layout.fields(packed.unpack(content))
-    for name in layout.dtype.names or ():
-        if name != "weights":
-            assert back[name].tobytes() == fields[name].tobytes()
-    assert np.abs(back["weights"] - fields["weights"]).max(initial=0) < 1
-
-
-def test_the_codes_of_a_record_are_a_string_of_bits_the_lowest_first() -> None:
-    packed = packed_vectors(9, Quantizer(3))
-    content = packed.pack(np.array([[0, 1, 2, 3, 4, 5, 6, 7, 5]], np.float32).view(np.uint8))[0]
-    assert content[:8].view(np.float32).tolist() == [0, 1]
-    bits = np.unpackbits(content[8:], bitorder="little")[: 9 * 3].reshape(9, 3)
-    assert (bits @ [1, 2, 4]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 5]
-
-
-@pytest.mark.parametrize(
-    "records", [np.zeros((2, 3), np.uint8), np.zeros((2, 64), np.uint8)[:, ::2], np.zeros((2, 8), "f4")]
-)
-def test_bytes_of_another_form_are_refused_before_a_kernel_reads_them(records: NDArray[np.uint8]) -> None:
-    packed = packed_vectors(8, QUANTIZERS[4])
-    for convert in (packed.pack, packed.unpack):
-        with pytest.raises(ValueError, match="contiguous uint8"):
-            convert(records)

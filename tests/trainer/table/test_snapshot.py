@@ -1,6 +1,7 @@
 """Snapshots and change sets: what a reader gets while training goes on. `test_store_model` has them in any order."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -92,6 +93,23 @@ def test_a_store_abandons_the_snapshots_of_all_readers(store: TableStore, push: 
         with pytest.raises(SnapshotAbandonedError):
             list(read)
     assert set(records_of(store.take(Reader.FLASH, NO_LOCK))) == {1}
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_an_abandoned_read_keeps_no_rows_of_a_store_that_is_dropped(make_spec: Any, push: Push, takes: bool) -> None:
+    """Its thread may wait for a storage that hangs, while the server loads other rows."""
+    store = TableStore([make_spec(dimension=WIDE)])
+    store.track(Reader.CHECKPOINT)
+    push(store, (range(ROWS), np.ones(ROWS * WIDE)))
+    snapshot = (store.take if takes else store.snapshot)(Reader.CHECKPOINT, NO_LOCK)
+    read = snapshot.read(0)
+    next(read)
+    segments = [weakref.ref(one) for one in store.slots[0].segments]
+    store.abandon_snapshots()
+    del store
+    assert sum(one() is not None for one in segments) <= 1, "the one that is being read"
+    with pytest.raises(SnapshotAbandonedError):
+        list(read)
 
 
 def test_a_snapshot_is_not_committed_before_it_is_read(make_spec: Any, push: Push) -> None:

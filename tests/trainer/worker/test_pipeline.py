@@ -1,7 +1,9 @@
 """Whole pipelines on servers of their own: what is trained in rounds, and what becomes of rounds that do not fit."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,14 +27,15 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, NonFiniteGradientError, TableStore
 from emberscale_trainer.transport import listen
 from emberscale_trainer.worker import keys
-from emberscale_trainer.worker.compute import ModelReplica
+from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalRows
+from emberscale_trainer.worker.pace import Stretch
 from emberscale_trainer.worker.pipeline import Pipeline
 from emberscale_trainer.worker.rounds import RoundLengths
 from emberscale_trainer.worker.routes import Routes
-from emberscale_trainer.worker.servers import Identity, ParameterServers
+from emberscale_trainer.worker.servers import BatchName, Identity, ParameterServers, Pulled
 from emberscale_trainer.worker.statistics import WorkerStatistics
 from in_process import InProcessTraining
 from master_stand_in import even_table, spread_evenly
@@ -138,11 +141,26 @@ def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
         one.close()
 
 
-class Worker:
-    """A worker of its own index with a lengths of its own."""
+class Pushes(ParameterServers):
+    """A clock that each push advances, by a second for a batch and by `slowness` for each of a round."""
 
-    def __init__(self, cluster: Cluster, index: int, lengths: RoundLengths) -> None:
+    now = 0.0
+    slowness = 0.5
+
+    def push(self, plan: Any, one: Any, name: BatchName, *arrays: Any) -> None:
+        super().push(plan, one, name, *arrays)
+        self.now += name.batches * (self.slowness if name.is_round else 1)
+
+
+class Worker:
+    """A worker of its own index with a lengths of its own.
+
+    Its clock is the real one, or advances as if a batch in a round took `slowness` times as long as one by one.
+    """
+
+    def __init__(self, cluster: Cluster, index: int, lengths: RoundLengths, slowness: float | None = None) -> None:
         self.cluster = cluster
+        self.slowness = slowness
         self.index = index
         self.lengths = lengths
         self.statistics = WorkerStatistics()
@@ -164,12 +182,14 @@ class Worker:
                 book.wait_for_finished(0.05)
                 book.take_finished()
             first, stop = todo.pop(0)
-            token, start = 1 + 1000 * self.index + first, first * RECORDS
+            token, start = 1000 * self.index + len(leases) - len(todo), first * RECORDS
             lease = ShardLease(token, Split.TRAINING, 0, start, stop * RECORDS, shard=start)
             book.hold(lease)
             return lease
 
-        pulls, pushes = (ParameterServers(routes, identity, make_planner, replica.layout) for _ in range(2))
+        pulls = ParameterServers(routes, identity, make_planner, replica.layout)
+        pushes = Pushes(routes, identity, make_planner, replica.layout)
+        pushes.slowness = self.slowness or 1
         pipeline = Pipeline(
             cast(BatchSource, Source()),
             routes,
@@ -185,6 +205,7 @@ class Worker:
             before_compute=lambda: None,
             lengths=self.lengths,
             make_local=lambda: LocalRows(replica.tables, dense, replica.parameters),
+            clock=time.perf_counter if self.slowness is None else lambda: pushes.now,
         )
         try:
             pipeline.run(next_task)
@@ -197,6 +218,15 @@ class Worker:
 
 def lengths(mode: HotEmbeddingsMode = HotEmbeddingsMode.ENABLED) -> RoundLengths:
     return RoundLengths(HotEmbeddingsSpec(mode=mode), 60)
+
+
+class Measured(RoundLengths):
+    """With `Auto`, where the speed of single batches is known from the start."""
+
+    def __init__(self) -> None:
+        super().__init__(HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO), 60)
+        for _ in range(6):
+            self.measured(Stretch(False, 0, 16, 16 * RECORDS, 1.0, (1, 1)))
 
 
 class Alternating(RoundLengths):
@@ -244,7 +274,7 @@ def test_auto_estimates_in_the_first_lease_and_begins_rounds_in_the_next_where_t
     cluster: Callable[[int], Cluster],
 ) -> None:
     servers = cluster(0)
-    worker = Worker(servers, 0, lengths(HotEmbeddingsMode.AUTO))
+    worker = Worker(servers, 0, Measured())
     with capture_logs() as logs:
         worker.train([(0, 20), (20, 40)])
     (estimate,) = [one for one in logs if one["event"] == "rounds_estimated"]
@@ -255,9 +285,24 @@ def test_auto_estimates_in_the_first_lease_and_begins_rounds_in_the_next_where_t
     np.testing.assert_allclose(predictions(servers.stores), alone(40), rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("slowness", "reason", "ratio"), [(2.0, "SpeedDoesNotPay", "0.5"), (0.5, "SpeedPays", "2.0")])
+def test_auto_keeps_rounds_where_they_are_as_fast(
+    cluster: Callable[[int], Cluster], slowness: float, reason: str, ratio: str
+) -> None:
+    servers = cluster(0)
+    worker = Worker(servers, 0, lengths(HotEmbeddingsMode.AUTO), slowness)
+    worker.train([(first, first + 40) for first in range(0, 40 * 24, 40)])
+    told = worker.lengths.decision
+    assert told is not None
+    assert (told.active, told.reason) == (reason == "SpeedPays", reason), told.message
+    assert f"({ratio}" in told.message
+    assert worker.statistics.total_traffic.round_batches
+    assert all(state.applied.ranges(0) == [(0, 40 * 24)] for state in servers.states)
+
+
 def test_auto_estimates_again_soon_after_a_short_lease(cluster: Callable[[int], Cluster]) -> None:
     servers = cluster(0)
-    worker = Worker(servers, 0, lengths(HotEmbeddingsMode.AUTO))
+    worker = Worker(servers, 0, Measured())
     with capture_logs() as logs:
         worker.train([(0, 2), (2, 22), (22, 42), (42, 62)])
     estimates = [(one["batches"], one["pays"]) for one in logs if one["event"] == "rounds_estimated"]
@@ -279,10 +324,11 @@ def test_auto_says_that_the_budget_is_too_small_and_trains_batch_by_batch(cluste
     servers = cluster(0)
     small = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO, budget="1Ki"), 60)
     worker = Worker(servers, 0, small)
-    with capture_logs() as logs:
-        worker.train([(0, 20), (20, 40)])
-    (told,) = [one for one in logs if one["event"] == "hot_embeddings_budget_too_small"]
-    assert told["needed_for_two_batches"] > told["budget"] == 1024
+    worker.train([(0, 20), (20, 40)])
+    told = small.decision
+    assert told is not None
+    assert (told.active, told.reason) == (False, "BudgetTooSmall")
+    assert told.message.endswith("of memory, and hotEmbeddings.budget is 1 KiB")
     assert not worker.statistics.total_traffic.rounds
     assert all(state.applied.ranges(0) == [(0, 40)] for state in servers.states)
 
@@ -329,3 +375,14 @@ def test_a_gradient_that_is_not_finite_in_the_last_record_of_a_round_is_noticed(
     local.begin(plan, np.zeros(plan.values, np.float32), np.zeros(plan.dense_values, np.float32))
     with pytest.raises(NonFiniteGradientError, match="embeddings of batch 1"):
         replica.train_locally(one, plan, local)
+
+
+def test_a_loss_that_is_not_finite_is_noticed_in_an_evaluation() -> None:
+    """The master takes no such sum: the worker would be told so, end, and come back to the same batch."""
+    one, replica = batch(1), ModelReplica(JOB)
+    plan = KeyPlanner(even_table(1), replica.tables, replica.parameters, OptimizerType.ADAGRAD).plan(one.ids, one.lists)
+    pulled = Pulled(np.zeros(plan.values, np.float32), np.zeros(plan.dense_values, np.float32))
+    assert np.isfinite(replica.evaluate(one, plan, pulled).loss_sum)
+    unbounded = replace(one, dense=np.full_like(one.dense, np.inf))
+    with pytest.raises(NonFiniteLossError, match="the loss of batch 1 of an evaluation is nan"):
+        replica.evaluate(unbounded, plan, pulled)

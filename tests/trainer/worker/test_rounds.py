@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
+from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.wire import MAX_ROUND
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.worker.channel import ChannelClosedError
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.local_rows import LocalChanges
-from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths
+from emberscale_trainer.worker.pace import Stretch
+from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths, RoundSize, rounds_ruled_out
 from emberscale_trainer.worker.turns import RoundTurns
+from training_jobs import training_job
 
 ENABLED = HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED)
 AUTO = HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO)
@@ -24,7 +27,24 @@ AUTO = HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO)
 def figures(
     batches: int, saves: bool = True, values: int = 1000, seconds: float = 0.01, of_lease: int = MAX_ROUND
 ) -> RoundFigures:
-    return RoundFigures(batches, 40 if saves else 95, 100, values, seconds, of_lease)
+    return RoundFigures(batches, 40 if saves else 95, 100, 10, values, 25, seconds, of_lease)
+
+
+def estimate(bytes_: int, batches: int = 64, values: int = 1000) -> RoundSize:
+    return RoundSize(batches, bytes_, 100, 10, values)
+
+
+def measure(lengths: RoundLengths, speed: float, in_rounds: bool = False, token: int = 0) -> None:
+    """As many stretches at this speed as a comparison takes."""
+    for _ in range(6):
+        lengths.measured(Stretch(in_rounds, token, 16, int(speed), 1.0, (1, 1)))
+
+
+def measured_auto() -> RoundLengths:
+    """With `Auto`, where the speed of single batches is known."""
+    lengths = RoundLengths(AUTO, 15)
+    measure(lengths, 1000)
+    return lengths
 
 
 def grown(lengths: RoundLengths, saves: bool = True) -> list[int]:
@@ -73,9 +93,9 @@ class TestLengths:
         assert lengths.begin_lease(2)
 
     def test_auto_rests_where_rounds_save_little_and_tries_again_later(self) -> None:
-        lengths = RoundLengths(AUTO, 15)
+        lengths = measured_auto()
         lengths.room(4)
-        assert lengths.estimated(40, 100)
+        assert lengths.estimated(estimate(40))
         assert lengths.begin_lease(0)
         grown(lengths, saves=False)
         wanted = []
@@ -84,21 +104,22 @@ class TestLengths:
             assert not lengths.begin_lease(token)
         assert not any(wanted[:64])
         assert all(wanted[64:])
-        assert lengths.estimated(40, 100)
+        measure(lengths, 1000)
+        assert lengths.estimated(estimate(40))
         assert lengths.begin_lease(100)
 
     def test_auto_begins_no_round_before_an_estimate(self) -> None:
         lengths = RoundLengths(AUTO, 15)
         assert lengths.wants_estimate
         assert not lengths.begin_lease(0)
-        assert not lengths.estimated(80, 100)
+        assert not lengths.estimated(estimate(80))
         assert not lengths.wants_estimate
         assert not any(lengths.begin_lease(token) for token in range(100))
         assert lengths.wants_estimate
 
     def test_auto_looks_again_soon_at_what_few_batches_said(self) -> None:
         lengths = RoundLengths(AUTO, 15)
-        assert not lengths.estimated(80, 100, 2)
+        assert not lengths.estimated(estimate(80, 2))
         assert [lengths.begin_lease(0), lengths.wants_estimate] == [False, False]
         assert [lengths.begin_lease(1), lengths.wants_estimate] == [False, True]
 
@@ -114,8 +135,8 @@ class TestLengths:
         assert not RoundLengths(ENABLED, 15).wants_estimate
 
     def test_auto_rests_where_rounds_as_long_as_leases_save_little(self) -> None:
-        lengths = RoundLengths(AUTO, 15)
-        lengths.estimated(40, 100)
+        lengths = measured_auto()
+        lengths.estimated(estimate(40))
         lengths.begin_lease(0)
         sizes = [2, 4, 8, 16, 32, 32, 32]
         resting = []
@@ -125,8 +146,8 @@ class TestLengths:
         assert resting == [False] * 5 + [True] * 2
 
     def test_a_short_lease_is_no_reason_to_rest(self) -> None:
-        lengths = RoundLengths(AUTO, 15)
-        lengths.estimated(40, 100)
+        lengths = measured_auto()
+        lengths.estimated(estimate(40))
         for size in (2, 4, 8):
             lengths.trained(figures(size, of_lease=64))
         lengths.trained(figures(3, saves=False, of_lease=3))
@@ -142,10 +163,154 @@ class TestLengths:
         assert all(begun[64:])
 
     def test_auto_goes_on_where_rounds_save_much(self) -> None:
-        lengths = RoundLengths(AUTO, 15)
-        lengths.estimated(40, 100)
+        lengths = measured_auto()
+        lengths.estimated(estimate(40))
         grown(lengths)
         assert all(lengths.begin_lease(token) for token in range(100))
+
+    def test_auto_begins_no_round_before_the_speed_of_single_batches_is_known(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        assert lengths.estimated(estimate(40))
+        assert not lengths.begin_lease(0)
+        measure(lengths, 1000)
+        assert lengths.begin_lease(1)
+
+    def test_auto_gives_up_rounds_that_are_slower_and_tries_them_again_later(self) -> None:
+        lengths = measured_auto()
+        lengths.room(64)
+        lengths.estimated(estimate(40))
+        assert lengths.begin_lease(1)
+        grown(lengths)
+        measure(lengths, 990, in_rounds=True, token=5)
+        begun, token = [], 6
+        while not lengths.wants_estimate and token < 1000:
+            begun.append(lengths.begin_lease(token))
+            token += 1
+        assert not any(begun)
+        assert len(begun) == 128 - 6 + 1
+        measure(lengths, 900)
+        assert lengths.estimated(estimate(40))
+        assert lengths.length == 2
+        assert lengths.begin_lease(token)
+
+    def test_auto_measures_rounds_that_have_grown(self) -> None:
+        lengths = measured_auto()
+        lengths.estimated(estimate(40))
+        lengths.begin_lease(1)
+        lengths.trained(figures(2))
+        measure(lengths, 10, in_rounds=True)
+        assert lengths.begin_lease(2)
+
+    def test_rounds_that_the_manifest_wants_are_trained_at_any_speed(self) -> None:
+        lengths = RoundLengths(ENABLED, 15)
+        before = lengths.decision
+        for token in range(1000):
+            assert lengths.begin_lease(token)
+            grown(lengths)
+            measure(lengths, 1000)
+            measure(lengths, 10, in_rounds=True, token=token)
+        assert lengths.decision == before
+
+
+class TestDecision:
+    def told(self, lengths: RoundLengths) -> tuple[bool, str]:
+        decision = lengths.decision
+        assert decision is not None
+        return decision.active, decision.reason
+
+    def test_a_job_that_disables_rounds_has_none(self) -> None:
+        assert RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.DISABLED), 15).decision is None
+
+    def test_auto_tells_its_estimate_with_the_numbers(self) -> None:
+        lengths = measured_auto()
+        assert self.told(lengths) == (False, "EstimatePending")
+        lengths.estimated(estimate(80))
+        assert self.told(lengths) == (False, "EstimateDoesNotPay")
+        lengths.estimated(estimate(40))
+        message = "a round of 64 batches would take 0.40x of their bytes one by one; 0.6x begins rounds, faster or not"
+        assert lengths.decision == RoundsDecision(True, "EstimatePays", message, 64, 40, 100, 10, 24_000)
+
+    def test_auto_tells_that_rounds_saved_less_than_it_had_estimated(self) -> None:
+        lengths = measured_auto()
+        lengths.room(4)
+        lengths.estimated(estimate(40))
+        grown(lengths, saves=False)
+        assert self.told(lengths) == (False, "SavesTooLittle")
+        assert lengths.decision is not None
+        assert "a round of 4 batches took 0.95x" in lengths.decision.message
+        lengths.trained(figures(1, saves=False))  # of the lease that is under way
+        assert self.told(lengths) == (False, "SavesTooLittle")
+
+    def test_auto_tells_both_speeds_with_the_estimate(self) -> None:
+        lengths = RoundLengths(AUTO, 15)
+        lengths.estimated(estimate(40))
+        lengths.room(64)
+        assert self.told(lengths) == (False, "SpeedPending")
+        measure(lengths, 10_234)
+        lengths.begin_lease(1)
+        assert self.told(lengths) == (True, "EstimatePays")
+        grown(lengths)
+        measure(lengths, 5_020, in_rounds=True)
+        message = "rounds train 5,020 samples/s, and single batches 10,200 (0.49x; 1x or more would pay)"
+        assert lengths.decision == RoundsDecision(False, "SpeedDoesNotPay", message, 64, 40, 100, 10, 24_000)
+
+    def test_a_bound_without_room_is_told_while_it_lasts(self) -> None:
+        lengths = RoundLengths(ENABLED, 15)
+        lengths.room(1)
+        assert self.told(lengths) == (False, "NotAdmitted")
+        lengths.room(2)
+        assert self.told(lengths) == (True, "Enabled")
+
+    @pytest.mark.parametrize(
+        ("figure", "reason", "said"),
+        [
+            ({"seconds": 60.0}, "TooSlow", "two batches take 1 min to train, and a lease must progress every 3.75 s"),
+            ({"values": 1 << 28}, "BudgetTooSmall", "the rows of two batches take 6 GiB of memory, and hotEmbeddings."),
+        ],
+    )
+    def test_what_does_not_fit_is_told_until_it_does(self, figure: dict[str, Any], reason: str, said: str) -> None:
+        lengths = RoundLengths(ENABLED, 15)
+        lengths.trained(figures(2, **figure))
+        assert self.told(lengths) == (False, reason)
+        assert lengths.decision is not None
+        assert lengths.decision.message.startswith(said)
+        for token in range(65):
+            lengths.begin_lease(token)
+        assert self.told(lengths) == (False, reason)
+        lengths.trained(figures(2))
+        assert self.told(lengths) == (True, "Enabled")
+
+    def test_a_budget_that_is_too_small_is_told_in_the_same_words_each_time(self) -> None:
+        lengths = RoundLengths(ENABLED, 15)
+        told = set()
+        for values in (1 << 28, 1 << 29):
+            lengths.trained(figures(2, values=values))
+            told.add(lengths.decision)
+        assert len(told) == 1
+
+    def test_a_budget_above_the_memory_of_a_worker_rules_rounds_out(self) -> None:
+        spec = training_job(hotEmbeddings={"mode": "Enabled", "budget": "4Gi"}).spec
+        assert rounds_ruled_out(spec, None) is None
+        assert rounds_ruled_out(spec, 4 << 30) is None
+        decision = rounds_ruled_out(spec, 3 << 30)
+        assert decision is not None
+        assert decision.reason == "BudgetAboveMemory"
+        assert decision.message == "hotEmbeddings.budget is 4 GiB, and a worker has 3 GiB of memory"
+        lengths = RoundLengths(spec.hot_embeddings, 15, decision)
+        assert lengths.decision == decision
+        assert not lengths.begin_lease(1)
+        assert not lengths.wants_estimate
+
+    def test_what_rounds_do_not_work_with_is_told_of_auto(self) -> None:
+        optimizers = {"sparse": {"type": "Adam"}}
+        spec = training_job(hotEmbeddings={"mode": "Auto"}, optimizers=optimizers).spec
+        decision = rounds_ruled_out(spec, None)
+        assert decision is not None
+        assert (decision.reason, decision.message) == (
+            "Obstacle",
+            "hotEmbeddings does not work with optimizers.sparse.type (Adam)",
+        )
+        assert rounds_ruled_out(training_job(optimizers=optimizers).spec, None) is None
 
 
 def batch(number: int, ids: list[int], lists: list[list[int]]) -> Batch:

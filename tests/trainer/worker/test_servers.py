@@ -8,13 +8,15 @@ from typing import cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_api.wire import Header, Kind, Status
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
+from emberscale_api.wire import Header, Kind, Status, counts_bytes
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection, listen
 from emberscale_trainer.worker import keys
+from emberscale_trainer.worker import servers as servers_module
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.rows import EmbeddingLayout
@@ -46,6 +48,8 @@ IDENTITY = Identity("secret", worker=1, session=5)
 Answer = Callable[[Header], tuple[Status, bytes] | None]
 """What a peer says to a request; None to hang up."""
 
+PIECE = piece_length(8)
+
 
 @dataclass
 class StandingRoutes:
@@ -63,6 +67,7 @@ class Peer:
 
     def __init__(self, folder: Path, name: str, answer: Answer) -> None:
         self.asked: list[Header] = []
+        self.payloads: list[bytes] = []
         self._answer = answer
         self._listener, self.address = listen(f"unix://{folder}/{name}")
         threading.Thread(target=self._accept, daemon=True).start()
@@ -80,7 +85,8 @@ class Peer:
             connection.receive()
             connection.send(Header(Status.OK))
             while True:
-                header, _ = connection.receive()
+                header, payload = connection.receive()
+                self.payloads.append(payload.tobytes())
                 self.asked.append(header)
                 if header.kind == Kind.COMPLETE:
                     continue
@@ -134,6 +140,34 @@ def push(routes: StandingRoutes) -> None:
 
 def kinds(peer: Peer) -> list[tuple[int, int]]:
     return [(header.kind, header.version) for header in peer.asked]
+
+
+def test_a_server_that_takes_connections_and_answers_none_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped does, for which the kernel listens on."""
+    monkeypatch.setattr(servers_module, "_CONNECT_SECONDS", 0.2)
+    listener, address = listen(f"unix://{tmp_path}/silent")
+    routes = StandingRoutes(RoutingTable(1, 1, (PsAddress(0, "i0", address, ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES))
+    failures: list[str] = []
+
+    def connect() -> None:
+        try:
+            connected(routes)
+        except ConnectionLostError as error:
+            failures.append(str(error))
+
+    connecting = threading.Thread(target=connect, daemon=True)
+    connecting.start()
+    connecting.join(30)
+    listener.close()
+    assert failures == [f"{address}: the connection broke while receiving: timed out"]
+
+
+def test_a_server_that_has_answered_may_take_its_time(peer: Callable[[str, Answer], Peer]) -> None:
+    servers = connected(StandingRoutes(table(peer("0", lambda header: None))))
+    assert [one._stream.gettimeout() for one in servers._connections.values()] == [None]
+    servers.close()
 
 
 @pytest.mark.parametrize(
@@ -193,3 +227,80 @@ def test_a_round_beyond_a_frame_under_a_newer_table_does_not_end_the_job(
     with pytest.raises(error):
         servers.pull(plan, BATCH, replace(NAME, is_round=is_round), read_only=False)
     servers.close()
+
+
+IDS = np.arange(32, dtype=np.int64).reshape(-1, 1)
+MANY = replace(BATCH, ids=IDS)
+
+
+def floats_of(rows: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The floats of rows and of dense pieces on the wire, in which each float tells whose it is."""
+    of_rows = (100 * rows[:, None] + np.arange(2)).reshape(-1)
+    of_pieces = (10_000 + 100 * pieces[:, None] + np.arange(PIECE)).reshape(-1)
+    return np.concatenate([of_rows, of_pieces]).astype(np.float32)
+
+
+def split(*peers: Peer, version: int, turned: bool) -> RoutingTable:
+    """Buckets and pieces by turns; `turned` gives each to the other server."""
+    owners = [(number + turned) % 2 for number in range(BUCKETS)]
+    servers = tuple(PsAddress(index, f"i{index}", one.address, "") for index, one in enumerate(peers))
+    return RoutingTable(1, version, servers, tuple(owners), tuple(owners[:DENSE_PIECES]))
+
+
+def owned_by(routing: RoutingTable, server: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The keys of the batch, and the dense pieces, that a server owns."""
+    keys = IDS.reshape(-1)
+    return keys[np.array(routing.bucket_owners)[buckets_of(keys)] == server], np.array(routing.pieces_of(server))
+
+
+def test_a_pull_that_moved_halfway_has_every_row_as_the_newer_table_lays_it_out(
+    peer: Callable[[str, Answer], Peer],
+) -> None:
+    """The first server has answered under the older table: nothing of that may stay in place."""
+    tables: dict[int, RoutingTable] = {}
+
+    def answer(server: int) -> Answer:
+        def say(header: Header) -> tuple[Status, bytes]:
+            if server == 1 and header.version == 1:
+                return Status.MOVED, b""
+            return Status.OK, floats_of(*owned_by(tables[header.version], server)).tobytes()
+
+        return say
+
+    peers = peer("0", answer(0)), peer("1", answer(1))
+    tables |= {version: split(*peers, version=version, turned=version > 1) for version in (1, 2)}
+    servers = connected(StandingRoutes(tables[1], tables[2]))
+    plan, pulled = servers.pull(KeyPlanner(tables[1], TABLES, 8).plan(IDS), MANY, NAME, read_only=False)
+    servers.close()
+    assert plan.routing.version == 2
+    expected = floats_of(IDS.reshape(-1), np.arange(DENSE_PIECES))
+    rows = pulled.rows[plan.offsets[:, 0][:, None] + np.arange(2)].reshape(-1)
+    assert np.concatenate([rows, pulled.dense]).tolist() == expected.tolist()
+
+
+def test_a_push_that_moved_halfway_brings_each_gradient_to_the_newer_owner(
+    peer: Callable[[str, Answer], Peer],
+) -> None:
+    peers = (
+        peer("0", lambda header: (Status.OK, b"")),
+        peer("1", lambda header: (Status.MOVED if header.version == 1 else Status.OK, b"")),
+    )
+    old, new = (split(*peers, version=version, turned=version > 1) for version in (1, 2))
+    plan = KeyPlanner(old, TABLES, 8).plan(IDS)
+    whole = floats_of(IDS.reshape(-1), np.arange(DENSE_PIECES))
+    gradients = np.empty(plan.values, np.float32)
+    gradients[plan.offsets[:, 0][:, None] + np.arange(2)] = whole[: 2 * len(IDS)].reshape(-1, 2)
+    servers = connected(StandingRoutes(old, new))
+    servers.push(plan, MANY, NAME, gradients, whole[2 * len(IDS) :])
+    servers.close()
+    for server, one in enumerate(peers):
+        [payload] = [
+            payload
+            for header, payload in zip(one.asked, one.payloads, strict=True)
+            if (header.kind, header.version) == (Kind.PUSH, 2)
+        ]
+        start, (rows, pieces) = counts_bytes(2), owned_by(new, server)
+        stop = start + 8 * (len(rows) + len(pieces))
+        sent = np.frombuffer(payload[start:stop], np.int64)
+        assert sorted(sent[: len(rows)]) == rows.tolist()
+        assert np.array_equal(np.frombuffer(payload[stop:], np.float32), floats_of(sent[: len(rows)], pieces))

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.rpc import master_pb2
+from emberscale_api.rpc.codec import same_fields
 from emberscale_trainer.worker.messages import report_work
 from emberscale_trainer.worker.rounds import RoundFigures
 from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics, add_to_histogram
@@ -43,16 +45,22 @@ def test_rounds_are_told_to_the_master_and_served_as_metrics() -> None:
     registry.register(WorkerMetrics(statistics))
     statistics.moved(100, 50)
     for batches in (2, 4):
-        statistics.round_trained(RoundFigures(batches, bytes=40, single_bytes=70, values=5, seconds=1.0, of_lease=8))
+        statistics.round_trained(RoundFigures(batches, 40, 70, 3, 5, single_rows=9, seconds=1.0, of_lease=8))
+    decision = RoundsDecision(True, "EstimatePays", "it saves", 4, 40, 70, 3, 120)
     told = [master_pb2.HeartbeatRequest() for _ in range(2)]
     for request in told:
-        report_work(request, statistics)
-    expected = master_pb2.WorkerTraffic(bytes=150, rounds=2, round_batches=6, round_bytes=80, single_bytes=140)
+        report_work(request, statistics, decision)
+    expected = master_pb2.WorkerTraffic(
+        bytes=150, rounds=2, round_batches=6, round_bytes=80, single_bytes=140, round_rows=6, single_rows=18
+    )
     assert [request.worker.traffic for request in told] == [expected] * 2
+    assert [same_fields(RoundsDecision, request.worker.rounds) for request in told] == [decision] * 2
     served = {
         "emberscale_rounds_total": 2,
         "emberscale_round_batches_total": 6,
         "emberscale_round_bytes_total": 80,
         "emberscale_round_single_bytes_total": 140,
+        "emberscale_round_rows_total": 6,
+        "emberscale_round_single_rows_total": 18,
     }
     assert {name: registry.get_sample_value(name) for name in served} == served

@@ -1,4 +1,11 @@
-"""Checkpoints: writing a server's part of a snapshot, and reading what all servers wrote, with any number of them."""
+"""Checkpoints: writing a server's part of a snapshot, and reading what all servers wrote, with any number of them.
+
+* `files`, `encoding`: the files of one server, and how rows lie in them.
+* `writer`, `chains`: writing a snapshot, all rows or those that changed; `reader`: loading what one server owns.
+* `flash`, `flash_redis`, `flash_inventory`: the same in Redis.
+* `priority`, `choosing`: saves of priority rows between checkpoints, and which rows these are.
+* `work`: progress, retries and the end of work on storage, and reading ahead.
+"""
 
 from emberscale_trainer.checkpoint.chains import ChainDraft, ChainWriter, owned_rows
 from emberscale_trainer.checkpoint.files import CheckpointFiles

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import DamagedCheckpointError, rows_suffix, weight_bits_of
 from emberscale_api.job import TableSpec
-from emberscale_trainer.table import PackedRows, RowLayout, holds_sketches
+from emberscale_trainer.table import MalformedBlockError, PackedRows, RowLayout, holds_sketches
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,17 @@ class RowEncoding:
         """How names of such files end."""
         return rows_suffix(self.weight_bits)
 
-    @property
-    def stride(self) -> int:
-        """Bytes of a row in the file."""
-        return self.layout.stride if self._packed is None else self._packed.stride
-
     def encode(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns uint8 [n, self.stride] of records, uint8 [n, layout.stride]. Raises UnquantizableError."""
+        """Returns the bytes, uint8, of records, uint8 [n, layout.stride]. Raises UnquantizableError."""
         return records if self._packed is None else self._packed.pack(records)
 
     def decode(self, content: bytes, name: str) -> NDArray[np.uint8]:
         """Returns the records of a file, uint8 [n, layout.stride]. Raises DamagedCheckpointError, which names it."""
-        if len(content) % self.stride:
+        if self._packed is not None:
+            try:
+                return self._packed.unpack(content)
+            except MalformedBlockError as error:
+                raise DamagedCheckpointError(f"{name}: {error}") from error
+        if len(content) % self.layout.stride:
             raise DamagedCheckpointError(f"{name} ends within a record")
-        rows = np.frombuffer(content, np.uint8).reshape(-1, self.stride)
-        return rows if self._packed is None else self._packed.unpack(rows)
+        return np.frombuffer(content, np.uint8).reshape(-1, self.layout.stride)

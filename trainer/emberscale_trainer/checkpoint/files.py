@@ -3,7 +3,7 @@
 <checkpoint>/manifest.json                by the master, last; lists every file with its size and checksum
 <checkpoint>/ps-<i>/partition.json        what the server held
 <checkpoint>/ps-<i>/table-<n>-<part>.rows records of table n, as they lie in its slab
-<checkpoint>/ps-<i>/table-<n>-<part>.q4   the same with weights as codes of 4 bits, or as many as the name says
+<checkpoint>/ps-<i>/table-<n>-<part>.b4   the same with weights as codes of 4 bits, or as many as the name says
 <checkpoint>/ps-<i>/sketches-<n>-<part>.rows the sketches of table n, which say what keys without a row have counted
 <checkpoint>/ps-<i>/dense-<part>.rows     the same of the dense table, whose keys are the numbers of pieces
 <checkpoint>/ps-<i>/table-<n>-<part>.keys keys of rows that were retired since the checkpoint on which it builds
@@ -109,6 +109,15 @@ class PartitionFile(_Part):
     def to_json(self) -> bytes:
         """Returns the file without the fields of features that are off: the previous version does not know them."""
         return self.model_dump_json(indent=1, exclude_defaults=True).encode()
+
+    @property
+    def owned(self) -> Ownership:
+        """What the server owned: the inverse of `ranges_of`."""
+        owned = Ownership.of_nothing()
+        for ranges, mine in ((self.buckets, owned.buckets), (self.pieces, owned.pieces)):
+            for first, stop in ranges:
+                mine[first:stop] = True
+        return owned
 
     @property
     def stored(self) -> tuple[TablePart, ...]:

@@ -17,13 +17,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import count
 
 import numpy as np
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
-from emberscale_trainer.checkpoint.ahead import ahead
 from emberscale_trainer.checkpoint.files import (
     RETIRED,
     AppliedFile,
@@ -33,7 +32,7 @@ from emberscale_trainer.checkpoint.files import (
 )
 from emberscale_trainer.checkpoint.flash_inventory import FlashInventory
 from emberscale_trainer.checkpoint.flash_redis import FlashRedis, FlashUnusableError, RedisFullError
-from emberscale_trainer.checkpoint.work import AbandonedError, Work
+from emberscale_trainer.checkpoint.work import AbandonedError, Work, ahead
 from emberscale_trainer.checkpoint.writer import Share, parts_of
 from emberscale_trainer.table import Reader, RowLayout, Snapshot, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.snapshot import Lock
@@ -83,8 +82,8 @@ class FlashWriter:
     def __init__(self, url: str, job_uid: str, incarnation: str) -> None:
         self._url = url
         self._keys = FlashKeys.of(job_uid)
-        self._stem = hashlib.sha256(incarnation.encode()).hexdigest()[:12]
-        self._number = 0
+        stem = hashlib.sha256(incarnation.encode()).hexdigest()[:12]
+        self._stems = (f"{stem}-{number:08d}" for number in count(1))  # no file of this job has had one of these names
         self._writing = threading.Lock()
         self._followed: weakref.ref[TableStore] | None = None
         self._chain: _Chain | None = None
@@ -118,11 +117,15 @@ class FlashWriter:
         """
         try:
             with self._writing, FlashRedis(self._url) as redis:
-                inventory = FlashInventory(redis, self._keys, f"ps-{share.index}")
+                link = _Link(redis, self._keys, f"ps-{share.index}", work)
                 try:
-                    return self._write(_Link(self, redis, inventory, share.index, work), draft, checkpoint, share)
+                    return self._write(link, draft, checkpoint, share)
+                except AbandonedError:
+                    link.undo()
+                    raise
                 except RedisFullError:
-                    self._make_room_again(inventory, draft)
+                    link.undo()
+                    self._make_room_again(link.inventory, draft)
                     raise
         except SnapshotAbandonedError as error:
             raise AbandonedError from error
@@ -136,7 +139,7 @@ class FlashWriter:
         else:
             self._renew(link, draft, before)
         self._unclean = True
-        names = link.write_rows(draft.snapshot, len(draft.tables.specs))
+        names = link.write_rows(draft.snapshot, len(draft.tables.specs), self._stems)
         base = _Chain(((),) * len(draft.tables.specs), base_bytes=sum(file.bytes for file in link.written))
         old = before or base
         after = replace(
@@ -151,15 +154,6 @@ class FlashWriter:
             self._chain = after
         self._unclean = False
         return [*after.written.values(), *documents]
-
-    def next_name(self, suffix: str) -> str:
-        """A name that no file of this job has had."""
-        self._number += 1
-        return f"{self._stem}-{self._number:08d}{suffix}"
-
-    def key_of(self, checkpoint: str, path: str) -> str:
-        """The key of a file."""
-        return self._keys.of_file(checkpoint, path)
 
     def _renew(self, link: "_Link", draft: FlashDraft, before: _Chain) -> None:
         """Has Redis keep the chain for longer, which tells whether it still has all of it."""
@@ -198,63 +192,48 @@ class FlashWriter:
 class _Link:
     """The part of a chain that one checkpoint adds."""
 
-    def __init__(
-        self, writer: FlashWriter, redis: FlashRedis, inventory: FlashInventory, index: int, work: Work
-    ) -> None:
-        self.redis, self.inventory = redis, inventory
-        self._writer, self._work = writer, work
-        self._folder = f"ps-{index}"
-        self._sent: list[str] = []
+    def __init__(self, redis: FlashRedis, keys: FlashKeys, folder: str, work: Work) -> None:
+        self.redis = redis
+        self.inventory = FlashInventory(redis, keys, folder)
         self.written: list[CheckpointFile] = []
+        self._keys = keys
+        self._folder = folder
+        self._work = work
+        self._sent: list[str] = []
 
-    def write_rows(self, snapshot: Snapshot, tables: int) -> list[tuple[str, ...]]:
-        """Writes retired keys and rows; returns the names of files by table."""
+    def write_rows(self, snapshot: Snapshot, tables: int, stems: Iterator[str]) -> list[tuple[str, ...]]:
+        """Writes retired keys and rows to files, each named by the next of `stems`; returns the names by table."""
         names = []
         for number in range(tables):
-            retired = snapshot.retired[number]
-            keys = [retired.view(np.uint8).data] if len(retired) else []
-            rows = parts_of(snapshot.read(number), CHUNK_BYTES)
-            names.append(self._write(chain(((RETIRED, key) for key in keys), ((".rows", row) for row in rows))))
-        self._flush()
+            first, retired = len(self.written), snapshot.retired[number]
+            if len(retired):
+                self._send("", f"{next(stems)}{RETIRED}", retired.view(np.uint8).data)
+            for rows in parts_of(snapshot.read(number), CHUNK_BYTES):
+                self._send("", f"{next(stems)}.rows", rows)
+            names.append(tuple(file.path.partition("/")[2] for file in self.written[first:]))
+        self.redis.flush()
         return names
 
     def documents(self, checkpoint: str, documents: Iterable[tuple[str, bytes]]) -> list[CheckpointFile]:
         """Writes the JSON files of a checkpoint."""
         first = len(self.written)
         for name, content in documents:
-            self._send(checkpoint, f"{self._folder}/{name}", memoryview(content))
-        self._flush()
+            self._send(checkpoint, name, memoryview(content))
+        self.redis.flush()
         return self.written[first:]
 
-    def _write(self, contents: Iterable[tuple[str, memoryview]]) -> tuple[str, ...]:
-        """Sends files, each with the end of its name; returns the names. The next content may overwrite each."""
-        first = len(self.written)
-        for suffix, content in contents:
-            self._send("", f"{self._folder}/{self._writer.next_name(suffix)}", content)
-        return tuple(file.path.partition("/")[2] for file in self.written[first:])
-
-    def _send(self, checkpoint: str, path: str, content: memoryview) -> None:
-        key = self._writer.key_of(checkpoint, path)
+    def _send(self, checkpoint: str, name: str, content: memoryview) -> None:
+        """Sends a file. The content may be overwritten once this has returned."""
+        path = f"{self._folder}/{name}"
+        key = self._keys.of_file(checkpoint, path)
         file = CheckpointFile(path=path, bytes=content.nbytes, crc32=zlib.crc32(content))
         self._sent.append(key)
-        try:
-            self.inventory.note(key)
-            self.redis.send(("SET", key, content, "EX", FLASH_KEPT_SECONDS))
-            self._work.advance(content.nbytes)
-        except (RedisFullError, AbandonedError):
-            self._undo()
-            raise
+        self.inventory.note(key)
+        self.redis.send(("SET", key, content, "EX", FLASH_KEPT_SECONDS))
+        self._work.advance(content.nbytes)
         self.written.append(file)
 
-    def _flush(self) -> None:
-        """Waits until Redis has everything."""
-        try:
-            self.redis.flush()
-        except RedisFullError:
-            self._undo()
-            raise
-
-    def _undo(self) -> None:
+    def undo(self) -> None:
         """Removes what Redis took. After any other failure the connection is broken: the next one sweeps."""
         with suppress(FlashUnusableError):
             self.inventory.remove(self._sent)

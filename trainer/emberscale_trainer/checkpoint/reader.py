@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, buckets_of, piece_length
+from emberscale_api.routing import DENSE_PIECES, buckets_of, piece_length
+from emberscale_trainer.checkpoint.choosing import among
 from emberscale_trainer.checkpoint.encoding import RowEncoding
 from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, CheckpointFiles, PartitionFile, TablePart
 from emberscale_trainer.partition import AppliedBatches, Ownership
@@ -71,11 +72,9 @@ def _load(
 ) -> Iterator[None]:
     """Loads one embedding table, file by file."""
     for part in parts:
-        if not _overlap(part.buckets, owned.buckets):
+        buckets = part.owned.buckets & owned.buckets
+        if not buckets.any():
             continue
-        buckets = np.zeros_like(owned.buckets)
-        for first, stop in part.buckets:
-            buckets[first:stop] = owned.buckets[first:stop]
         table = part.stored[number]
         for retired, records in _read_changes(files, part, table, table.files):
             if len(retired):
@@ -96,13 +95,11 @@ def _load_dense(
 ) -> Iterator[None]:
     """Loads the dense table, file by file."""
     for part in parts:
-        if not _overlap(part.pieces, owned.pieces):
+        pieces = part.owned.pieces & owned.pieces
+        if not pieces.any():
             continue
-        held = np.zeros_like(owned.pieces)
-        for first, stop in part.pieces:
-            held[first:stop] = owned.pieces[first:stop]
         for _, records in _read_changes(files, part, part.dense, part.dense.files):
-            mine = records[held[_pieces(records, part)]]
+            mine = records[pieces[_pieces(records, part)]]
             if anew:
                 part.dense.layout.fields(mine)["pushes"] = 1
             tables.load(len(tables.specs) - 1, mine)
@@ -119,30 +116,15 @@ def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) 
             yield records
         return
     seen = np.zeros(0, np.int64)  # sorted: keys of which all older files tell nothing any more
+    owned = part.owned
     for retired, records in _read_changes(files, part, table, table.files[::-1]):
         keys = keys_of(records)
-        fresh = ~_among(keys, seen)
-        if table is not part.dense:
-            fresh &= _owned(keys, part)
+        fresh = ~among(keys, seen)
+        if table is not part.dense:  # others were given away after an earlier checkpoint
+            fresh &= owned.among(keys, dense=False)
         if fresh.any():
             yield records[fresh]
         seen = np.union1d(seen, np.concatenate([keys, retired]))
-
-
-def _among(keys: NDArray[np.int64], seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which keys are in a sorted array."""
-    if not len(seen):
-        return np.zeros(len(keys), np.bool_)
-    places = np.minimum(np.searchsorted(seen, keys), len(seen) - 1)
-    return np.equal(seen[places], keys)
-
-
-def _owned(keys: NDArray[np.int64], part: PartitionFile) -> NDArray[np.bool_]:
-    """Which keys are in buckets of the part: others were given away after an earlier checkpoint."""
-    owned = np.zeros(BUCKETS, np.bool_)
-    for first, stop in part.buckets:
-        owned[first:stop] = True
-    return owned[buckets_of(keys)]
 
 
 def _read_changes(
@@ -189,10 +171,6 @@ def server_history(files: CheckpointFiles, index: int) -> tuple[dict[int, list[t
         steps |= dict(zip(_pieces(records, part).tolist(), pushes.tolist(), strict=True))
     applied = files.parse(f"ps-{index}/applied.json", AppliedFile)
     return {item.epoch: item.runs for item in applied.epochs}, steps
-
-
-def _overlap(ranges: Sequence[tuple[int, int]], owned: NDArray[np.bool_]) -> bool:
-    return any(owned[first:stop].any() for first, stop in ranges)
 
 
 def _pieces(records: NDArray[np.uint8], part: PartitionFile) -> NDArray[np.int64]:

@@ -1,8 +1,15 @@
-"""Work on checkpoint storage that goes on behind a call: how far it is, what it waits for, and how it is ended."""
+"""Work on checkpoint storage beside its caller.
+
+`Work` goes on behind a call: how far it is, what it waits for, and how it is ended. `ahead` reads what comes next while
+the caller uses what came before.
+"""
 
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 import tenacity
@@ -20,6 +27,9 @@ MISSING_SECONDS = 20.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
+
+_END: Any = object()
 
 
 class StorageUnreachableError(UnavailableError):
@@ -112,3 +122,20 @@ class Work:
             raise StorageUnreachableError(f"{what}: {cause}") from cause
         self.problem = ""
         return result
+
+
+def ahead(source: Iterator[_Item], count: int) -> Generator[_Item, None, None]:
+    """Yields the items of `source`, of which up to `count` are read ahead. Raises what the source raises, in its place.
+
+    The source runs in a thread of its own. Where the generator is closed before its end, the thread ends soon, once
+    the source has yielded or raised.
+    """
+    pool = ThreadPoolExecutor(1, "read-ahead")
+    read = partial(next, source, _END)
+    try:
+        ready = deque(pool.submit(read) for _ in range(count))
+        while (item := ready.popleft().result()) is not _END:
+            ready.append(pool.submit(read))
+            yield item
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

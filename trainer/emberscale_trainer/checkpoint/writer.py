@@ -176,18 +176,24 @@ def _write_table(
     encoding = RowEncoding.to_write(spec, weight_bits)
     retired = snapshot.retired[number]
     keys = [(RETIRED, retired.view(np.uint8).data)] if len(retired) else []
-    encoded = map(encoding.encode, _owned_rows(snapshot, spec, number, share, left_out, seen))
-    rows = ((encoding.suffix, content) for content in parts_of(encoded, _PART_BYTES))
-    names, size = [], 0
+    count = 0
+
+    def encoded() -> Iterator[NDArray[np.uint8]]:
+        nonlocal count
+        for records in _owned_rows(snapshot, spec, number, share, left_out, seen):
+            count += len(records)
+            yield encoding.encode(records)
+
+    rows = ((encoding.suffix, content) for content in parts_of(encoded(), _PART_BYTES))
+    names = []
     try:
         for part, (suffix, content) in enumerate(chain(keys, rows)):
             names.append(folder.write(f"{stem}-{part}{suffix}", content))
-            size += 0 if suffix == RETIRED else len(content)
     except UnquantizableError as error:
         raise UnquantizableError(
             f"table {spec.name}: {error}; with spec.checkpoint.quantization None it is saved as it is"
         ) from error
-    return names, size // encoding.stride
+    return names, count
 
 
 def _stem(spec: TableSpec) -> str:
@@ -198,7 +204,7 @@ def _stem(spec: TableSpec) -> str:
 
 
 def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[memoryview]:
-    """The records of some chunks each, uint8 [n, stride], `size_bytes` or more; the next overwrites each."""
+    """The bytes of some whole chunks each, `size_bytes` or more; the next overwrites each."""
     part = np.empty(0, np.uint8)
     size = 0
     for chunk in chunks:

@@ -18,9 +18,7 @@ from emberscale_trainer.data.decoded import (
     fill_log1p_of_integers,
 )
 from emberscale_trainer.data.hashing import hash_texts
-from emberscale_trainer.data.records import MISSING_ID, DataUnavailableError, IdLists
-
-_SHOWN_COLUMNS = 12
+from emberscale_trainer.data.records import MISSING_ID, DataUnavailableError, IdLists, wrong_column
 
 
 def check_schema(uri: str, schema: pa.Schema, columns: ColumnMapping) -> None:
@@ -34,12 +32,7 @@ def check_schema(uri: str, schema: pa.Schema, columns: ColumnMapping) -> None:
     for role, name, accepts, allowed in fields:
         found = schema.get_all_field_indices(name)
         if len(found) != 1:
-            raise DataUnavailableError(
-                uri,
-                f"has {f'{len(found)} columns' if found else 'no column'} {name!r}, "
-                f"which spec.data.columns.{role} names; "
-                f"it has {shown_columns(schema)}",
-            )
+            raise wrong_column(uri, role, name, len(found), [f"{one.name} ({one.type})" for one in schema])
         kind = schema.field(found[0]).type
         if not accepts(kind):
             advice = ""
@@ -50,13 +43,6 @@ def check_schema(uri: str, schema: pa.Schema, columns: ColumnMapping) -> None:
             raise DataUnavailableError(
                 uri, f"column {name!r}, which spec.data.columns.{role} names, is {kind}; {allowed}{advice}"
             )
-
-
-def shown_columns(schema: pa.Schema) -> str:
-    """The columns of a file and their types, for people."""
-    names = [f"{field.name} ({field.type})" for field in schema]
-    more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
-    return ", ".join(names[:_SHOWN_COLUMNS]) + more
 
 
 _IDS = "ids are integers, booleans, strings or bytes, dictionaries of them included"

@@ -12,7 +12,7 @@ from emberscale_api.job.data import BadRecord
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.files import Target
 from emberscale_trainer.data.records import RecordFormat, empty_columns
-from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, RecordWriter, UnwritableRecordError, open_writer
+from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, UnwritableRecordError, Write, open_writer
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,10 +66,10 @@ def convert_files(
                 conversion.csv,
                 conversion.compression,
                 integers=isinstance(reader, CriteoTSV),
-            ) as writer,
+            ) as write,
         ):
             for block in found:
-                _copy(reader, source, block, writer, tally)
+                _copy(reader, source, block, write, tally)
     return Converted(tuple(tally.records), tally.truncated_records, tuple(tally.bad_records))
 
 
@@ -93,12 +93,12 @@ class _Tally:
         self._progress("converting records", self._done, self._total)
 
 
-def _copy(reader: RecordFormat, source: DataFile, block: Block, writer: RecordWriter, tally: _Tally) -> None:
+def _copy(reader: RecordFormat, source: DataFile, block: Block, write: Write, tally: _Tally) -> None:
     columns = empty_columns(block.records, reader.columns, raw=True)
     records = np.arange(block.records)
     good, bad = reader.read_block(source, block).read(records, columns)
     tally.add(block, good, bad, columns.truncated_records)
     try:
-        writer.write(columns.rows(0, good))
+        write(columns.rows(0, good))
     except UnwritableRecordError as error:
         raise InvalidError(f"{source.uri}: record {block.first_record + error.row + 1:,}: {error}") from error

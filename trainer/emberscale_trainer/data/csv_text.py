@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,11 +31,10 @@ from emberscale_trainer.data.csv_kernels import (
     parse_records,
 )
 from emberscale_trainer.data.lines import find_lines, find_quoted_lines, index_lines, refuse_unreadable_head
-from emberscale_trainer.data.records import Columns, DataUnavailableError
-from emberscale_trainer.data.streams import TextRanges, compression_of, open_text
+from emberscale_trainer.data.records import Columns, DataUnavailableError, wrong_column
+from emberscale_trainer.data.streams import TextRanges, TextStream, compression_of
 
 _HEADER_BYTES = 1 << 20
-_SHOWN_COLUMNS = 12
 _SHOWN_CHARACTERS = 24
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _UNLIMITED = np.iinfo(np.int64).max
@@ -197,7 +197,7 @@ class CSV:
 
 def column_names(uri: str, spec: CSVSpec) -> list[str]:
     """The columns of a file, by its header or its first record. Raises DataUnavailableError."""
-    with open_text(uri) as stream:
+    with closing(TextStream(uri)) as stream:
         text = stream.read(_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=spec.delimiter), None)
     if not first:
@@ -225,13 +225,7 @@ def _advice(names: list[str], header: bool) -> str:
 def _place(uri: str, names: list[str], columns: ColumnMapping, header: bool) -> _Places:
     def place(role: str, name: str) -> int:
         if names.count(name) != 1:
-            more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
-            raise DataUnavailableError(
-                uri,
-                f"has {f'{names.count(name)} columns' if name in names else 'no column'} {name!r}, "
-                f"which spec.data.columns.{role} names; "
-                f"it has {', '.join(names[:_SHOWN_COLUMNS])}{more}{_advice(names, header)}",
-            )
+            raise wrong_column(uri, role, name, names.count(name), names, _advice(names, header))
         return names.index(name)
 
     numbers = [place("label", columns.label), *(place("dense", name) for name in columns.dense)]

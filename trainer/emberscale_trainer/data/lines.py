@@ -4,13 +4,15 @@ A record begins after every newline or, in CSV, after every newline that is not 
 looking into the lines.
 """
 
+from contextlib import closing
+
 import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.dataset import Block, DataFile
 from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import DataUnavailableError, RecordFormat, empty_columns
-from emberscale_trainer.data.streams import compression_of, open_text
+from emberscale_trainer.data.streams import TextStream, compression_of
 
 NEWLINE = 10
 QUOTE = 34
@@ -241,7 +243,7 @@ def index_lines(
     `delimiter` and `header` are those of LineIndexer. Offsets in compressed files are those in their text.
     """
     indexer = LineIndexer(file_number, block_records, delimiter, header)
-    with open_text(file.uri) as stream:
+    with closing(TextStream(file.uri)) as stream:
         while chunk := stream.read(CHUNK_BYTES):
             indexer.feed(chunk)
             if indexer.line_bytes > MAX_LINE_BYTES:
@@ -270,7 +272,7 @@ def refuse_unreadable_head(
     Then it is of another format, or a column of another type. A few malformed ones are left to
     `spec.data.maxBadRecords`. `delimiter` and `header` are those of LineIndexer.
     """
-    with open_text(file.uri) as stream:
+    with closing(TextStream(file.uri)) as stream:
         head = stream.read(_HEAD_BYTES)
     whole = head if len(head) < _HEAD_BYTES else head[: head.rfind(b"\n") + 1]
     try:

@@ -76,11 +76,6 @@ class EpochOrder:
         """The block's own records, numbered from 0, in the order of their positions."""
         return self._shuffled(int(self._sizes[block]), mix64(self._key ^ mix64(block + 1)))
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """The positions [start, stop) as (block, its records in order)."""
-        for span in self.spans(start, stop):
-            yield span.block, self.permutation(span.block)[span.start : span.stop]
-
     def _chained(self, chains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The blocks in the order of their chains, and within a chain as they lie."""
         count = int(chains[-1]) + 1 if chains.size else 0

@@ -1,7 +1,8 @@
 """The interface of a format of records, and the errors of data."""
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,21 @@ class DataUnavailableError(UnavailableError):
         self.problem = problem
 
 
+_SHOWN_COLUMNS = 12
+
+
+def wrong_column(
+    uri: str, role: str, name: str, times: int, columns: Sequence[str], advice: str = ""
+) -> DataUnavailableError:
+    """Returns the error for a column that the manifest names and a file has `times` times; `columns` are the file's."""
+    has = f"{times} columns" if times else "no column"
+    more = f" and {len(columns) - _SHOWN_COLUMNS} more" if len(columns) > _SHOWN_COLUMNS else ""
+    shown = ", ".join(columns[:_SHOWN_COLUMNS]) + more
+    return DataUnavailableError(
+        uri, f"has {has} {name!r}, which spec.data.columns.{role} names; it has {shown}{advice}"
+    )
+
+
 MISSING_ID = -1
 """The id of a category that is missing."""
 
@@ -40,6 +56,14 @@ class IdLists:
 
     values: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def join(cls, parts: "Sequence[IdLists]") -> "IdLists":
+        """The lists of all parts, of which there is at least one, in their order."""
+        starts = accumulate((len(part.values) for part in parts), initial=0)
+        edges = [part.offsets[1:] + start for part, start in zip(parts, starts, strict=False)]
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, np.concatenate([np.zeros(1, np.int64), *edges]))
 
 
 class ListRoom:

@@ -72,6 +72,12 @@ class Batch:
     bad_records: tuple[BadRecord, ...]
     truncated_records: int
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that the records take."""
+        lists = sum(column.values.nbytes + column.offsets.nbytes for column in self.lists)
+        return self.labels.nbytes + self.dense.nbytes + self.ids.nbytes + lists
+
 
 class BatchSource:
     """Reads batches of an indexed data set; training data in a shuffled order if `shuffle`, evaluation data as it lies.

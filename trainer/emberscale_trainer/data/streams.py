@@ -6,8 +6,6 @@ epoch never goes back within such a file.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
@@ -49,20 +47,11 @@ def uncompressed_name(uri: str) -> str:
     return next((uri.removesuffix(suffix) for suffix in _SUFFIXES if uri.endswith(suffix)), uri)
 
 
-@contextmanager
-def open_text(uri: str) -> Iterator["TextStream"]:
-    """The text of a file, from its first byte on. Raises DataUnavailableError."""
-    stream = TextStream(uri)
-    try:
-        yield stream
-    finally:
-        stream.close()
-
-
 class TextStream:
     """The text of a file, decompressed, from its first byte on."""
 
     def __init__(self, uri: str) -> None:
+        """Raises DataUnavailableError."""
         self._uri = uri
         self._compression = compression_of(uri)
         self.position = 0

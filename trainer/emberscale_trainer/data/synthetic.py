@@ -202,13 +202,13 @@ def _open(path: Path, target: DataFormat) -> Iterator[Callable[[Rows], None]]:
             yield write_lines
         return
     compression = "zstd" if target is DataFormat.PARQUET else "none"
-    with open_writer(path, target, CRITEO_COLUMNS, CSVSpec(), compression, integers=True) as writer:
+    with open_writer(path, target, CRITEO_COLUMNS, CSVSpec(), compression, integers=True) as append:
 
         def write(rows: Rows) -> None:
             dense = np.where(rows.integers == MISSING_INTEGER, np.nan, rows.integers)
             columns = Columns(rows.labels.astype(np.float32), dense, rows.ids)
             for start in range(0, len(columns), ROW_GROUP_RECORDS):
-                writer.write(columns.rows(start, start + ROW_GROUP_RECORDS))
+                append(columns.rows(start, start + ROW_GROUP_RECORDS))
 
         yield write
 

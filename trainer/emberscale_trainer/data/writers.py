@@ -1,8 +1,9 @@
 """Writes raw records (see RecordFormat) to files of every format."""
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,111 +96,84 @@ class UnwritableRecordError(Exception):
         self.row = row
 
 
-class RecordWriter(AbstractContextManager["RecordWriter"], Protocol):
-    """A file that is being written; it is whole when the context is left."""
-
-    def write(self, columns: Columns) -> None:
-        """Appends raw records. Raises UnwritableRecordError and OSError."""
-        ...
+Write = Callable[[Columns], object]
+"""Appends raw records. Raises UnwritableRecordError and OSError."""
 
 
+@contextmanager
 def open_writer(
     path: Path, target: DataFormat, columns: ColumnMapping, csv: CSVSpec, compression: str, integers: bool
-) -> RecordWriter:
-    """A writer of records with these columns; dense ones are written as integers if `integers`."""
-    if target is DataFormat.CRITEO_TSV:
-        return _CriteoWriter(path, columns, compression)
-    return _ArrowWriter(path, target, columns, csv, compression, integers)
+) -> Iterator[Write]:
+    """A file of records with these columns, which is whole when the context is left.
+
+    Dense features are written as integers if `integers`.
+    """
+    if target is DataFormat.PARQUET:
+        schema = _schema(columns, pa.list_(pa.int64()), integers)
+        with pq.ParquetWriter(path, schema, compression=compression) as parquet:
+            yield lambda records: parquet.write_table(_table(records, schema, integers, None))
+        return
+    with pa.output_stream(str(path), compression=None if compression == "none" else compression) as sink:
+        if target is DataFormat.CRITEO_TSV:
+            yield lambda records: sink.write(_checked_lines(records, columns).data)
+            return
+        schema = _schema(columns, pa.string(), integers)
+        options = pa_csv.WriteOptions(include_header=csv.header, delimiter=csv.delimiter)
+        with pa_csv.CSVWriter(sink, schema, write_options=options) as text:
+            yield lambda records: text.write_table(_table(records, schema, integers, csv.list_separator))
 
 
-class _ArrowWriter:
-    def __init__(
-        self,
-        path: Path,
-        target: DataFormat,
-        columns: ColumnMapping,
-        csv: CSVSpec,
-        compression: str,
-        integers: bool,
-    ) -> None:
-        self._columns = columns
-        self._separator = csv.list_separator if target is DataFormat.CSV else None
-        self._integers = integers
-        dense = pa.int64() if integers else pa.float64()
-        lists = pa.string() if self._separator is not None else pa.list_(pa.int64())
-        self._schema = pa.schema(
-            [
-                (columns.label, pa.int8()),
-                *((name, dense) for name in columns.dense),
-                *((name, pa.int64()) for name in columns.categorical),
-                *((column.name, lists) for column in columns.lists),
-            ]
-        )
-        self._stack = ExitStack()
-        if target is DataFormat.PARQUET:
-            self._writer: Any = self._stack.enter_context(pq.ParquetWriter(path, self._schema, compression=compression))
+def _schema(columns: ColumnMapping, lists: pa.DataType, integers: bool) -> pa.Schema:
+    return pa.schema(
+        [
+            (columns.label, pa.int8()),
+            *((name, pa.int64() if integers else pa.float64()) for name in columns.dense),
+            *((name, pa.int64()) for name in columns.categorical),
+            *((column.name, lists) for column in columns.lists),
+        ]
+    )
+
+
+def _table(records: Columns, schema: pa.Schema, integers: bool, separator: str | None) -> pa.Table:
+    """Records of a schema; lists are texts with this separator, where there is one."""
+    arrays = [pa.array(records.labels.astype(np.int8))]
+    for values in np.ascontiguousarray(records.dense.T):
+        missing = np.isnan(values)
+        whole = np.where(missing, 0, values).astype(np.int64) if integers else values
+        arrays.append(pa.array(whole, mask=missing))
+    arrays += [nullable_ids(ids) for ids in np.ascontiguousarray(records.ids.T)]
+    for room in records.lists:
+        lists = room.lists()
+        offsets, items = pa.array(lists.offsets.astype(np.int32)), pa.array(lists.values)
+        if separator is None:
+            arrays.append(pa.ListArray.from_arrays(offsets, items))
         else:
-            sink = self._stack.enter_context(
-                pa.output_stream(str(path), compression=None if compression == "none" else compression)
-            )
-            options = pa_csv.WriteOptions(include_header=csv.header, delimiter=csv.delimiter)
-            self._writer = self._stack.enter_context(pa_csv.CSVWriter(sink, self._schema, write_options=options))
-
-    def write(self, columns: Columns) -> None:
-        arrays = [pa.array(columns.labels.astype(np.int8))]
-        for values in np.ascontiguousarray(columns.dense.T):
-            missing = np.isnan(values)
-            whole = np.where(missing, 0, values).astype(np.int64) if self._integers else values
-            arrays.append(pa.array(whole, mask=missing))
-        arrays += [nullable_ids(ids) for ids in np.ascontiguousarray(columns.ids.T)]
-        for room in columns.lists:
-            lists = room.lists()
-            offsets = pa.array(lists.offsets.astype(np.int32))
-            if self._separator is None:
-                arrays.append(pa.ListArray.from_arrays(offsets, pa.array(lists.values)))
-            else:
-                texts = pa.ListArray.from_arrays(offsets, pa.array(lists.values).cast(pa.string()))
-                arrays.append(pc.binary_join(texts, self._separator))
-        self._writer.write_table(pa.table(arrays, schema=self._schema))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+            arrays.append(pc.binary_join(pa.ListArray.from_arrays(offsets, items.cast(pa.string())), separator))
+    return pa.table(arrays, schema=schema)
 
 
-class _CriteoWriter:
-    def __init__(self, path: Path, columns: ColumnMapping, compression: str) -> None:
-        self._columns = columns
-        self._sink: Any = pa.output_stream(str(path), compression=None if compression == "none" else compression)
+def _checked_lines(records: Columns, columns: ColumnMapping) -> npt.NDArray[np.uint8]:
+    """As `criteo_lines`. Raises UnwritableRecordError for a number that CriteoTSV cannot hold."""
+    missing = np.isnan(records.dense)
+    numbers = np.where(missing, 0, records.dense)
+    _refuse(
+        (numbers != np.floor(numbers)) | (np.abs(numbers) >= _MAX_INTEGER),
+        columns.dense,
+        records.dense,
+        "not an integer of at most 18 digits, as CriteoTSV requires",
+    )
+    _refuse(
+        (records.ids != MISSING_ID) & ((records.ids < 0) | (records.ids >= 1 << 32)),
+        columns.categorical,
+        records.ids,
+        "not an id from 0 to 2**32 - 1, as CriteoTSV requires",
+    )
+    integers = np.where(missing, MISSING_INTEGER, numbers.astype(np.int64))
+    return criteo_lines(records.labels.astype(np.uint8), integers, records.ids)
 
-    def write(self, columns: Columns) -> None:
-        missing = np.isnan(columns.dense)
-        numbers = np.where(missing, 0, columns.dense)
-        self._refuse(
-            (numbers != np.floor(numbers)) | (np.abs(numbers) >= _MAX_INTEGER),
-            self._columns.dense,
-            columns.dense,
-            "not an integer of at most 18 digits, as CriteoTSV requires",
-        )
-        self._refuse(
-            (columns.ids != MISSING_ID) & ((columns.ids < 0) | (columns.ids >= 1 << 32)),
-            self._columns.categorical,
-            columns.ids,
-            "not an id from 0 to 2**32 - 1, as CriteoTSV requires",
-        )
-        integers = np.where(missing, MISSING_INTEGER, numbers.astype(np.int64))
-        self._sink.write(criteo_lines(columns.labels.astype(np.uint8), integers, columns.ids).data)
 
-    def _refuse(self, wrong: Any, names: tuple[str, ...], values: Any, problem: str) -> None:
-        rows, places = np.nonzero(wrong)
-        if rows.size:
-            value = values[rows[0], places[0]]
-            raise UnwritableRecordError(int(rows[0]), f"{names[places[0]]} is {value}, {problem}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._sink.close()
+def _refuse(wrong: npt.NDArray[np.bool_], names: tuple[str, ...], values: npt.NDArray[Any], problem: str) -> None:
+    rows, places = np.nonzero(wrong)
+    if rows.size:
+        value = values[rows[0], places[0]]
+        raise UnwritableRecordError(int(rows[0]), f"{names[places[0]]} is {value}, {problem}")

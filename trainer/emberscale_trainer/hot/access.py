@@ -44,7 +44,7 @@ class IdRecords:
         """The records of all parts, of which there is at least one, in their order."""
         return cls(
             np.concatenate([part.ids for part in parts]),
-            tuple(_join([part.lists[number] for part in parts]) for number in range(len(parts[0].lists))),
+            tuple(IdLists.join(column) for column in zip(*(part.lists for part in parts), strict=True)),
         )
 
 
@@ -53,13 +53,6 @@ def _take(lists: IdLists, records: npt.NDArray[np.int64]) -> IdLists:
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     places = np.arange(offsets[-1]) + np.repeat(lists.offsets[records] - offsets[:-1], lengths)
     return IdLists(lists.values[places], offsets)
-
-
-def _join(parts: list[IdLists]) -> IdLists:
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    return IdLists(
-        np.concatenate([part.values for part in parts]), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    )
 
 
 class AccessLog:

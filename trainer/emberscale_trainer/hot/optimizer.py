@@ -7,7 +7,7 @@ smallest one lies that the budget has room for.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emberscale_trainer.hot.profiler import CONFIDENCE, SizeEstimate, TableProfile, hot_bytes
+from emberscale_trainer.hot.profiler import TableProfile, hot_bytes
 
 _PRECISION = 1.001
 """Ratio of the ends of the interval at which the search stops."""
@@ -20,15 +20,12 @@ _SHARE_OF_WHOLE_TABLES = 0.5
 class Calibration:
     """What is hot within a budget: rows with at least `threshold` (t) of their table's accesses, and `whole` tables.
 
-    `size` is the bytes that all of these take, as estimated; its upper end is at most the budget. `profiled` is how
-    many thresholds the profiler was asked about.
+    They take at most `budget` bytes, by the upper end of their estimate.
     """
 
     budget: int
     threshold: float
     whole: frozenset[int]
-    size: SizeEstimate
-    profiled: int
 
 
 def small_tables(tables: Sequence[TableProfile], budget: int) -> frozenset[int]:
@@ -44,8 +41,8 @@ def small_tables(tables: Sequence[TableProfile], budget: int) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def calibrate_threshold(tables: Sequence[TableProfile], budget: int, confidence: float = CONFIDENCE) -> Calibration:
-    """The smallest threshold, to a thousandth, whose hot rows fit into `budget` bytes with the confidence given.
+def calibrate_threshold(tables: Sequence[TableProfile], budget: int) -> Calibration:
+    """The smallest threshold, to a thousandth, whose hot rows fit into `budget` bytes with CONFIDENCE.
 
     The threshold is above 1, at which no row is hot, where the budget has no room for the most popular rows alone.
     Raises ValueError for a negative budget.
@@ -56,17 +53,12 @@ def calibrate_threshold(tables: Sequence[TableProfile], budget: int, confidence:
     # at the low end each row that was logged is hot, at the high end none
     low = 1 / (1 + max((table.accesses for table in tables), default=0))
     high = 2.0
-    size = hot_bytes(tables, whole, low, confidence)
-    asked = 1
-    if size.upper <= budget:
-        return Calibration(budget, low, whole, size, asked)
-    size = hot_bytes(tables, whole, high, confidence)
+    if hot_bytes(tables, whole, low).upper <= budget:
+        return Calibration(budget, low, whole)
     while high > low * _PRECISION:
         middle = (low * high) ** 0.5
-        tried = hot_bytes(tables, whole, middle, confidence)
-        asked += 1
-        if tried.upper <= budget:
-            high, size = middle, tried
+        if hot_bytes(tables, whole, middle).upper <= budget:
+            high = middle
         else:
             low = middle
-    return Calibration(budget, high, whole, size, asked)
+    return Calibration(budget, high, whole)

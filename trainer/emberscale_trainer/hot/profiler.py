@@ -90,9 +90,7 @@ class TableProfile:
         )
 
 
-def hot_bytes(
-    tables: Sequence[TableProfile], whole: frozenset[int], threshold: float, confidence: float = CONFIDENCE
-) -> SizeEstimate:
+def hot_bytes(tables: Sequence[TableProfile], whole: frozenset[int], threshold: float) -> SizeEstimate:
     """Bytes of all tables' hot rows at a threshold; tables in `whole` count with all their rows.
 
     The chunks of tables are drawn independently, so the squares of the half widths add up.
@@ -102,7 +100,7 @@ def hot_bytes(
         if number in whole:
             mean += table.estimated_bytes
             continue
-        rows = table.hot_rows(threshold, confidence)
+        rows = table.hot_rows(threshold)
         mean += rows.mean * table.row_bytes
         square += (rows.half_width * table.row_bytes) ** 2
     return SizeEstimate(mean, math.sqrt(square))

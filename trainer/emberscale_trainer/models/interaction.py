@@ -217,7 +217,7 @@ def _forward_block(
 
 
 @numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
-def _forward(first, others, batch, first_width, others_width, dimension, scratch, out):  # type: ignore[no-untyped-def]
+def _forward(first, others, batch, first_width, others_width, dimension, scratch, out):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. All but the numbers batch to dimension are addresses.
     count = (first_width + others_width) // dimension
     out_bytes = _FLOAT * (first_width + count * (count - 1) // 2)
@@ -247,7 +247,7 @@ def _pair(gradient: int, sum_row: float, sum_column: float, row: float, column: 
 
 
 @numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(  # type: ignore[no-untyped-def]  # Numba infers the types
     gradient, first, others, batch, first_width, others_width, dimension, scratch, tiled, of_first, of_others
 ):
     # Numba types this from the signature above. All but the numbers batch to dimension, and tiled, are addresses.
@@ -387,7 +387,7 @@ def _parts(columns: int) -> list[tuple[int, int]]:
 
 
 @numba.njit("void(f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1])", nogil=True, cache=True)
-def _multiply(left, right, pairs, start, stop, products):  # type: ignore[no-untyped-def]
+def _multiply(left, right, pairs, start, stop, products):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for pair in range(pairs.shape[1]):
         one, other, product = left[pairs[0, pair], start:stop], right[pairs[1, pair], start:stop], products[pair]
@@ -398,7 +398,7 @@ def _multiply(left, right, pairs, start, stop, products):  # type: ignore[no-unt
 @numba.njit(
     "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1], f4[:, ::1])", nogil=True, cache=True
 )
-def _unmultiply(of_products, left, right, pairs, start, stop, of_left, of_right):  # type: ignore[no-untyped-def]
+def _unmultiply(of_products, left, right, pairs, start, stop, of_left, of_right):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for pair in range(pairs.shape[1]):
         one, other, of_product = left[pairs[0, pair], start:stop], right[pairs[1, pair], start:stop], of_products[pair]

@@ -31,7 +31,7 @@ def log_loss(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> LogLos
 
 
 @numba.njit("f8(f4[::1], f4[::1], f4[::1], f4[::1])", nogil=True, cache=True, error_model="numpy")
-def _log_loss(logits, labels, probabilities, gradient):  # type: ignore[no-untyped-def]
+def _log_loss(logits, labels, probabilities, gradient):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. exp never gets a positive number, so nothing overflows.
     total = 0.0
     for sample in range(len(logits)):

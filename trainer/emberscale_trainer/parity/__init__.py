@@ -6,8 +6,8 @@
 `holding`  what a server holds for the others: parity, and how far that of each of them goes
 """
 
-from emberscale_trainer.parity.blocks import ParityBlocks, TableShape
+from emberscale_trainer.parity.blocks import ParityBlocks
 from emberscale_trainer.parity.holding import Holding, SourceOverError
 from emberscale_trainer.parity.layout import ParityLayout
 
-__all__ = ["Holding", "ParityBlocks", "ParityLayout", "SourceOverError", "TableShape"]
+__all__ = ["Holding", "ParityBlocks", "ParityLayout", "SourceOverError"]

@@ -1,7 +1,6 @@
 """The bytes of parity that one server holds: a block for each stripe, as large as a segment."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.table.deltas import APPLIED, MALFORMED, TableDeltas, apply_deltas
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import address_of
-from emberscale_trainer.table.slab import Segment, rows_per_segment
+from emberscale_trainer.table.slab import Segment
 
 _MOST_SEGMENTS = 1 << 20
 """More than a table can have; a delta that names a later one is no delta."""
@@ -20,35 +19,18 @@ _PIECE_BYTES = 256 << 10
 """Rows that are decoded or sent at a time."""
 
 
-@dataclass(frozen=True)
-class TableShape:
-    """What parity has to know of a table: the layout of its rows."""
-
-    layout: RowLayout
-
-    @property
-    def segment_rows(self) -> int:
-        """Rows of a segment."""
-        return rows_per_segment(self.layout.stride)
-
-    @property
-    def slot_bits(self) -> int:
-        """Bits of a slot that say which row of a segment it is."""
-        return (self.segment_rows - 1).bit_length()
-
-
 class ParityBlocks:
     """The parity that `member` of a group holds of `tables`. Not thread-safe."""
 
-    def __init__(self, layout: ParityLayout, member: int, tables: Sequence[TableShape]) -> None:
+    def __init__(self, layout: ParityLayout, member: int, tables: Sequence[RowLayout]) -> None:
         self._layout = layout
         self._member = member
-        self._shapes = tuple(tables)
+        self._tables = tuple(tables)
         self._blocks: dict[tuple[int, int], Segment] = {}
         self._halves: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self.nbytes = 0
         """Bytes of all blocks; what was never written takes no memory."""
-        self._directories = {source: _Directory(self._shapes) for source in range(layout.members) if source != member}
+        self._directories = {source: _Directory(self._tables) for source in range(layout.members) if source != member}
 
     def apply(self, source: int, deltas: NDArray[np.uint8]) -> None:
         """Applies deltas of another member.
@@ -67,7 +49,7 @@ class ParityBlocks:
             slot, word = np.frombuffer(deltas[at : at + 8].tobytes(), "<u4").tolist()
             table = word >> 16
             try:
-                self._add(source, table, slot >> self._shapes[table].slot_bits)
+                self._add(source, table, slot >> self._tables[table].slot_bits)
             except MemoryError:  # what is applied twice is undone
                 apply_deltas(address_of(deltas), 0, at, *directory.arguments)
                 raise
@@ -86,12 +68,12 @@ class ParityBlocks:
 
     def take_half(self, table: int, stripe: int, first: int, rows: NDArray[np.uint8]) -> None:
         """Takes what another holder has of a stripe, to decode it. Raises ValueError for what is not of its shape."""
-        shape = self._shapes[table] if 0 <= table < len(self._shapes) else None
-        if shape is None or not 0 <= first <= shape.segment_rows - len(rows) or rows.shape[1] != shape.layout.stride:
+        layout = self._tables[table] if 0 <= table < len(self._tables) else None
+        if layout is None or not 0 <= first <= layout.segment_rows - len(rows) or rows.shape[1] != layout.stride:
             raise ValueError(f"rows {first} on of stripe {stripe} of table {table} are not of these tables")
         half = self._halves.get((table, stripe))
         if half is None and len(rows):
-            half = self._halves[table, stripe] = np.zeros((shape.segment_rows, shape.layout.stride), np.uint8)
+            half = self._halves[table, stripe] = np.zeros((layout.segment_rows, layout.stride), np.uint8)
         if half is not None:
             half[first : first + len(rows)] = rows
 
@@ -128,8 +110,8 @@ class ParityBlocks:
             raise ValueError(f"server {source} sends deltas of segment {segment} of table {table}, not held here")
         block = self._blocks.get((table, stripe))
         if block is None:
-            shape = self._shapes[table]
-            block = Segment(shape.segment_rows, shape.layout.stride, huge=segment > 0)
+            layout = self._tables[table]
+            block = Segment(layout.segment_rows, layout.stride, huge=segment > 0)
             self._blocks[table, stripe] = block
             self.nbytes += block.rows.nbytes
         factor = coefficient(role, self._layout.position(source, table, stripe))
@@ -139,13 +121,13 @@ class ParityBlocks:
 class _Directory:
     """Where the deltas of one source go."""
 
-    def __init__(self, shapes: Sequence[TableShape]) -> None:
-        self._tables = np.zeros(len(shapes), TableDeltas)
-        self._places = [np.zeros((2, 8), np.int64) for _ in shapes]
-        for number, shape in enumerate(shapes):
-            self._tables[number] = (shape.layout.stride, shape.slot_bits, shape.segment_rows, 0, 0, 0)
+    def __init__(self, layouts: Sequence[RowLayout]) -> None:
+        self._tables = np.zeros(len(layouts), TableDeltas)
+        self._places = [np.zeros((2, 8), np.int64) for _ in layouts]
+        for number, layout in enumerate(layouts):
+            self._tables[number] = (layout.stride, layout.slot_bits, layout.segment_rows, 0, 0, 0)
             self._point(number)
-        self.arguments = (address_of(self._tables), len(shapes))
+        self.arguments = (address_of(self._tables), len(layouts))
 
     def put(self, table: int, segment: int, address: int, factor: int) -> None:
         known = self._places[table]

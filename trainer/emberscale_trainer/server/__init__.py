@@ -1,1 +1,15 @@
-"""The parameter server: stores rows and pieces of the dense vector, and applies each batch once."""
+"""The parameter server: stores rows and pieces of the dense vector, and applies each batch once.
+
+Pure, decisions without rows or threads:
+
+* `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier` and `moves`.
+* `group`: the parity of other servers' rows.
+
+Around it:
+
+* `state`: the rows, and the lock under which `core` decides about them; `reports` is what it tells.
+* `dataplane`: requests of workers; `control`: calls of the master, whose long ones go on in the `background`.
+* `mover`, `rebuild`: rows go to other servers, both by `sending`; `retiring`: what was given away leaves the tables.
+* `protection`, `parity_group`: threads and streams around `group`.
+* `eviction`, `pressure`: rows and pushes when memory is bounded; `metrics`: Prometheus.
+"""

@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
-from emberscale_api.job import ScalingMode, TrainingJob
+from emberscale_api.job import MOST_PARITY, ScalingMode, TrainingJob
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_api.telemetry import MemoryGauge
@@ -62,6 +62,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             metrics_address=metrics_address,
             adopted=lambda: state.known,
             stopping=stopping,
+            most_parity=MOST_PARITY,
         )
     except JobOverError:
         log.info("stopped", before="it was registered")

@@ -37,15 +37,14 @@ from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.models.entrypoint import EntrypointError
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.background import Background
-from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, LaterError
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.moves import Transfer
-from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, Snapshot, TableStore, UnquantizableError, trim_heap
+from emberscale_trainer.table import DensePieces, TableStore, UnquantizableError, trim_heap
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
@@ -70,8 +69,6 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
 }
 """The status codes under which errors reach the master."""
 
-_TOLD = tuple(_STATUS)
-
 
 @dataclass(frozen=True)
 class _Loaded:
@@ -95,7 +92,6 @@ class _Staging:
     """Tables that are being made for a move to a server without rows: empty, or loaded from a checkpoint."""
 
     move: int
-    job: TrainingJob
     background: Background[bool]
 
 
@@ -116,8 +112,6 @@ def _kind_of(uri: str) -> _Kind:
 
 _Write = Callable[[Sequence[TableSpec], Share, Work], list[CheckpointFile]]
 """Writes what a snapshot holds of these tables."""
-
-_Begun = tuple[Snapshot, _Write]
 
 
 @dataclass(frozen=True)
@@ -181,30 +175,37 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         job = TrainingJob.from_json(request.manifest_json)
         with self._starting:
             if self._state.assign(wanted) is Assigning.LOAD or self._loading is None:
+                self._mover.stop()
                 if self._loading is not None:
                     self._loading.abandon()
                 for saving in self._savings.values():
                     saving.background.abandon()
                 self._savings = {}
-                self._loading = Background("load", lambda work: self._load(wanted, routing, job, request.anew, work))
+                self._loading = Background("load", lambda work: self._load(wanted, routing, job, request, work))
             return self._loading
 
-    def _load(self, wanted: Assignment, routing: RoutingTable, job: TrainingJob, anew: bool, work: Work) -> _Loaded:
+    def _load(
+        self,
+        wanted: Assignment,
+        routing: RoutingTable,
+        job: TrainingJob,
+        request: master_pb2.AssignRequest,
+        work: Work,
+    ) -> _Loaded:
         began = time.monotonic()
         try:
             tables = _empty_tables(job)
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
             if wanted.checkpoint:
                 files = self._files(wanted.checkpoint, work)
-                applied = load_partition(files, owned, tables, tables.dense_parameters, anew=anew)
+                applied = load_partition(files, owned, tables, tables.dense_parameters, anew=request.anew)
             loaded = _Loaded(tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
-            self._parity = _parity_of(job)
+            self._parity = _wanted_parity(request, job)
             self._prioritise(job)
-            if self._parity:
-                self._mover.protection.form(routing, self._index, self._parity)
+            self._mover.protection.form(routing, self._index, self._parity)
         except BaseException as error:
             self._state.give_up(wanted)
             if not isinstance(error, AbandonedError):
@@ -260,19 +261,12 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
 
-        writes: list[_Write] = []
-
-        def begin(tables: TableStore, lock: Lock) -> Snapshot:
-            snapshot, write = self._begin(request, tables, lock)
-            writes.append(write)
-            return snapshot
-
-        def take(taken: Taken) -> None:
-            self._save(barrier, request.uri, taken, writes[0])
+        def take(tables: TableStore, lock: Lock, outcome: Outcome) -> None:
+            self._save(request, tables, outcome.applied, self._begin(request, tables, lock))
 
         with _told(context):
             self._require(barrier.incarnation)
-            outcome = self._state.snapshot(barrier.generation, barrier.number, take, begin)
+            outcome = self._state.snapshot(barrier.generation, barrier.number, take)
         if not outcome.repeated:
             self._metrics.snapshot_taken(outcome.settled_seconds)
         return master_pb2.SnapshotReply(
@@ -281,24 +275,24 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             settled_seconds=outcome.settled_seconds,
         )
 
-    def _begin(self, request: master_pb2.SnapshotRequest, tables: TableStore, lock: Lock) -> _Begun:
-        """Takes the snapshot of a checkpoint of either tier; returns also how it is written."""
+    def _begin(self, request: master_pb2.SnapshotRequest, tables: TableStore, lock: Lock) -> _Write:
+        """Takes the snapshot of a checkpoint of either tier; returns how it is written."""
         kind = _kind_of(request.uri)
         if kind is _Kind.PRIORITY:
             priority = self._priority
             rows = priority.begin(tables, lock, request.since)
-            return rows, lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
+            return lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
         if kind is _Kind.PERSISTENT:
             draft = self._chain_writer.begin(
                 tables, lock, self._state.owned, tracked=request.tracked, since=request.since
             )
             self._priority.checkpoint_begins(tables, request.uri, whole=draft.before is None)
-            return draft.snapshot, partial(self._write_chain, draft, request)
+            return partial(self._write_chain, draft, request)
         writer = self._flash_writer
         if writer is None:
             raise FlashUnusableError("this parameter server knows of no Redis for flash checkpoints")
         begun = writer.begin(tables, lock, request.flash_bytes)
-        return begun.snapshot, lambda _, share, work: writer.write(begun, request.uri, share, work)
+        return lambda _, share, work: writer.write(begun, request.uri, share, work)
 
     def _write_chain(
         self,
@@ -314,13 +308,13 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         trim_heap()
         return files
 
-    def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken, write_share: _Write) -> None:
+    def _save(
+        self, request: master_pb2.SnapshotRequest, tables: TableStore, applied: AppliedBatches, write_share: _Write
+    ) -> None:
         """Called at the moment of the snapshot, before any other push. The kinds do not disturb each other."""
-        tables = taken.tables
-        rows = owned_rows(tables, taken.owned)
-        share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters, rows)
-        specs = tables.specs
-        earlier = self._savings.pop(_kind_of(uri), None)
+        owned, specs, kind = self._state.owned, tables.specs, _kind_of(request.uri)
+        share = Share(self._index, owned, applied, tables.dense_parameters, owned_rows(tables, owned))
+        earlier = self._savings.pop(kind, None)
         if earlier is not None:
             earlier.background.abandon()
 
@@ -330,7 +324,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
             return files
 
-        self._savings[_kind_of(uri)] = _Saving(barrier.generation, barrier.number, Background("save", write))
+        barrier = request.barrier
+        self._savings[kind] = _Saving(barrier.generation, barrier.number, Background("save", write))
 
     def _saving_of(self, generation: int, barrier: int) -> _Saving | None:
         wanted = (generation, barrier)
@@ -373,7 +368,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 lost=tuple(request.lost),
             )
             if transfer.joins:
-                self._parity = _parity_of(TrainingJob.from_json(request.manifest_json))
+                self._parity = _wanted_parity(request, TrainingJob.from_json(request.manifest_json))
             self._next = routing
             begins = transfer.orders and (transfer.joins or not self._state.orders)
             self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
@@ -404,7 +399,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             if self._staging is None or self._staging.move < move:
                 if self._staging is not None:
                     self._staging.background.abandon()
-                self._staging = _Staging(move, job, Background("stage", make))
+                self._staging = _Staging(move, Background("stage", make))
             return self._staging
 
     def Copy(self, request: master_pb2.CopyRequest, context: grpc.ServicerContext) -> master_pb2.CopyReply:
@@ -491,14 +486,17 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
     """Ends the call with the status that an error has in the contract."""
     try:
         yield
-    except _TOLD as error:
+    except tuple(_STATUS) as error:
         context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
 
 
-def _parity_of(job: TrainingJob) -> int:
-    """How many servers the job may lose at a time without a roll-back."""
+def _wanted_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest, job: TrainingJob) -> int:
+    """How many servers the job is to be able to lose at a time by parity; 0: none is kept."""
+    if request.no_parity:
+        return 0
     tolerance = job.spec.fault_tolerance
-    return tolerance.parity if tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING else 0
+    by_manifest = tolerance.parity if tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING else 0
+    return request.parity or by_manifest
 
 
 def _empty_tables(job: TrainingJob) -> TableStore:

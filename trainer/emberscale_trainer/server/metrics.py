@@ -7,8 +7,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
+from emberscale_api.telemetry import labelled
 from emberscale_trainer.server.protection import RowProtection
 from emberscale_trainer.server.state import ServerState
+
+_ADMISSION = (
+    (metrics.TABLE_ADMITTED_ROWS_TOTAL, "Keys that got a row in a table with admission", "admitted"),
+    (metrics.TABLE_REFUSED_PUSHES_TOTAL, "Pushes of keys without a row that were only counted", "refused"),
+    (metrics.TABLE_EVICTED_ROWS_TOTAL, "Rows removed by eviction", "evicted"),
+)
+"""Metrics of tables with admission or eviction, and the counts that they show."""
 
 
 class ServerMetrics(Collector):
@@ -43,49 +51,30 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """The state's figures at this moment."""
         totals = self._state.totals
-        pushes = CounterMetricFamily(metrics.PUSHES_TOTAL, "Pushes by outcome", labels=["outcome"])
-        pushes.add_metric(["applied"], totals.pushes)
-        pushes.add_metric(["repeated"], totals.repeated)
-        yield pushes
+        outcomes = {"applied": totals.pushes, "repeated": totals.repeated}
+        yield labelled(CounterMetricFamily, metrics.PUSHES_TOTAL, "Pushes by outcome", ["outcome"], outcomes)
         yield CounterMetricFamily(metrics.PULLS_TOTAL, "Pulls answered", value=totals.pulls)
-        stages = CounterMetricFamily(metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", labels=["stage"])
-        for stage, seconds in stage_seconds(self._state).items():
-            stages.add_metric([stage], seconds)
-        yield stages
+        stages = stage_seconds(self._state)
+        yield labelled(CounterMetricFamily, metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", ["stage"], stages)
         figures = self._state.figures()
-        rows = GaugeMetricFamily(metrics.TABLE_ROWS, "Rows held, by table", labels=["table"])
-        for table, count in figures.rows.items():
-            rows.add_metric([table], count)
-        yield rows
-        admitted = CounterMetricFamily(
-            metrics.TABLE_ADMITTED_ROWS_TOTAL,
-            "Keys that got a row in a table with admission",
-            labels=["table"],
-        )
-        refused = CounterMetricFamily(
-            metrics.TABLE_REFUSED_PUSHES_TOTAL, "Pushes of keys without a row that were only counted", labels=["table"]
-        )
-        evicted = CounterMetricFamily(metrics.TABLE_EVICTED_ROWS_TOTAL, "Rows removed by eviction", labels=["table"])
-        for table, counts in figures.admission.items():
-            admitted.add_metric([table], counts.admitted)
-            refused.add_metric([table], counts.refused)
-            evicted.add_metric([table], counts.evicted)
-        yield from (admitted, refused, evicted)
+        yield labelled(GaugeMetricFamily, metrics.TABLE_ROWS, "Rows held, by table", ["table"], figures.rows)
+        for name, text, attribute in _ADMISSION:
+            counts = {table: getattr(told, attribute) for table, told in figures.admission.items()}
+            yield labelled(CounterMetricFamily, name, text, ["table"], counts)
         yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=figures.table_bytes)
         yield from self._parity()
 
     def _parity(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        figures = self._protection.figures()
-        if figures is None:
+        group, totals = self._protection.group, self._protection.totals
+        if group is None:
             return
         lag = "Items of deltas that a server which holds their parity has yet to acknowledge"
-        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_ITEMS, lag, value=figures.lag_items)
+        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_ITEMS, lag, value=group.lag)
         sent = "Items of deltas sent to the servers that hold their parity"
-        yield CounterMetricFamily(metrics.PS_PARITY_DELTAS_TOTAL, sent, value=figures.sent_items)
-        yield CounterMetricFamily(metrics.PS_PARITY_SENT_BYTES_TOTAL, "Bytes of these items", value=figures.sent_bytes)
-        yield GaugeMetricFamily(
-            metrics.PS_PARITY_BYTES, "Memory of the parity held for other servers", value=figures.held_bytes
-        )
+        yield CounterMetricFamily(metrics.PS_PARITY_DELTAS_TOTAL, sent, value=totals.items)
+        yield CounterMetricFamily(metrics.PS_PARITY_SENT_BYTES_TOTAL, "Bytes of these items", value=totals.bytes)
+        held = "Memory of the parity held for other servers"
+        yield GaugeMetricFamily(metrics.PS_PARITY_BYTES, held, value=group.blocks.nbytes)
 
 
 def stage_seconds(state: ServerState) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Moves rows between parameter servers: a thread sends those that are given away, the data plane receives others.
 
-The first round is of all rows, as a snapshot; every other is of the rows that changed since the one before. Training
-goes on beside them, so the rounds get short, but never end by themselves: the last one is sent within a barrier.
+The first round is of all rows, every other of those that changed since the one before; what changes during a round is
+left for the next one. Training goes on beside them, so the rounds get short, but never end by themselves: the last one
+is sent within a barrier.
 
 Where nobody waits for the move, the first round rests most of the time, for as long as the master says. On cores that
 are all busy, what it computes is lost to training: it costs as much in all, but little at any moment.
@@ -11,20 +12,20 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import structlog
 
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import is_parity_stream
-from emberscale_trainer.server.moves import Transfer, move_of, stream_of
+from emberscale_trainer.server.moves import Transfer, move_of
 from emberscale_trainer.server.protection import RowProtection
 from emberscale_trainer.server.rebuild import Rebuild
+from emberscale_trainer.server.sending import CopyProgress, RowSending
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers
 from emberscale_trainer.stream.receiver import Deliver
-from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, TableStore, keys_of
+from emberscale_trainer.table import Scan, SnapshotAbandonedError, TableStore
 
 log = structlog.get_logger()
 
@@ -38,25 +39,6 @@ _REST = 1.0
 _SPARING_REST = 80.0
 """As long as it spares training, in times of the CPU that the piece took. The receiver takes about as much again."""
 _LONGEST_REST_SECONDS = 1.0
-_STALLED_SECONDS = 30.0
-"""The longest time without progress of a receiver."""
-
-
-@dataclass(frozen=True)
-class CopyProgress:
-    """A server's progress with the rows that it gives away.
-
-    * `ready`: what remains fits into a barrier.
-    * `rounds`: those that are done; where rows are rebuilt, pieces as `RebuildProgress.pieces`.
-    * `changed_rows`: rows of the last round.
-    * `rebuilt`: where the rows of lost servers were rebuilt, the batches in those of each, by its index.
-    """
-
-    ready: bool
-    copied_bytes: int = 0
-    rounds: int = 0
-    changed_rows: int = 0
-    rebuilt: Mapping[int, AppliedBatches] = field(default_factory=dict)
 
 
 class RowMover:
@@ -68,7 +50,7 @@ class RowMover:
         self._token = token
         self._context = context
         self._lock = threading.Lock()
-        self._sending: _Sending | None = None
+        self._sending: _MoveSending | None = None
         self._rebuild: Rebuild | None = None
         self.protection = RowProtection(state, token, context)
         self.streams = StreamReceivers(self._accept)
@@ -101,10 +83,16 @@ class RowMover:
         """Gives up all moves up to this number; calls that wait for one of them fail."""
         self._state.abandon(move)
         with self._lock:
-            if self._sending is not None and self._sending.move <= move:
-                self._sending.close("it was abandoned")
-            if self._rebuild is not None and self._rebuild.move <= move:
-                self._rebuild.close()
+            for sending in (self._sending, self._rebuild):
+                if sending is not None and sending.move <= move:
+                    sending.close("it was abandoned")
+
+    def stop(self) -> None:
+        """The rows are served no more: who sends some of them, or waits to, keeps none of them in memory."""
+        with self._lock:
+            for sending in (self._sending, self._rebuild):
+                if sending is not None:
+                    sending.close("the rows are served no more")
 
     def look(self) -> None:
         """Gives up a move that the master has not spoken of for long; to be called now and then."""
@@ -121,12 +109,11 @@ class RowMover:
                 if group is None:
                     raise NotHeldError("no parity is held here")
                 if rebuild is not None:
-                    rebuild.close()
-                rebuild = self._rebuild = Rebuild(self._state, group, transfer, self._token, self._context)
-        progress = rebuild.progress(wait_seconds)
-        return CopyProgress(bool(progress.applied), progress.sent_bytes, progress.pieces, rebuilt=progress.applied)
+                    rebuild.close("a later move has begun")
+                rebuild = self._rebuild = Rebuild(group, transfer, self._token, self._context)
+        return rebuild.progress(wait_seconds)
 
-    def _sending_of(self, transfer: Transfer) -> "_Sending | None":
+    def _sending_of(self, transfer: Transfer) -> "_MoveSending | None":
         with self._lock:
             newest = 0 if self._sending is None else self._sending.move
             if transfer.number < newest:
@@ -135,7 +122,7 @@ class RowMover:
                 self._sending.close("a later move has begun")
                 self._sending = None
             if self._sending is None and (given := transfer.given()):
-                self._sending = _Sending(self._state, transfer, given, self._token, self._context)
+                self._sending = _MoveSending(self._state, transfer, given, self._token, self._context)
             return self._sending
 
     def _accept(self, stream: int, generation: int) -> Deliver:
@@ -158,7 +145,7 @@ class RowMover:
         return deliver
 
 
-class _Sending:
+class _MoveSending(RowSending):
     """The rounds of one move, in a thread that ends with the move."""
 
     def __init__(
@@ -169,23 +156,12 @@ class _Sending:
         token: str,
         context: ssl.SSLContext | None,
     ) -> None:
-        self.move = transfer.number
+        super().__init__("move", transfer, given, token, context)
         self._state = state
         self._given = given
-        stream, table = stream_of(transfer.number, transfer.index), transfer.table
-        self._senders = {
-            peer: StreamSender(
-                table.servers[peer].data, table.servers[peer].incarnation, token, stream, table.generation, context
-            )
-            for peer in given
-        }
-        self._changed = threading.Condition()
-        self._progress = CopyProgress(ready=False)
         self._asked = self._answered = 0
-        self._problem = ""
         self._began = time.monotonic()
         self._spare_seconds = 0.0
-        self._closed = threading.Event()
         threading.Thread(target=self._run, name="move", daemon=True).start()
 
     def spare(self, seconds: float) -> None:
@@ -193,13 +169,6 @@ class _Sending:
         with self._changed:
             self._spare_seconds = seconds
             self._changed.notify_all()
-
-    def progress(self, wait_seconds: float) -> CopyProgress:
-        """Returns the progress, once it is ready or after the wait. Raises NotHeldError if it has failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._progress.ready or self._problem, wait_seconds)
-            self._check()
-            return self._progress
 
     def send_now(self, wait_seconds: float) -> None:
         """A round of all that has changed before this call. Raises NotHeldError and TimeoutError."""
@@ -210,17 +179,6 @@ class _Sending:
             if not self._changed.wait_for(lambda: self._answered >= mine or self._problem, wait_seconds):
                 raise TimeoutError(f"the last changes were not sent within {wait_seconds:g} s")
             self._check()
-
-    def close(self, why: str) -> None:
-        """Ends the streams and, soon, the thread; calls that wait fail."""
-        self._closed.set()
-        for sender in self._senders.values():
-            sender.close()
-        self._fail(why)
-
-    def _check(self) -> None:
-        if self._problem:
-            raise NotHeldError(f"move {self.move} has failed here: {self._problem}")
 
     def _run(self) -> None:
         try:
@@ -246,12 +204,6 @@ class _Sending:
             seconds=round(time.monotonic() - self._began, 3),
         )
 
-    def _fail(self, problem: str) -> None:
-        """The first problem counts."""
-        with self._changed:
-            self._problem = self._problem or problem
-            self._changed.notify_all()
-
     def _round(self) -> None:
         with self._changed:
             before = self._progress
@@ -259,38 +211,31 @@ class _Sending:
                 self._changed.wait_for(lambda: self._asked > self._answered or self._closed.is_set(), _PAUSE_SECONDS)
             asked = self._asked
         began, first = time.monotonic(), not before.rounds
-        snapshot, tables = self._state.moved_rows(self.move, whole=first)
-        try:
-            rows = self._send(snapshot, tables, rests=first)
-            for sender in self._senders.values():
-                sender.flush(_STALLED_SECONDS)
-            snapshot.commit()
-        except BaseException:
-            snapshot.give_back()
-            raise
+        scan, tables = self._state.moved_rows(self.move, whole=first)
+        rows = self._send(scan, tables, rests=first)
+        self._flush()
         with self._changed:
             rounds = before.rounds + 1
             is_short = not first and time.monotonic() - began <= SHORT_SECONDS
             ready = before.ready or is_short or rounds >= MOST_ROUNDS
             self._progress = CopyProgress(ready, self._progress.copied_bytes, rounds, rows)
-            self._answered = asked
+            if not scan.postponed:  # else rows changed meanwhile, as they do not within a barrier
+                self._answered = asked
             self._changed.notify_all()
 
-    def _send(self, snapshot: Snapshot, tables: TableStore, *, rests: bool) -> int:
+    def _send(self, scan: Scan, tables: TableStore, *, rests: bool) -> int:
         """Sends the rows that are given away; returns their number."""
         rows = 0
         for table, spec in enumerate(tables.specs):
-            dense, layout, retired = spec.column < 0, tables.layouts[table], snapshot.retired[table]
+            dense, layout, retired = spec.column < 0, tables.layouts[table], scan.retired[table]
             for peer, owned in self._given.items():
                 if len(gone := retired[owned.among(retired, dense)]):
                     self._put(peer, Item(ItemKind.CHANGES, table, layout.empty(0), gone))
+            wanted = {peer: owned.pieces if dense else owned.buckets for peer, owned in self._given.items()}
             began, used = time.monotonic(), time.thread_time()
-            for records in snapshot.read(table):
-                keys = keys_of(records)
-                for peer, owned in self._given.items():
-                    if len(moving := records[owned.among(keys, dense)]):
-                        rows += len(moving)
-                        self._put(peer, Item(ItemKind.ROWS, table, moving))
+            for peer, records in scan.read(table, wanted):
+                rows += len(records)
+                self._put(peer, Item(ItemKind.ROWS, table, records))
                 if rests:
                     self._rest(time.monotonic() - began, time.thread_time() - used)
                 began, used = time.monotonic(), time.thread_time()
@@ -309,11 +254,3 @@ class _Sending:
                     return
                 self._changed.wait(left)
         raise StreamLostError("the move is over")
-
-    def _put(self, peer: int, item: Item) -> None:
-        self._senders[peer].put(item, _STALLED_SECONDS)
-        with self._changed:
-            progress = self._progress
-            self._progress = CopyProgress(
-                progress.ready, progress.copied_bytes + item.nbytes, progress.rounds, progress.changed_rows
-            )

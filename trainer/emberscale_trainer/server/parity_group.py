@@ -23,7 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
-from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
+from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, parity_stream
@@ -77,8 +77,7 @@ class Group:
         self._log: DeltaLog = tables.log_deltas(
             len(members), lambda number, segment: layout.lane(self.me, number, segment)
         )
-        shapes = [TableShape(one) for one in tables.layouts]
-        self.blocks = ParityBlocks(layout, self.me, shapes)
+        self.blocks = ParityBlocks(layout, self.me, tables.layouts)
         self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
         self._senders = {

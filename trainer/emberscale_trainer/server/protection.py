@@ -9,10 +9,11 @@ import ssl
 import threading
 import time
 
+from emberscale_api.job import takes_parity
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.server.group import source_of
 from emberscale_trainer.server.parity_group import Group
-from emberscale_trainer.server.reports import ParityFigures, ParityTotals
+from emberscale_trainer.server.reports import ParityTotals
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream.receiver import Deliver
 from emberscale_trainer.transport import ConnectionLostError
@@ -29,8 +30,8 @@ class RowProtection:
         self._token = token
         self._context = context
         self._changed = threading.Condition()
-        self._totals = ParityTotals()
         self._group: Group | None = None
+        self.totals = ParityTotals()
 
     @property
     def version(self) -> int:
@@ -40,7 +41,7 @@ class RowProtection:
 
     @property
     def group(self) -> Group | None:
-        """The group of the newest table."""
+        """The group of the newest table; None where no parity is kept."""
         return self._group
 
     @property
@@ -49,25 +50,19 @@ class RowProtection:
         group = self._group
         return None if group is None else group.trouble
 
-    def figures(self) -> ParityFigures | None:
-        """The figures of this moment; None where no parity is kept."""
-        group, totals = self._group, self._totals
-        if group is None:
-            return None
-        return ParityFigures(group.lag, totals.items, totals.bytes, group.blocks.nbytes)
-
     def form(self, table: RoutingTable, index: int, parity: int = 1) -> None:
         """Begins the group of a table that is in force here, unless it or a later one has begun.
 
-        Any `parity` of the servers may be lost, if there are more than that.
+        Any `parity` of the servers may be lost, if that goes with their number. With 0, no group begins, and the blocks
+        of the one before are freed.
         """
         with self._state.lock, self._changed:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):
                 return
             owners = [server.index for server in table.owners]
             self._group = None
-            if index in owners and len(owners) > parity:
-                self._group = Group(self._state, table, index, self._token, self._context, self._totals, parity)
+            if parity and index in owners and takes_parity(len(owners), parity):
+                self._group = Group(self._state, table, index, self._token, self._context, self.totals, parity)
             self._state.protect_by(self._group)
             self._changed.notify_all()
 

@@ -1,12 +1,9 @@
-"""The reports of a parameter server: what it has done, what it holds, and its rows as of a barrier."""
+"""The reports of a parameter server: what it has done, and what it holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emberscale_api.job.running import AdmissionCounts
-from emberscale_trainer.partition import Ownership
-from emberscale_trainer.server.barrier import Outcome
-from emberscale_trainer.table import Snapshot, TableStore
 
 
 @dataclass(slots=True)
@@ -29,7 +26,8 @@ class Totals:
 class Figures:
     """Rows of each embedding table, and the bytes that all tables take.
 
-    * `admission`: what became of keys and rows, by the table; only of tables with admission or eviction.
+    * `admission`: what became of keys and rows since the process started, also of rows that a roll-back has dropped, by
+      the table; only of tables with admission or eviction.
     """
 
     rows: dict[str, int]
@@ -43,31 +41,3 @@ class ParityTotals:
 
     items: int = 0
     bytes: int = 0
-
-
-@dataclass(frozen=True)
-class ParityFigures:
-    """A server's part in the parity of its job.
-
-    * `lag_items`: items that the holder furthest behind has yet to acknowledge.
-    * `sent_items`, `sent_bytes`: as in `ParityTotals`.
-    * `held_bytes`: memory of the parity that is held here for others.
-    """
-
-    lag_items: int
-    sent_items: int
-    sent_bytes: int
-    held_bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """The rows as of a barrier that ended with a snapshot.
-
-    * `owned`: what the server owned. The tables may hold more.
-    """
-
-    outcome: Outcome
-    snapshot: Snapshot
-    tables: TableStore
-    owned: Ownership

@@ -81,11 +81,6 @@ class StalenessBound:
         self._outstanding += [replace(one) for one in pulls]
 
     @property
-    def under_way(self) -> int:
-        """Pushes that are applied here and perhaps not everywhere."""
-        return len(self._under_way)
-
-    @property
     def in_force(self) -> int:
         """The bound at this moment."""
         return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound

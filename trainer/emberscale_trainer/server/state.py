@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from emberscale_api.job.running import AdmissionCounts, total_admission
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Flag, Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
@@ -19,19 +20,19 @@ from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
 from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.moves import Transfer
-from emberscale_trainer.server.reports import Figures, Taken, Totals
+from emberscale_trainer.server.reports import Figures, Totals
 from emberscale_trainer.server.retiring import Retirement
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.stream import Item
-from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, require_finite
+from emberscale_trainer.table import NonFiniteGradientError, Reader, Scan, TableStore, require_finite
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
 
 Clock = Callable[[], float]
 
-BeginSnapshot = Callable[[TableStore, Lock], Snapshot]
-"""Takes a snapshot of the tables; the lock guards them and is held."""
+TakeRows = Callable[[TableStore, Lock, Outcome], None]
+"""Takes the rows as of a barrier that has just ended; the lock guards the tables and is held."""
 
 
 Watch = Callable[[TableStore, NDArray[np.uint32], NDArray[np.int64]], None]
@@ -62,10 +63,6 @@ _RECEIVED_ROWS = 2048
 
 _FIGURES_SECONDS = 0.1
 """The time that a report waits for the lock before it repeats its previous figures."""
-
-
-def _of_all_rows(tables: TableStore, lock: Lock) -> Snapshot:
-    return tables.snapshot(Reader.CHECKPOINT, lock)
 
 
 class SessionEndedError(Exception):
@@ -105,6 +102,7 @@ class ServerState:
         self._ended: set[int] = set()
         self._totals = Totals()
         self._figures = Figures({}, 0)
+        self._admission_before: Mapping[str, AdmissionCounts] = {}
 
     @property
     def next_checkpoint(self) -> int:
@@ -140,11 +138,16 @@ class ServerState:
         """The figures of this moment, or those of the last call where the lock is not free soon."""
         if self._changed.acquire(timeout=_FIGURES_SECONDS):
             try:
-                tables = self._tables
-                self._figures = Figures({}, 0) if tables is None else _figures_of(tables)
+                self._figures = self._figures_now()
             finally:
                 self._changed.release()
         return self._figures
+
+    def _figures_now(self) -> Figures:
+        tables, before = self._tables, self._admission_before
+        if tables is None:
+            return Figures({}, 0, before)
+        return Figures(tables.rows(), tables.allocated_bytes, total_admission(before, tables.admission_counts()))
 
     @property
     def delays_for_memory(self) -> bool:
@@ -218,6 +221,8 @@ class ServerState:
 
     def _serve(self, tables: TableStore | None) -> None:
         self.protect_by(None)
+        if self._tables is not None and tables is not self._tables:
+            self._admission_before = total_admission(self._admission_before, self._tables.admission_counts())
         self._tables = tables
         self._eviction.serve(tables)
         self._retirement.serve(tables)
@@ -407,17 +412,14 @@ class ServerState:
                     raise NotSettledError(f"a batch that others have applied did not come within {wait_seconds:g} s")
                 self._changed.wait(deadline - now)
 
-    def snapshot(
-        self, generation: int, number: int, take: Callable[[Taken], None], begin: BeginSnapshot = _of_all_rows
-    ) -> Outcome:
-        """Ends a barrier; `take` gets the snapshot that `begin` takes, once, even if the call is made again."""
+    def snapshot(self, generation: int, number: int, take: TakeRows) -> Outcome:
+        """Ends a barrier; `take` is called once, even if the call is made again."""
         with self._changed:
             outcome = self._core.snapshot(generation, number, self._clock())
+            self._changed.notify_all()  # whatever `take` raises, the barrier has ended
             if self._tables is not None and not outcome.repeated:
                 self._eviction.finish()
-                snapshot = begin(self._tables, self._changed)
-                take(Taken(outcome, snapshot, self._tables, self._core.owned))
-            self._changed.notify_all()
+                take(self._tables, self._changed, outcome)
             return outcome
 
     # Moves
@@ -475,21 +477,20 @@ class ServerState:
             raise NotHeldError(f"nothing is prepared here for move {number}")
         return tables
 
-    def moved_rows(self, number: int, *, whole: bool) -> tuple[Snapshot, TableStore]:
+    def moved_rows(self, number: int, *, whole: bool) -> tuple[Scan, TableStore]:
         """All rows, from when on changes are recorded; or those that changed since the call before.
 
-        Raises NotHeldError.
+        Raises NotHeldError, and MemoryError: then, and where a scan is not read to its end, all rows are to be asked
+        for again.
         """
         with self._changed:
             self._core.moving(number)
-            if self._tables is None:
-                raise NotHeldError("nothing is served here")
+            tables = self.tables
             self._eviction.finish()
-            if not whole:
-                return self._tables.take(Reader.MOVE, self._changed), self._tables
-            self._tables.untrack(Reader.MOVE)
-            self._tables.track(Reader.MOVE)
-            return self._tables.snapshot(Reader.MOVE, self._changed), self._tables
+            if whole:
+                tables.untrack(Reader.MOVE)
+                tables.track(Reader.MOVE)
+            return tables.scan(Reader.MOVE, self._changed), tables
 
     def hand_over(self, generation: int, number: int, move: int, seconds: float) -> HandedOver:
         """As `ServerCore.hand_over`."""
@@ -575,10 +576,6 @@ class ServerState:
         pieces = keys[len(keys) - int(counts[-1]) :]
         if not self._core.owned.owns_pieces(pieces):
             raise ValueError(f"the request names dense pieces of which this server does not own all: {pieces.tolist()}")
-
-
-def _figures_of(tables: TableStore) -> Figures:
-    return Figures(tables.rows(), tables.allocated_bytes, tables.admission_counts())
 
 
 def _not_finite(gradients: NDArray[np.float32]) -> NonFiniteGradientError | None:

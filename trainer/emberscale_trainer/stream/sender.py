@@ -78,10 +78,7 @@ class StreamSender:
 
     def flush(self, wait_seconds: float) -> None:
         """Waits until the receiver has dealt with all that was put. Raises as `put` does."""
-        self.send_queued()
-        with self._changed:
-            wanted = self._window.put_count
-            self._wait(lambda: self._window.acknowledged_count >= wanted, wait_seconds, "acknowledgements")
+        self.reach(self._window.put_count, wait_seconds)
 
     @property
     def acknowledged_count(self) -> int:

@@ -6,8 +6,9 @@
 `dense`      the dense parameters as rows            `kernels`   the entry points
 `admission`  which keys get rows                     `eviction`  which rows leave
 `compaction`  memory goes back to the system         `deltas`    what parity of the rows is made of
-`quantization`  weights as codes of a few bits
-`held`       the rules on rows that a worker holds
+`scan`       copies of rows that go on changing      `slots`     which of them are in use, and which are free
+`quantization`  weights as codes of a few bits       `packed`    rows with such weights, as checkpoints store them
+`packing`    the kernels that write and read these   `held`       the rules on rows that a worker holds
 `optimizers`, `initializers`  the arithmetic
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
@@ -20,7 +21,9 @@ from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, 
 from emberscale_trainer.table.eviction import Eviction, Sweep
 from emberscale_trainer.table.held import step_ids, step_pieces
 from emberscale_trainer.table.layout import RowLayout, keys_of
-from emberscale_trainer.table.quantization import PackedRows, UnquantizableError
+from emberscale_trainer.table.packed import MalformedBlockError, PackedRows
+from emberscale_trainer.table.quantization import UnquantizableError
+from emberscale_trainer.table.scan import Scan
 from emberscale_trainer.table.slab import Reader
 from emberscale_trainer.table.snapshot import Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
@@ -30,10 +33,12 @@ __all__ = [
     "DeltaLog",
     "DensePieces",
     "Eviction",
+    "MalformedBlockError",
     "NonFiniteGradientError",
     "PackedRows",
     "Reader",
     "RowLayout",
+    "Scan",
     "Snapshot",
     "SnapshotAbandonedError",
     "Sweep",

@@ -26,25 +26,25 @@ class Compaction:
     def __init__(self, tables: TableStore, table: int) -> None:
         self._tables = tables
         self._table = table
-        self._segment = tables.segments_in_use(table) - 1
+        self._slots = tables.slots[table]
+        self._segment = self._slots.segments_in_use - 1
         self._first = 0
         self.released_bytes = 0
-        self._deferred = tables.defer_slots(table, tables.segments_needed(table))
+        self._deferred = self._slots.defer(self._slots.segments_needed)
 
     def step(self, slots: int) -> bool:
         """Moves the rows of so many slots, and returns whether there is more to do.
 
         Raises MemoryError, nothing being done. After any other error the tables must not be used any more.
         """
-        tables, table = self._tables, self._table
-        if self._segment < tables.segments_needed(table):
+        if self._segment < self._slots.segments_needed:
             return False
-        records = tables.records_of_slots(table, self._segment, self._first, slots)
+        records = self._slots.records(self._segment, self._first, slots)
         if len(records):
-            self._deferred = tables.relocate(table, records, self._deferred)
+            self._deferred = self._tables.relocate(self._table, records, self._deferred)
         self._first += slots
-        if self._first >= tables.rows_of_segment(table):
-            self.released_bytes += tables.release_segment(table, self._segment)
+        if self._first >= self._slots.layout.segment_rows:
+            self.released_bytes += self._slots.release(self._segment)
             self._segment, self._first = self._segment - 1, 0
         return True
 

@@ -8,8 +8,9 @@ part is never served from a stale cache.
 """
 
 import hashlib
+import inspect
+import threading
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,6 +26,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _ONLY_FOR_KERNELS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
 
 _ENTRIES: list[tuple[Any, Any]] = []
+_WARMING = threading.Lock()
 
 
 def part(function: F) -> F:
@@ -49,17 +51,30 @@ def entry(function: F) -> F:
     return cast(F, dispatcher)
 
 
-def instruction(function: Callable[..., Any]) -> Any:
-    """A Numba intrinsic: `function` gets the argument types, returns the signature and what emits the LLVM code."""
-    return intrinsic(function)
+def instruction(signature: Any, emit: Callable[..., Any]) -> Any:
+    """A Numba intrinsic: `emit(builder, *arguments)` emits LLVM code, and returns the result or None.
+
+    `signature` is Numba's, or a function that makes it of the arguments' types.
+    """
+
+    def typed(_typing: Any, *arguments: Any) -> Any:
+        def lower(target: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            result = emit(builder, *values)
+            return target.get_dummy_value() if result is None else result
+
+        return (signature(*arguments) if callable(signature) else signature), lower
+
+    typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]  # Numba looks the arguments up in it
+    return intrinsic(typed)
 
 
-@cache
 def warm_up() -> None:
     """Compiles all kernels, or loads them from the cache on disk. The first call takes seconds without a cache."""
-    for dispatcher, signature in _ENTRIES:
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()
+    with _WARMING:
+        for dispatcher, signature in _ENTRIES:
+            if not dispatcher.signatures:
+                dispatcher.compile(signature)
+                dispatcher.disable_compile()
 
 
 def digest_of_sources(folder: Path) -> str:

@@ -92,6 +92,9 @@ NONE = -3
 _MOST_PREFETCHED = 1024
 """Bytes of a row that are asked for ahead; of a longer one, the processor foresees the rest."""
 
+_ROWS_AHEAD = 8
+"""Rows between the one that is read and the one whose key is asked for."""
+
 _HASHES = 0
 _SLOTS = 8 * BLOCK
 _ROWS = 16 * BLOCK
@@ -442,6 +445,45 @@ def read_rows(rows: int, count: int, stride: int, pushes: int, scope: int, recor
 
 
 @entry
+def read_wanted(
+    rows: int,
+    count: int,
+    stride: int,
+    pushes: int,
+    scope: int,
+    changed: int,
+    wanted: int,
+    dense: int,
+    records: int,
+    places: int,
+    skipped: int,
+) -> int:
+    """As `read_rows`, of the rows whose keys are wanted only, and but for those that are seen to have changed.
+
+    `wanted` is the address of a bool for each bucket, or with `dense` for each key. `changed` is that of a bitmap of
+    slots, to which others may write; rows that it leaves out are added to the int64 at `skipped`.
+    """
+    found = 0
+    for number in range(count):
+        byte, bit = number >> 3, 1 << (number & 7)
+        if scope != 0 and not load_uint8(scope + byte) & bit:
+            continue
+        row = rows + stride * number
+        prefetch(row + stride * _ROWS_AHEAD)
+        key = load_int64(row)
+        at = key if dense else mix64(key) & BUCKET_MASK
+        if load_uint8(wanted + at) == 0 or load_uint32(row + pushes) == 0:
+            continue
+        if load_uint8(changed + byte) & bit:
+            store_int64(skipped, load_int64(skipped) + 1)
+            continue
+        copy(records + stride * found, row, stride)
+        store_uint32(places + 4 * found, number)
+        found += 1
+    return found
+
+
+@entry
 def drop_records(records: int, count: int, stride: int, places: int, dropped: int) -> int:
     """Moves the records whose place has no bit in `dropped` together; returns how many are left."""
     left = 0
@@ -452,6 +494,18 @@ def drop_records(records: int, count: int, stride: int, places: int, dropped: in
                 copy(records + stride * left, records + stride * number, stride)
             left += 1
     return left
+
+
+@entry
+def absent(table: int, keys: int, count: int, missing: int) -> int:
+    """Writes those of the keys that have no row to `missing`, and returns their number."""
+    found = 0
+    for at in range(0, 8 * count, 8):
+        key = load_int64(keys + at)
+        if find(table, key, mix64(key)) == NOT_FOUND:
+            store_int64(missing + 8 * found, key)
+            found += 1
+    return found
 
 
 @entry

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerType, TableSpec
+from emberscale_trainer.table.slab import rows_per_segment
 
 KEY_BYTES = 8
 FLOAT_BYTES = 4
@@ -67,6 +68,16 @@ class RowLayout:
         """Bytes of a record; a multiple of 8."""
         counters = 2 if self.evicted else 1
         return -(-(self.pushes_offset + counters * COUNTER_BYTES) // 8) * 8
+
+    @property
+    def segment_rows(self) -> int:
+        """Rows of a segment of the table."""
+        return rows_per_segment(self.stride)
+
+    @property
+    def slot_bits(self) -> int:
+        """Bits of a slot that say which row of a segment it is."""
+        return (self.segment_rows - 1).bit_length()
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:

@@ -35,119 +35,76 @@ _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
 
 
-def _integer_load(bits: int) -> Any:
-    @instruction
-    def load(_typing: Any, address: Any) -> Any:
-        def lower(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            value = builder.load(pointer, align=1)
-            return value if bits == 64 else builder.zext(value, _INT64)
+def load_of(numba_type: Any, kind: Any) -> Any:
+    """An instruction that loads a value of an LLVM type from an address; an integer becomes an int64."""
 
-        return types.int64(types.int64), lower
+    def load(builder: Any, address: Any) -> Any:
+        value = builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+        return builder.zext(value, _INT64) if isinstance(kind, ir.IntType) else value
 
-    return load
+    return instruction(numba_type(types.int64), load)
 
 
-def _integer_store(bits: int) -> Any:
-    @instruction
-    def store(_typing: Any, address: Any, value: Any) -> Any:
-        def lower(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            stored = arguments[1] if bits == 64 else builder.trunc(arguments[1], ir.IntType(bits))
-            builder.store(stored, builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()), align=1)
-            return target.get_dummy_value()
+def store_of(numba_type: Any, kind: Any) -> Any:
+    """An instruction that stores a value of an LLVM type to an address; of an int64 the low bits."""
 
-        return types.none(types.int64, types.int64), lower
+    def store(builder: Any, address: Any, value: Any) -> None:
+        stored = builder.trunc(value, kind) if isinstance(kind, ir.IntType) else value
+        builder.store(stored, builder.inttoptr(address, kind.as_pointer()), align=1)
 
-    return store
+    return instruction(types.none(types.int64, numba_type), store)
 
 
-def _float_load(numba_type: Any, llvm_type: Any) -> Any:
-    @instruction
-    def load(_typing: Any, address: Any) -> Any:
-        def lower(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            return builder.load(builder.inttoptr(arguments[0], llvm_type.as_pointer()), align=1)
-
-        return numba_type(types.int64), lower
-
-    return load
-
-
-def _store_float32(_typing: Any, address: Any, value: Any) -> Any:
-    def lower(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.FloatType().as_pointer()), align=1)
-        return target.get_dummy_value()
-
-    return types.none(types.int64, types.float32), lower
+load_int64: Callable[[int], int] = load_of(types.int64, _INT64)
+load_uint32: Callable[[int], int] = load_of(types.int64, _INT32)
+load_uint8: Callable[[int], int] = load_of(types.int64, ir.IntType(8))
+store_int64: Callable[[int, int], None] = store_of(types.int64, _INT64)
+store_uint32: Callable[[int, int], None] = store_of(types.int64, _INT32)
+store_uint8: Callable[[int, int], None] = store_of(types.int64, ir.IntType(8))
+load_float32: Callable[[int], float] = load_of(types.float32, ir.FloatType())
+load_float64: Callable[[int], float] = load_of(types.float64, ir.DoubleType())
+store_float32: Callable[[int, float], None] = store_of(types.float32, ir.FloatType())
 
 
-load_int64: Callable[[int], int] = _integer_load(64)
-load_uint32: Callable[[int], int] = _integer_load(32)
-load_uint8: Callable[[int], int] = _integer_load(8)
-store_int64: Callable[[int, int], None] = _integer_store(64)
-store_uint32: Callable[[int, int], None] = _integer_store(32)
-store_uint8: Callable[[int, int], None] = _integer_store(8)
-load_float32: Callable[[int], float] = _float_load(types.float32, ir.FloatType())
-load_float64: Callable[[int], float] = _float_load(types.float64, ir.DoubleType())
-store_float32: Callable[[int, float], None] = instruction(_store_float32)
+def _shift_right(builder: Any, value: Any, bits: Any) -> Any:
+    return builder.lshr(value, bits)
 
 
-def _shift_right(_typing: Any, value: Any, bits: Any) -> Any:
-    def lower(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.lshr(arguments[0], arguments[1])
-
-    return types.int64(types.int64, types.int64), lower
-
-
-def _prefetch(_typing: Any, address: Any) -> Any:
-    def lower(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT32, _INT32, _INT32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, keep, data = ir.Constant(_INT32, 0), ir.Constant(_INT32, 3), ir.Constant(_INT32, 1)
-        builder.call(function, [builder.inttoptr(arguments[0], _POINTER), read, keep, data])
-        return target.get_dummy_value()
-
-    return types.none(types.int64), lower
+def _prefetch(builder: Any, address: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT32, _INT32, _INT32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, keep, data = ir.Constant(_INT32, 0), ir.Constant(_INT32, 3), ir.Constant(_INT32, 1)
+    builder.call(function, [builder.inttoptr(address, _POINTER), read, keep, data])
 
 
-def _copy(_typing: Any, target_address: Any, source_address: Any, size: Any) -> Any:
-    def lower(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        to, source, size = arguments
-        cgutils.raw_memcpy(builder, builder.inttoptr(to, _POINTER), builder.inttoptr(source, _POINTER), size, 1)
-        return target.get_dummy_value()
-
-    return types.none(types.int64, types.int64, types.int64), lower
+def _copy(builder: Any, to: Any, source: Any, size: Any) -> None:
+    cgutils.raw_memcpy(builder, builder.inttoptr(to, _POINTER), builder.inttoptr(source, _POINTER), size, 1)
 
 
-def _zero(_typing: Any, address: Any, size: Any) -> Any:
-    def lower(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(arguments[0], _POINTER), arguments[1], 0)
-        return target.get_dummy_value()
-
-    return types.none(types.int64, types.int64), lower
-
-
-def _libc(name: str, signature: Any) -> Any:
-    return types.ExternalFunction(name, signature)
+def _zero(builder: Any, address: Any, size: Any) -> None:
+    cgutils.memset(builder, builder.inttoptr(address, _POINTER), size, 0)
 
 
 float32: Callable[[float], float] = cast(Any, np.float32)
 """(number): rounded to float32; in Python all are floats, inside kernels they differ."""
 
-shift_right: Callable[[int, int], int] = instruction(_shift_right)
+shift_right: Callable[[int, int], int] = instruction(types.int64(types.int64, types.int64), _shift_right)
 """(value, bits): the value as an unsigned number, shifted right by 0..63 bits."""
 
-prefetch: Callable[[int], None] = instruction(_prefetch)
+prefetch: Callable[[int], None] = instruction(types.none(types.int64), _prefetch)
 """(address): asks for the cache line; never faults."""
 
-copy: Callable[[int, int, int], None] = instruction(_copy)
+copy: Callable[[int, int, int], None] = instruction(types.none(types.int64, types.int64, types.int64), _copy)
 """(to, source, size in bytes): the two do not overlap."""
 
-zero: Callable[[int, int], None] = instruction(_zero)
+zero: Callable[[int, int], None] = instruction(types.none(types.int64, types.int64), _zero)
 """(address, size in bytes)"""
 
 # libc's own, so that a sub-index can double inside a kernel without coming back to Python
-allocate: Callable[[int, int], int] = _libc("aligned_alloc", types.int64(types.int64, types.int64))
+allocate: Callable[[int, int], int] = cast(
+    Any, types.ExternalFunction("aligned_alloc", types.int64(types.int64, types.int64))
+)
 """(alignment, size): a new block, its content undefined; 0 if there is no memory."""
 
-release: Callable[[int], None] = _libc("free", types.void(types.int64))
+release: Callable[[int], None] = cast(Any, types.ExternalFunction("free", types.void(types.int64)))
 """(address): gives a block of `allocate` back; 0 is let be."""

@@ -91,7 +91,6 @@ class TableShare:
         layout: RowLayout,
         segments: Sequence[Segment],
         used_rows: Sequence[int],
-        slot_bits: int,
         next_slot: int,
         scope: NDArray[np.uint8] | None,
     ) -> None:
@@ -101,7 +100,7 @@ class TableShare:
         self._entry = entry
         self._segments = segments
         self._used_rows = used_rows
-        self._segment_bytes = 1 << slot_bits >> 3
+        self._segment_bytes = 1 << layout.slot_bits >> 3
         self._scope = scope
         self._passed = np.zeros((next_slot + 7) // 8 + 1, np.uint8)
         self._all = b"\xff" * (self._segment_bytes if used_rows else 0)
@@ -125,8 +124,9 @@ class TableShare:
         self._entry["saved_room"] = len(saved)
 
     def close(self) -> list[Records]:
-        """Saves no more; returns the records that were saved and not taken yet."""
+        """Saves no more, and holds no segment; returns the records that were saved and not taken yet."""
         left = self._full + self._take_saved()
+        self._segments = ()
         self._entry["passed"] = self._entry["scope"] = 0
         self._full, self._saved, self._passed, self._scope = [], self.layout.empty(0), np.zeros(0, np.uint8), None
         return left
@@ -151,16 +151,21 @@ class TableShare:
         return max(self._used_rows)
 
     def segments(self) -> Iterator[tuple[int, Segment, int, int]]:
-        """The number of each segment with rows in scope, the segment, its rows, and the address of their scope or 0."""
+        """The number of each segment with rows in scope, the segment, its rows, and the address of their scope or 0.
+
+        There are none any more once it is closed, by whatever thread.
+        """
+        in_scope = self._scope
         for number, rows in enumerate(self._used_rows):
             scope = 0
-            if self._scope is not None:
-                bits = self._scope[number * self._segment_bytes :][: (rows + 7) // 8]
+            if in_scope is not None:
+                bits = in_scope[number * self._segment_bytes :][: (rows + 7) // 8]
                 if not bits.any():
                     continue
                 scope = address_of(bits)
             if rows:
-                yield number, self._segments[number], rows, scope
+                for segment in self._segments[number : number + 1]:
+                    yield number, segment, rows, scope
 
     def _take_saved(self) -> list[Records]:
         count = int(self._entry["saved_count"])

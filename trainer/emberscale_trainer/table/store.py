@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
 from emberscale_api.job.running import AdmissionCounts
-from emberscale_api.routing import BUCKETS
+from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_trainer.table import initializers, kernels, optimizers
 from emberscale_trainer.table.admission import with_sketches
 from emberscale_trainer.table.compiled import warm_up
@@ -17,7 +17,9 @@ from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.memory import CACHE_LINE, address_of
-from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader, Segment, rows_per_segment
+from emberscale_trainer.table.scan import Scan, ScannedTable
+from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader
+from emberscale_trainer.table.slots import Slots
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
 
 _UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
@@ -49,16 +51,14 @@ class TableStore:
         self._embeddings = range(self._first, len(embeddings))
         self._clock = np.zeros(1, np.int64)
         self._evicted = [0] * tables
-        self._released = [False] * tables
         self._tables = np.zeros(tables, TABLE)
         self._directories = np.zeros((tables, BUCKETS), np.int64)
         self._bucket_rows = np.zeros((tables, BUCKETS), np.uint32)
-        self._segments: list[list[Segment]] = [[] for _ in self.specs]
-        self._segment_addresses = [np.zeros(8, np.int64) for _ in self.specs]
-        self._free = [np.zeros(0, np.uint32) for _ in self.specs]
+        self.slots = tuple(Slots(*one) for one in zip(self._tables, self.layouts, strict=True))
         self._log: DeltaLog | None = None
         self._changes: dict[Reader, Changes] = {}
         self._snapshots: dict[Reader, Snapshot] = {}
+        self._scans: dict[Reader, Scan] = {}
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
         self._tables_address = address_of(self._tables)
         self._requested_address = self._tables_address + TABLE.itemsize * self._first
@@ -76,13 +76,9 @@ class TableStore:
 
     def _describe(self, number: int, spec: TableSpec, layout: RowLayout) -> None:
         table = self._tables[number]
-        segment_rows = rows_per_segment(layout.stride)
         table["directory"] = address_of(self._directories[number])
         table["bucket_rows"] = address_of(self._bucket_rows[number])
         table["number"] = number
-        table["segments"] = address_of(self._segment_addresses[number])
-        table["segment_rows"] = segment_rows
-        table["slot_bits"] = (segment_rows - 1).bit_length()
         table["dimension"] = spec.dimension
         table["stride"] = layout.stride
         table["pushes"] = layout.pushes_offset
@@ -229,8 +225,8 @@ class TableStore:
         """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
 
         Of several records with one key the last stays; those outside of `buckets: bool[BUCKETS]` are left out. Raises
-        ValueError, nothing being done, for another shape or type and for records without pushes, which are not rows.
-        Different tables may be loaded at the same time.
+        ValueError, nothing being done, for another shape or type, for records without pushes, which are not rows, and
+        for dense pieces that do not exist. Different tables may be loaded at the same time.
         """
         descriptor, stride = self._descriptor(table), self.layouts[table].stride
         if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
@@ -238,6 +234,8 @@ class TableStore:
         records = np.ascontiguousarray(records)
         if len(records) and not self.layouts[table].fields(records)["pushes"].all():
             raise ValueError(f"a record of table {table} counts no pushes, so it is not a row")
+        if self.specs[table].column < 0 and ((pieces := keys_of(records)) != pieces % DENSE_PIECES).any():
+            raise ValueError(f"table {table} has the dense pieces below {DENSE_PIECES}, not all of {pieces.tolist()}")
         self._make_room(table, len(records), len(records))
         scratch = np.empty(kernels.SCRATCH_BYTES, np.uint8)  # of its own: tables may be loaded at the same time
         wanted = _ALL_BUCKETS if buckets is None else np.ascontiguousarray(buckets, np.bool_)
@@ -247,7 +245,7 @@ class TableStore:
 
     def rows(self) -> dict[str, int]:
         """Rows of each embedding table, by its name."""
-        return {self.specs[number].name: self._rows(number) for number in self._embeddings}
+        return {self.specs[number].name: self.slots[number].rows for number in self._embeddings}
 
     def admission_counts(self) -> dict[str, AdmissionCounts]:
         """What became of keys and rows of each embedding table with admission or eviction, by its name."""
@@ -267,14 +265,7 @@ class TableStore:
         The old bytes that an open snapshot saves are not counted.
         """
         total = self._directories.nbytes + self._bucket_rows.nbytes
-        for number in range(len(self.specs)):
-            used = self._used_rows(number)
-            if self._released[number]:
-                used = [rows * holds for rows, holds in zip(used, self._segments_with_rows(number), strict=True)]
-            total += sum(
-                segment.touched_bytes(rows) for segment, rows in zip(self._segments[number], used, strict=False)
-            )
-            total += self._free[number].nbytes + self._segment_addresses[number].nbytes
+        total += sum(slots.allocated_bytes for slots in self.slots)
         total += sum(changes.allocated_bytes for changes in self._changes.values())
         used = self._directories[self._directories != 0]
         return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
@@ -292,6 +283,8 @@ class TableStore:
         """
         if reader in self._snapshots:
             self._snapshots.pop(reader).give_back()
+        if reader in self._scans:
+            self._scans.pop(reader).end()
         if reader in self._changes:
             self._changes.pop(reader).stop()
 
@@ -314,6 +307,38 @@ class TableStore:
             raise ValueError(f"no changes are tracked for {reader.name}")
         return self._begin(reader, lock, whole=False)
 
+    def scan(self, reader: Reader, lock: Lock) -> Scan:
+        """Returns a scan of what changed since the reader's last one, or of all rows if it is the first since `track`.
+
+        `lock` as in `snapshot`. What the scan before has not yielded is lost: a caller that has not read it to its
+        end tracks anew. A reader with snapshots has no scans. Raises MemoryError, and then the reader has lost no
+        change; and ValueError as `take`.
+        """
+        if reader not in self._changes:
+            raise ValueError(f"no changes are tracked for {reader.name}")
+        tables = [
+            ScannedTable(slots.layout, tuple(slots.segments), slots.used(), dense=spec.column < 0)
+            for slots, spec in zip(self.slots, self.specs, strict=True)
+        ]
+        before, changes = self._scans.get(reader), self._changes[reader]
+        self._changes[reader] = current = self._new_changes(reader)
+        try:
+            scan = Scan(tables, lock, current, None if before is None else changes, self.absent)
+        except MemoryError:
+            current.merge(changes)
+            raise
+        if before is not None:
+            before.end()
+        self._scans[reader] = scan
+        return scan
+
+    def absent(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the keys, int64[n], that have no row."""
+        keys = np.ascontiguousarray(keys, np.int64)
+        missing = np.empty_like(keys)
+        count = kernels.absent(self._descriptor(table), address_of(keys), len(keys), address_of(missing))
+        return missing[:count]
+
     def commit(self, reader: Reader) -> None:
         """Ends the reader's snapshot, which it has read: what changed before it is forgotten."""
         self._snapshots.pop(reader).commit()
@@ -322,33 +347,30 @@ class TableStore:
         """Logs from now on what changes, until the log is stopped; one that was begun before is."""
         if self._log is not None:
             self._log.stop()
-        self._log = DeltaLog(self._tables, self._segments, lanes, lane_of)
+        self._log = DeltaLog(self._tables, [slots.segments for slots in self.slots], lanes, lane_of)
         return self._log
 
     def abandon_snapshots(self) -> None:
-        """Gives all open snapshots back, so that no read keeps the rows in memory when the store is dropped."""
+        """Gives all open snapshots back, and ends scans: no read keeps the rows in memory when the store is dropped."""
         for snapshot in self._snapshots.values():
             snapshot.give_back()
+        for scan in self._scans.values():
+            scan.end()
 
     def _begin(self, reader: Reader, lock: Lock, *, whole: bool) -> Snapshot:
         if reader in self._snapshots:
             self._snapshots[reader].give_back()
+        if reader in self._scans:
+            self._scans.pop(reader).end()
         taken, current = self._changes.get(reader), None
         if taken is not None:
             self._changes[reader] = current = self._new_changes(reader)
         shares: list[TableShare] = []
         try:
-            for number, layout in enumerate(self.layouts):
-                share = TableShare(
-                    self._entry(number, reader),
-                    layout,
-                    self._segments[number],
-                    self._used_rows(number),
-                    int(self._tables[number]["slot_bits"]),
-                    int(self._tables[number]["next_slot"]),
-                    None if whole or taken is None else taken.bitmap(number),
-                )
-                shares.append(share)
+            for number, slots in enumerate(self.slots):
+                scope = None if whole or taken is None else taken.bitmap(number)
+                entry = self._entry(number, reader)
+                shares.append(TableShare(entry, slots.layout, slots.segments, slots.used(), slots.next, scope))
             snapshot = self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
         except MemoryError:
             for share in shares:
@@ -359,8 +381,8 @@ class TableStore:
         return snapshot
 
     def _new_changes(self, reader: Reader) -> Changes:
-        tables = range(len(self.specs))
-        return Changes([self._entry(number, reader) for number in tables], [self._slots(number) for number in tables])
+        entries = [self._entry(number, reader) for number in range(len(self.specs))]
+        return Changes(entries, [slots.count for slots in self.slots])
 
     def _entry(self, table: int, reader: Reader) -> np.void:
         """A view of what the kernels know of a reader of a table."""
@@ -407,80 +429,26 @@ class TableStore:
         kernels.read_marks(self._descriptor(table), *arrays)
         return marks
 
-    # Compaction
-
-    def rows_of_segment(self, table: int) -> int:
-        """Slots of one segment."""
-        return int(self._tables[table]["segment_rows"])
-
-    def segments_in_use(self, table: int) -> int:
-        """Segments in which a slot holds or held a row."""
-        return sum(rows > 0 for rows in self._used_rows(table))
-
-    def segments_needed(self, table: int) -> int:
-        """Segments that all rows would fill."""
-        return -(-self._rows(table) // self.rows_of_segment(table))
-
-    def defer_slots(self, table: int, segment: int) -> int:
-        """Sees that free slots from this segment on are used after all others; returns how many these are."""
-        descriptor = self._tables[table]
-        free = self._free[table][: int(descriptor["free_count"])]
-        late = free >> np.uint32(int(descriptor["slot_bits"])) >= segment
-        free[:] = np.concatenate([free[late], free[~late]])
-        return int(np.count_nonzero(late))
-
-    def records_of_slots(self, table: int, segment: int, first: int, count: int) -> Records:
-        """The rows in so many slots of a segment as `uint8[n, stride]`, in their order."""
-        layout = self.layouts[table]
-        used = self._used_rows(table)[segment]
-        count = max(0, min(count, used - first))
-        records, places = layout.empty(count), np.empty(count, np.uint32)
-        start = self._segments[table][segment].address + first * layout.stride
-        addresses = (address_of(records), address_of(places))
-        found = kernels.read_rows(start, count, layout.stride, layout.pushes_offset, 0, *addresses)
-        return records[:found]
-
     def relocate(self, table: int, records: Records, deferred: int) -> int:
         """Moves rows, `uint8[n, stride]`, into other free slots than the first `deferred` of the list.
 
         Returns how many slots are deferred then: also those that the rows leave. Raises MemoryError, nothing being
         done; after a RuntimeError rows are lost.
         """
-        rows, descriptor = len(records), self._tables[table]
+        rows, slots = len(records), self.slots[table]
         self._make_room(table, 0, 2 * rows)
-        deferred = min(deferred, int(descriptor["free_count"]))
+        deferred = min(deferred, len(slots.free))
         self.retire(table, keys_of(records))
-        free = self._free[table][: int(descriptor["free_count"])]
-        left = free[-rows:].copy()
-        if len(free) - deferred >= 2 * rows:  # else there are only a few others, and what is left is used again
-            free[-rows:] = free[deferred : deferred + rows]
-            free[deferred : deferred + rows] = left
-            deferred += rows
-        else:
-            free[deferred + rows :] = free[deferred:-rows].copy()
-            free[deferred : deferred + rows] = left
+        deferred = slots.defer_last(rows, deferred)
         try:
             self.load(table, records)
         except MemoryError as error:
             raise RuntimeError("rows that were to move into other slots are lost") from error
         return deferred
 
-    def release_segment(self, table: int, segment: int) -> int:
-        """Gives the memory of a segment back to the system; returns its bytes, 0 where it holds a row and stays."""
-        if len(self.records_of_slots(table, segment, 0, self.rows_of_segment(table))):
-            return 0
-        self._released[table] = True
-        return self._segments[table][segment].release()
-
     def _make_room_to_retire(self, table: int, rows: int) -> None:
         self._make_room(table, 0, rows)
-        descriptor, free = self._tables[table], self._free[table]
-        needed = int(descriptor["free_count"]) + rows
-        if needed > len(free):
-            grown = np.zeros(max(needed, 2 * len(free)), np.uint32)
-            grown[: len(free)] = free
-            self._free[table] = grown
-            descriptor["free"] = address_of(grown)
+        self.slots[table].make_room_to_free(rows)
 
     def _note_retired(self, table: int, keys: NDArray[np.int64]) -> None:
         for changes in self._changes.values():
@@ -497,25 +465,6 @@ class TableStore:
         if not 0 <= bucket < BUCKETS:
             raise IndexError(f"there is no bucket {bucket}, only {BUCKETS} of them")
         return np.empty(self._bucket_rows[table, bucket], np.int64)
-
-    def _rows(self, table: int) -> int:
-        return sum(self._used_rows(table)) - int(self._tables[table]["free_count"])
-
-    def _slots(self, table: int) -> int:
-        """Slots of all segments, those between the segments included."""
-        return len(self._segments[table]) << int(self._tables[table]["slot_bits"])
-
-    def _segments_with_rows(self, table: int) -> list[bool]:
-        """Whether each segment in `_used_rows` has a slot that is not free."""
-        descriptor, used = self._tables[table], self._used_rows(table)
-        free = self._free[table][: int(descriptor["free_count"])] >> np.uint32(int(descriptor["slot_bits"]))
-        return [rows > count for rows, count in zip(used, np.bincount(free, minlength=len(used)), strict=True)]
-
-    def _used_rows(self, table: int) -> list[int]:
-        """Returns the number of slots in each segment that hold or held a row; later segments were never used."""
-        descriptor = self._tables[table]
-        slot, bits = int(descriptor["next_slot"]), int(descriptor["slot_bits"])
-        return [int(descriptor["segment_rows"])] * (slot >> bits) + [slot & ((1 << bits) - 1)]
 
     def _check(
         self, counts: NDArray[np.uint32], keys: NDArray[np.int64], values: NDArray[np.float32], values_name: str
@@ -548,21 +497,13 @@ class TableStore:
             self._log.make_room(changed * (DELTA_BYTES + self.layouts[table].stride))
 
     def _add_segment(self, table: int) -> None:
-        descriptor, segments = self._tables[table], self._segments[table]
-        if (len(segments) + 1) << int(descriptor["slot_bits"]) > MAX_SLOTS:
+        slots = self.slots[table]
+        room = (len(slots.segments) + 1) << slots.layout.slot_bits
+        if room > MAX_SLOTS:
             raise MemoryError(f"table {self.specs[table].name} has as many rows as a table can have")
-        # small tables stay small: huge pages begin with the second segment
-        segment = Segment(int(descriptor["segment_rows"]), self.layouts[table].stride, huge=bool(segments))
         for changes in self._changes.values():
-            changes.make_room(table, (len(segments) + 1) << int(descriptor["slot_bits"]))
-        addresses = self._segment_addresses[table]
-        if len(segments) == len(addresses):
-            addresses = np.concatenate([addresses, np.zeros_like(addresses)])
-            self._segment_addresses[table] = addresses
-            descriptor["segments"] = address_of(addresses)
-        addresses[len(segments)] = segment.address
-        segments.append(segment)
-        descriptor["segment_count"] = len(segments)
+            changes.make_room(table, room)
+        slots.add_segment()
         if self._log is not None:
             self._log.add_segments(table)
 

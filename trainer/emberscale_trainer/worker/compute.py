@@ -123,13 +123,16 @@ class ModelReplica:
         return of_embeddings.numpy(), self._flat.gradients.numpy(), Predictions(loss.probabilities, loss.total)
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
-        """Returns predictions and loss without gradients. Raises EntrypointError."""
+        """Returns predictions and loss without gradients. Raises NonFiniteLossError and EntrypointError."""
         self._switch(training=False)
         with torch.no_grad():
             embeddings = self._embeddings(plan, pulled.rows, pulled.dense)
             logits = self._model(torch.from_numpy(batch.dense), embeddings)
             loss = log_loss(logits.numpy(), batch.labels)
-            return Predictions(loss.probabilities, loss.total)
+        if not np.isfinite(loss.total):  # the master takes no sum of it
+            mean = loss.total / len(batch.labels)
+            raise NonFiniteLossError(f"the loss of batch {batch.number} of an evaluation is {mean}")
+        return Predictions(loss.probabilities, loss.total)
 
     def _embeddings(self, plan: KeyPlan, rows: NDArray[np.float32], dense: NDArray[np.float32]) -> torch.Tensor:
         self._flat.values.copy_(torch.from_numpy(dense[: self.parameters]))

@@ -228,7 +228,7 @@ _NO_IDS = np.empty(0, dtype=np.int64)
 
 
 @numba.njit(nogil=True)
-def _number_keys(ids, table, owners, slots, counts, unique, owner_of, total, numbers):  # type: ignore[no-untyped-def]
+def _number_keys(ids, table, owners, slots, counts, unique, owner_of, total, numbers):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from its caller. Each distinct id gets a number, from `total` up; returns the next number.
     room = 16
     while room < 2 * len(ids):
@@ -260,7 +260,7 @@ def _number_keys(ids, table, owners, slots, counts, unique, owner_of, total, num
     nogil=True,
     cache=True,
 )
-def _plan(  # type: ignore[no-untyped-def]
+def _plan(  # type: ignore[no-untyped-def]  # Numba infers the types
     ids, values, list_edges, owners, dimensions, columns, places, slots, counts, keys, offsets, rows, edges
 ):
     # Numba types this from the signature above.

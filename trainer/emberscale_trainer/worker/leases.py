@@ -38,38 +38,32 @@ class FinishedTask:
     evaluation: EvaluationTotals | None = None
 
 
-@dataclass
-class _Progress:
-    lease: ShardLease
-    committed: int
-
-
 class LeaseBook:
     """Shared by the pipeline's stages and the heartbeat."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._held: dict[int, _Progress] = {}
+        self._held: dict[int, tuple[ShardLease, int]] = {}  # by token; the position up to which each is committed
         self._finished: list[FinishedTask] = []
 
     def hold(self, lease: ShardLease) -> None:
         """Adds a lease."""
         with self._changed:
-            self._held[lease.token] = _Progress(lease, lease.start)
+            self._held[lease.token] = (lease, lease.start)
 
     def held(self) -> list[tuple[ShardLease, int]]:
         """Leases in the order in which they were granted, and the position up to which each is committed."""
         with self._changed:
-            return [(progress.lease, progress.committed) for progress in self._held.values()]
+            return [*self._held.values()]
 
     def commit(self, token: int, position: int) -> bool:
         """Commits the lease up to `position`. Returns whether that completes the lease."""
         with self._changed:
-            progress = self._held.get(token)
-            if progress is None:
+            if token not in self._held:
                 return False
-            progress.committed = position
-            if position < progress.lease.stop:
+            lease, _ = self._held[token]
+            self._held[token] = (lease, position)
+            if position < lease.stop:
                 return False
             self._finish(FinishedTask(token))
             return True
@@ -98,7 +92,7 @@ class LeaseBook:
     def progress(self) -> dict[int, int]:
         """Returns how far each lease is, by its token: all held ones, and 0 for those whose end is yet to be told."""
         with self._changed:
-            held = {token: progress.committed for token, progress in self._held.items()}
+            held = {token: committed for token, (_, committed) in self._held.items()}
             return held | {result.token: 0 for result in self._finished}
 
     def revoke(self, tokens: set[int]) -> bool:

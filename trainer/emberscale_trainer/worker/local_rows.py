@@ -85,7 +85,7 @@ class LocalRows:
             _add_common(plan, rows, previous)
             dense += previous.dense
         self._plan, self.rows, self._pieces = plan, rows, dense
-        self._single_bytes = 0
+        self._single_bytes = self._single_rows = 0
         self._pulled_rows, self._pulled_pieces = rows.copy(), dense.copy()
         self.dense.reshape(DENSE_PIECES, -1)[:] = dense.reshape(DENSE_PIECES, -1)[:, : self._piece_length]
         if len(self._places) < plan.values:
@@ -123,6 +123,7 @@ class LocalRows:
             of_table = (records, first + FLOAT_BYTES * self._starts[number], width)
             distinct = step_ids(rules + rule_bytes * number, rows, *ids, *of_table, *scratch)
             self._single_bytes += exchange_bytes(distinct, distinct * spec.dimension)
+            self._single_rows += distinct
         self._single_bytes += exchange_bytes(DENSE_PIECES, DENSE_PIECES * self._piece_length)
         dense = (address_of(self._pieces), FLOAT_BYTES * batch.piece_floats, DENSE_PIECES)
         arrays = (address_of(dense_gradients), address_of(self.dense))
@@ -132,6 +133,11 @@ class LocalRows:
     def single_bytes(self) -> int:
         """The bytes on the wire that the batches of this round would have taken one by one, so far."""
         return self._single_bytes
+
+    @property
+    def single_rows(self) -> int:
+        """The rows that the batches of this round would have pulled one by one, so far."""
+        return self._single_rows
 
     def changes(self) -> LocalChanges:
         """The sum of what the steps of this round have changed so far.
@@ -196,7 +202,7 @@ def _add_common(plan: KeyPlan, rows: NDArray[np.float32], added: LocalChanges) -
 
 
 @numba.njit("i8(i8)", nogil=True, cache=True)
-def _room(keys):  # type: ignore[no-untyped-def]
+def _room(keys):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. Slots for so many keys, a power of two.
     room = 16
     while room < 2 * keys:
@@ -210,7 +216,7 @@ def _room(keys):  # type: ignore[no-untyped-def]
     nogil=True,
     cache=True,
 )
-def _join(  # type: ignore[no-untyped-def]
+def _join(  # type: ignore[no-untyped-def]  # Numba infers the types
     keys,
     counts,
     first_keys,

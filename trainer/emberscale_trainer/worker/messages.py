@@ -1,8 +1,10 @@
 """Converts between the master's messages and the worker's leases, results and statistics."""
 
 from emberscale_api.dataset import Split
+from emberscale_api.frozen import replace
+from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_bad_record, wire_block, wire_file
+from emberscale_api.rpc.codec import message_of
 from emberscale_trainer.worker.leases import FinishedTask, ShardLease
 from emberscale_trainer.worker.statistics import EvaluationTotals, WorkerStatistics
 
@@ -17,42 +19,32 @@ def lease_of(task: pb.Task) -> ShardLease | None:
 
 def wire_result(finished: FinishedTask) -> pb.TaskResult:
     """What a task came to."""
-    return pb.TaskResult(
-        token=finished.token,
-        training_files=map(wire_file, finished.training_files),
-        evaluation_files=map(wire_file, finished.evaluation_files),
-        blocks=map(wire_block, finished.blocks),
-        evaluation=_wire_evaluation(finished.evaluation) if finished.evaluation is not None else None,
-    )
+    totals = finished.evaluation
+    evaluation = None if totals is None else _wire_evaluation(totals)
+    return message_of(pb.TaskResult, finished, evaluation=evaluation, bad_records=())
 
 
-def report_work(request: pb.HeartbeatRequest, statistics: WorkerStatistics) -> None:
-    """Moves the work since the last heartbeat into this one."""
+def report_work(
+    request: pb.HeartbeatRequest, statistics: WorkerStatistics, rounds: RoundsDecision | None = None
+) -> None:
+    """Moves the work since the last heartbeat into this one, and tells whether `rounds` are trained, and why."""
     done = statistics.take()
     negatives, positives = done.histogram.tolist() if done.batches else ((), ())
     request.delta_sequence = done.sequence
     request.worker.MergeFrom(
-        pb.WorkerDelta(
-            samples=done.samples,
-            batches=done.batches,
-            loss_sum=done.loss_sum,
+        message_of(
+            pb.WorkerDelta,
+            done,
             positives=positives,
             negatives=negatives,
             stage_seconds=statistics.total_stages,
-            truncated_records=done.truncated_records,
-            traffic=pb.WorkerTraffic(**vars(statistics.total_traffic)),
+            traffic=replace(statistics.total_traffic, batches=statistics.total_batches),
+            rounds=rounds,
         )
     )
-    request.bad_records.extend(map(wire_bad_record, done.bad_records))
+    request.bad_records.extend(message_of(pb.BadRecord, record) for record in done.bad_records)
 
 
 def _wire_evaluation(totals: EvaluationTotals) -> pb.Evaluation:
     negatives, positives = totals.histogram.astype("<u4")
-    return pb.Evaluation(
-        samples=totals.samples,
-        loss_sum=totals.loss_sum,
-        prediction_sum=totals.prediction_sum,
-        label_sum=totals.label_sum,
-        positives=positives.tobytes(),
-        negatives=negatives.tobytes(),
-    )
+    return message_of(pb.Evaluation, totals, positives=positives.tobytes(), negatives=negatives.tobytes())

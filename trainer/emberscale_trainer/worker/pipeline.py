@@ -4,6 +4,7 @@ The pipeline survives a change of owners. When a connection breaks, the generati
 pipeline is torn down and `run` raises. The caller then builds another, which continues from the last committed batch.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,13 @@ from typing import NoReturn
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
 from emberscale_trainer.worker.compute import Gradients, ModelReplica, Predictions
-from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner, RequestTooLargeError
+from emberscale_trainer.worker.keys import KeyPlan, RequestTooLargeError
 from emberscale_trainer.worker.leases import FinishedTask, LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalChanges, LocalRows
+from emberscale_trainer.worker.pace import Stretch, StretchTimer
 from emberscale_trainer.worker.rounds import Round, RoundFigures, RoundLengths
 from emberscale_trainer.worker.routes import Routes
-from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled, PullLaterError
+from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Planners, Pulled, PullLaterError
 from emberscale_trainer.worker.statistics import EvaluationTotals, Span, WorkerStatistics
 from emberscale_trainer.worker.trial import RoundTrial
 from emberscale_trainer.worker.turns import RoundTurns
@@ -34,9 +36,13 @@ Raises JobOverError when none will come, and ChannelClosedError once the argumen
 
 @dataclass(frozen=True)
 class _Planned:
-    """A round, or a single batch as the only one of its round."""
+    """A round, or a single batch as the only one of its round.
+
+    The lease was `granted` at this time, by the pipeline's clock; infinite: evaluation came right before it.
+    """
 
     lease: ShardLease
+    granted: float
     round: Round
     plan: KeyPlan
     name: BatchName
@@ -70,7 +76,7 @@ class Pipeline:
     `pulls` and `pushes` are two sets of connections to the same servers. `lease_finished` is called when the last batch
     of a lease is committed, and `before_compute` before each batch, in the thread that computes. `prefetch` batches are
     read ahead; rows are pulled for at most `pull_ahead` batches beyond the oldest whose push is not acknowledged: what
-    is pulled earlier is staler when it is used.
+    is pulled earlier is staler when it is used. `clock` is that of the speeds which `lengths` compares.
 
     A round takes the way of a batch. Its pull comes wholly before or wholly after the push of the round before. If it
     comes before, the changes of that round are added to what was pulled: one worker alone trains rounds as if each
@@ -93,10 +99,11 @@ class Pipeline:
         before_compute: Callable[[], None],
         lengths: RoundLengths,
         make_local: Callable[[], LocalRows],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._source = source
         self._routes = routes
-        self._make_planner = make_planner
+        self._planners = Planners(make_planner)  # only the thread that reads uses them
         self._replica = replica
         self._pulls = pulls
         self._pushes = pushes
@@ -106,6 +113,8 @@ class Pipeline:
         self._before_compute = before_compute
         self._lengths = lengths
         self._make_local = make_local
+        self._clock = clock
+        self._timer = StretchTimer(clock)
         self._local: LocalRows | None = None
         self._planned: Channel[_Planned] = Channel(prefetch)
         self._most_unpushed = pull_ahead + 1
@@ -155,9 +164,10 @@ class Pipeline:
             self.abort(error)
 
     def _read(self, next_task: NextTask) -> None:
-        planners = _Planners(self._routes, self._make_planner)
+        evaluated = False
         while True:
             lease = next_task(lambda: self._failure is not None)
+            granted, evaluated = math.inf if evaluated else self._clock(), not lease.trains
             batches = self._source.batches(lease.split, lease.epoch, lease.start, lease.stop)
             in_rounds = lease.trains and self._lengths.begin_lease(lease.token)
             trial = RoundTrial(self._lengths) if lease.trains and self._lengths.wants_estimate else None
@@ -168,27 +178,27 @@ class Pipeline:
                 if one is None:
                     if trial is not None:
                         with self._statistics.stage("plan"):
-                            trial.end(lambda one: planners.current(True).plan(one.ids, one.lists))
+                            trial.end(lambda one: self._plan(one, True))
                     break
                 self._statistics.skipped([record for batch in one.batches for record in batch.bad_records])
-                for part, plan, is_round in self._plans(planners, one, in_rounds):
+                for part, plan, is_round in self._plans(one, in_rounds):
                     if lease.trains:
                         self._statistics.planned(plan.lookups, plan.distinct)
                     if trial is not None:
                         trial.add(part, plan)
                     number, count = part.batches[0].number, len(part.batches)
                     name = BatchName(lease.epoch, number, lease.shard, lease.token, count, is_round)
-                    self._planned.put(_Planned(lease, part, plan, name, (began, time.perf_counter())))
+                    self._planned.put(_Planned(lease, granted, part, plan, name, (began, time.perf_counter())))
                     began = time.perf_counter()
 
-    def _plans(self, planners: "_Planners", one: Round, in_rounds: bool) -> Iterator[tuple[Round, KeyPlan, bool]]:
+    def _plans(self, one: Round, in_rounds: bool) -> Iterator[tuple[Round, KeyPlan, bool]]:
         """Plans a round: in halves if it is beyond a frame, or as a batch without state; says of each if it is a round.
 
         Raises RequestTooLargeError for a batch without state.
         """
         try:
             with self._statistics.stage("plan"):
-                plan = planners.current(in_rounds).plan(one.ids, one.lists)
+                plan = self._plan(one, in_rounds)
         except RequestTooLargeError:
             if not in_rounds:
                 raise
@@ -196,9 +206,12 @@ class Pipeline:
             self._lengths.exceeds_frame(len(one.batches))
             parts = [Round.of(batches) for batches in (one.batches[:half], one.batches[half:])] if half else [one]
             for part in parts:
-                yield from self._plans(planners, part, half > 0)
+                yield from self._plans(part, half > 0)
         else:
             yield one, plan, in_rounds
+
+    def _plan(self, one: Round, in_rounds: bool) -> KeyPlan:
+        return self._planners.of(self._routes.table, in_rounds).plan(one.ids, one.lists)
 
     def _pull(self) -> None:
         in_rounds = False
@@ -264,9 +277,16 @@ class Pipeline:
             self._trained(batch, self._replica.train_locally(batch, ready.plan.of_records(first, stop), local))
         changes = local.changes()
         self._turns.trained(changes)
-        seconds, size = time.perf_counter() - began, ready.plan.exchange_bytes
-        of_lease = self._source.batches_in(lease.start, lease.stop)
-        figures = RoundFigures(len(one.batches), size, local.single_bytes, ready.plan.values, seconds, of_lease)
+        figures = RoundFigures(
+            len(one.batches),
+            ready.plan.exchange_bytes,
+            local.single_bytes,
+            ready.plan.distinct,
+            ready.plan.values,
+            local.single_rows,
+            time.perf_counter() - began,
+            self._source.batches_in(lease.start, lease.stop),
+        )
         self._lengths.trained(figures)
         self._statistics.round_trained(figures)
         return changes
@@ -292,24 +312,16 @@ class Pipeline:
             self._statistics.moved(*self._pushes.take_traffic())
             if self._leases.commit(planned.lease.token, planned.round.stop):
                 self._lease_finished()
+            self._time(planned)
 
-
-class _Planners:
-    """The planners for the newest routing table."""
-
-    def __init__(self, routes: Routes, make_planner: MakePlanner) -> None:
-        self._routes = routes
-        self._make_planner = make_planner
-        self._routing = routes.table
-        self._planners: dict[bool, KeyPlanner] = {}
-
-    def current(self, in_rounds: bool) -> KeyPlanner:
-        """The planner of batches or of rounds."""
-        if self._routes.table is not self._routing:
-            self._routing, self._planners = self._routes.table, {}
-        if in_rounds not in self._planners:
-            self._planners[in_rounds] = self._make_planner(self._routing, in_rounds)
-        return self._planners[in_rounds]
+    def _time(self, planned: _Planned) -> None:
+        """Has the speed measured since the commit before this one."""
+        one, in_rounds, token = planned.round, planned.name.is_round, planned.lease.token
+        table = self._routes.table
+        routing = table.generation, table.version
+        seconds = self._timer.commit(token, planned.granted, in_rounds, routing)
+        if seconds is not None:
+            self._lengths.measured(Stretch(in_rounds, token, len(one.batches), one.edges[-1], seconds, routing))
 
 
 def _next_round(batches: Iterator[Batch], length: int) -> Round | None:

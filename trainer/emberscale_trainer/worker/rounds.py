@@ -5,6 +5,7 @@ worker steps them by the servers' own rules, and pushes by how much they have ch
 batches make a round; it has no clock and no I/O.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,10 +13,14 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
+from emberscale_api.frozen import replace
+from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, TrainingJobSpec
+from emberscale_api.job.rounds import BUDGET_PROBLEMS, RoundsDecision, RoundsReason
+from emberscale_api.job.units import measured_time, readable_bytes
 from emberscale_api.wire import MAX_ROUND
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
+from emberscale_trainer.worker.pace import RoundPace, Stretch
 
 _COPIES = 6
 """Of the rows of a round: as pulled, as trained, a place for each float, the changes, those of the round before, which
@@ -50,7 +55,7 @@ class Round:
         if len(batches) == 1:
             return cls((batches[0],), batches[0].ids, batches[0].lists, edges)
         ids = np.concatenate([batch.ids for batch in batches])
-        lists = tuple(_joined(column) for column in zip(*(batch.lists for batch in batches), strict=True))
+        lists = tuple(IdLists.join(column) for column in zip(*(batch.lists for batch in batches), strict=True))
         return cls(tuple(batches), ids, lists, edges)
 
     @property
@@ -59,26 +64,53 @@ class Round:
         return self.batches[-1].stop
 
 
-def _joined(lists: Sequence[IdLists]) -> IdLists:
-    values = np.concatenate([one.values for one in lists])
-    starts = accumulate((len(one.values) for one in lists), initial=0)
-    edges = [one.offsets[1:] + start for one, start in zip(lists, starts, strict=False)]
-    return IdLists(values, np.concatenate([np.zeros(1, np.int64), *edges]))
-
-
 @dataclass(frozen=True, slots=True)
-class RoundFigures:
-    """A finished round: `bytes` of its rows on the wire, `single_bytes` that its batches would have taken one by one.
+class RoundSize:
+    """What a round of so many batches takes: `bytes` of its rows on the wire, `single_bytes` of its batches one by one.
 
-    `values` floats of rows were held, training took `seconds`, and the lease has `of_lease` batches.
+    The worker holds `rows` distinct rows for it, which are `values` floats with their state.
     """
 
     batches: int
     bytes: int
     single_bytes: int
+    rows: int
     values: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that the rows take in the worker."""
+        return _COPIES * 4 * self.values
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures(RoundSize):
+    """A finished round: its batches would have pulled `single_rows` one by one.
+
+    Training took `seconds`, and the lease has `of_lease` batches.
+    """
+
+    single_rows: int
     seconds: float
     of_lease: int
+
+
+def rounds_ruled_out(spec: TrainingJobSpec, memory_limit: int | None) -> RoundsDecision | None:
+    """Why a worker with so much memory trains no rounds, whatever they save; None: nothing is in their way.
+
+    `memory_limit` in bytes; None: there is no limit.
+    """
+    hot = spec.hot_embeddings
+    if hot.mode is HotEmbeddingsMode.DISABLED:
+        return None
+    if spec.obstacle_to_rounds:
+        message = f"hotEmbeddings does not work with {spec.obstacle_to_rounds}"
+        return RoundsDecision(False, RoundsReason.OBSTACLE, message)
+    if memory_limit is not None and hot.budget_bytes > memory_limit:
+        has = f"a worker has {readable_bytes(memory_limit)} of memory"
+        message = f"hotEmbeddings.budget is {readable_bytes(hot.budget_bytes)}, and {has}"
+        return RoundsDecision(False, RoundsReason.BUDGET_ABOVE_MEMORY, message)
+    return None
 
 
 class RoundLengths:
@@ -89,10 +121,12 @@ class RoundLengths:
 
     With `Auto`, they begin once an estimate says that they save enough, and end where they do not. The estimate is made
     from the keys of batches that are trained one by one, and again now and then: a hot set drifts, and the bound grows.
+    Rounds also end where they turn out to be slower than single batches, whose speed is known before rounds begin.
     """
 
-    def __init__(self, spec: HotEmbeddingsSpec, lease_timeout: float) -> None:
-        self._mode = spec.mode
+    def __init__(self, spec: HotEmbeddingsSpec, lease_timeout: float, ruled_out: RoundsDecision | None = None) -> None:
+        """`ruled_out` says why there are no rounds whatever they save; None: nothing is in their way."""
+        self._mode = spec.mode if ruled_out is None else HotEmbeddingsMode.DISABLED
         self.budget = spec.budget_bytes
         self._longest_seconds = lease_timeout / 4
         self._room = MAX_ROUND
@@ -102,7 +136,23 @@ class RoundLengths:
         self._longest_lease = 1
         self._rest = 0
         self._pays = spec.mode is not HotEmbeddingsMode.AUTO
+        self._grown = False
+        self._pace = RoundPace()
+        self._pacing = threading.Lock()  # stages that read, compute and commit take part
         self._split: set[int] = set()
+        self._decision = ruled_out or _first_decision(spec.mode)
+
+    @property
+    def decision(self) -> RoundsDecision | None:
+        """Whether rounds are trained now, and why; None for a job that disables them. Any thread may ask."""
+        decision = self._decision
+        if decision is not None and decision.active and min(self._room, self._in_frame) < _FIRST:
+            message = "the bound on staleness, or the size of a frame, admits no round of two batches now"
+            return RoundsDecision(False, RoundsReason.NOT_ADMITTED, message)
+        if decision is not None and decision.active and self._mode is HotEmbeddingsMode.AUTO and self._pace.pending:
+            message = "the speed of single batches is measured before rounds begin"
+            return replace(decision, active=False, reason=RoundsReason.SPEED_PENDING, message=message)
+        return decision
 
     @property
     def length(self) -> int:
@@ -114,40 +164,70 @@ class RoundLengths:
         """Whether the batches of this lease are trained in rounds."""
         if self._mode is HotEmbeddingsMode.DISABLED or token in self._split:
             return False
-        if self._rest:
-            self._rest -= 1
-            return False
-        return self._pays and self.length > 1
+        with self._pacing:
+            if self._pace.begin_lease(token) and not self._pays:
+                self._grow_anew()
+            if self._rest:
+                self._rest -= 1
+                return False
+            measured = self._mode is HotEmbeddingsMode.ENABLED or self._pace.admits
+            begins = measured and self._pays and self.length > 1
+            if begins:
+                self._pace.begin_rounds()
+            return begins
 
     @property
     def wants_estimate(self) -> bool:
         """Whether it is to be estimated what rounds would save; the lease is trained batch by batch."""
-        return not (self._pays or self._rest)
+        return not (self._mode is not HotEmbeddingsMode.AUTO or self._pays or self._rest or self._pace.given_up)
 
     def longest(self, batches: int) -> int:
         """The batches of the longest round of at most so many that would be admitted: a power of two."""
         most = max(1, min(batches, self._room, self._in_frame))
         return 1 << (most.bit_length() - 1)
 
-    def memory(self, values: int) -> int:
-        """The bytes of memory that a round takes whose rows have so many floats."""
-        return _COPIES * 4 * values
-
-    def estimated(self, size: int, single_bytes: int, batches: int = _PROBE_EVERY) -> bool:
-        """Takes the bytes of a round, and those of its batches one by one; returns whether rounds are to begin.
+    def estimated(self, size: RoundSize) -> bool:
+        """Takes an estimate; returns whether rounds are to begin, once the speed of single batches is known.
 
         If not, the next estimate comes after as many leases as this one had batches. What a few say, as those of a
         short lease or under a low bound, is soon looked at again, and costs as little.
         """
-        self._pays = size <= _WORTH * single_bytes
-        if not self._pays:
-            self.rest(min(batches, _PROBE_EVERY))
+        self._pays = size.bytes <= _WORTH * size.single_bytes
+        would = f"a round of {size.batches} batches would take {_share(size)} of their bytes one by one"
+        if self._pays:
+            self._decide(True, RoundsReason.ESTIMATE_PAYS, f"{would}; {_WORTH:g}x begins rounds, faster or not", size)
+        else:
+            self.rest(min(size.batches, _PROBE_EVERY))
+            self._decide(False, RoundsReason.ESTIMATE_DOES_NOT_PAY, f"{would}; {_WORTH:g}x would begin rounds", size)
         return self._pays
+
+    def none_admitted(self) -> None:
+        """An estimate found no round of two batches in a lease that would be admitted; the next lease may have one."""
+        message = "no two batches of a lease made a round that the bound on staleness and the size of a frame admit"
+        self._decide(False, RoundsReason.NOT_ADMITTED, message)
+
+    def exceeds_budget(self, size: RoundSize) -> None:
+        """The rows of a round of two batches, of which this one tells, do not fit into the budget: rounds rest."""
+        self.rest()
+        self._lacks_budget(
+            f"the rows of two batches take {readable_bytes(_FIRST * size.memory_bytes / size.batches)}", size
+        )
+
+    def lacks_room(self, needed: int) -> None:
+        """The records of two batches, of so many bytes, do not fit into the budget for an estimate: rounds rest."""
+        self.rest()
+        self._lacks_budget(f"an estimate takes {readable_bytes(needed)}")
 
     def rest(self, leases: int = _PROBE_EVERY) -> None:
         """Has the next leases trained batch by batch; rounds begin anew after them, and with `Auto` an estimate."""
-        self._rest, self._length, self._fits = leases, _FIRST, MAX_ROUND
+        self._rest = leases
         self._pays = self._mode is not HotEmbeddingsMode.AUTO
+        with self._pacing:
+            self._grow_anew()
+            self._pace.rest()
+
+    def _grow_anew(self) -> None:
+        self._length, self._fits, self._grown = _FIRST, MAX_ROUND, False
 
     def room(self, batches: int) -> None:
         """The first server says how many batches the next round may have."""
@@ -163,7 +243,7 @@ class RoundLengths:
 
     def trained(self, figures: RoundFigures) -> None:
         """A round was trained."""
-        by_memory = self.budget * figures.batches // max(1, self.memory(figures.values))
+        by_memory = self.budget * figures.batches // max(1, figures.memory_bytes)
         by_time = int(self._longest_seconds * figures.batches / max(figures.seconds, 1e-9))
         self._fits = max(1, min(MAX_ROUND, by_memory, by_time))
         self._longest_lease = max(self._longest_lease, figures.of_lease)
@@ -171,8 +251,63 @@ class RoundLengths:
         longest = (
             figures.batches >= min(self._room, self._fits, self._in_frame) or self._length > figures.batches >= half
         )
+        self._grown = not self._rest and (self._grown or longest)
         if figures.batches >= self._length:
             self._length = min(MAX_ROUND, 2 * self._length)
         saves = self._mode is HotEmbeddingsMode.ENABLED or figures.bytes <= _WORTH * figures.single_bytes
-        if self._fits < _FIRST or (longest and not saves):
+        if by_memory < _FIRST:
+            self.exceeds_budget(figures)
+        elif by_time < _FIRST:
             self.rest()
+            took = f"two batches take {measured_time(_FIRST * figures.seconds / figures.batches)} to train"
+            message = f"{took}, and a lease must progress every {measured_time(self._longest_seconds)}"
+            self._decide(False, RoundsReason.TOO_SLOW, message, figures)
+        elif longest and not saves:
+            self.rest()
+            took = f"a round of {figures.batches} batches took {_share(figures)} of their bytes one by one"
+            message = f"{took}; {_WORTH:g}x would keep rounds"
+            self._decide(False, RoundsReason.SAVES_TOO_LITTLE, message, figures)
+        elif self._mode is HotEmbeddingsMode.ENABLED and not self._rest:  # they fit, perhaps again
+            self._decision = _first_decision(self._mode)
+
+    def measured(self, stretch: Stretch) -> None:
+        """Batches were trained at a measured speed; that of rounds counts once they have grown."""
+        if self._mode is not HotEmbeddingsMode.AUTO or (stretch.in_rounds and not self._grown):
+            return
+        with self._pacing:
+            comparison = self._pace.measured(stretch)
+            decision = self._decision
+            if comparison is None or decision is None:
+                return
+            if not comparison.pays:
+                self._pays = False
+            reason = RoundsReason.SPEED_PAYS if comparison.pays else RoundsReason.SPEED_DOES_NOT_PAY
+            self._decision = replace(decision, active=comparison.pays, reason=reason, message=str(comparison))
+
+    def _lacks_budget(self, need: str, size: RoundSize | None = None) -> None:
+        message = f"{need} of memory, and hotEmbeddings.budget is {readable_bytes(self.budget)}"
+        self._decide(False, RoundsReason.BUDGET_TOO_SMALL, message, size)
+
+    def _decide(self, active: bool, reason: RoundsReason, message: str, size: RoundSize | None = None) -> None:
+        if reason in BUDGET_PROBLEMS and self._decision is not None and self._decision.reason == reason:
+            return  # people are warned of it once: the numbers of every batch are others
+        decision = RoundsDecision(active, reason, message)
+        if size is not None:
+            sizes = (size.batches, size.bytes, size.single_bytes, size.rows, size.memory_bytes)
+            decision = RoundsDecision(active, reason, message, *sizes)
+        self._decision = decision
+
+
+def _first_decision(mode: HotEmbeddingsMode) -> RoundsDecision | None:
+    match mode:
+        case HotEmbeddingsMode.ENABLED:
+            return RoundsDecision(True, RoundsReason.ENABLED, "hotEmbeddings.mode is Enabled")
+        case HotEmbeddingsMode.AUTO:
+            message = "no lease has been trained yet to estimate from"
+            return RoundsDecision(False, RoundsReason.ESTIMATE_PENDING, message)
+        case HotEmbeddingsMode.DISABLED:
+            return None
+
+
+def _share(size: RoundSize) -> str:
+    return f"{size.bytes / max(1, size.single_bytes):.2f}x"

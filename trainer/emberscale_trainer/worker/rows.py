@@ -59,7 +59,7 @@ class EmbeddingLayout:
 
 
 @numba.njit("void(f4[::1], i4[:, ::1], i4[:, ::1], i8[::1], f4[::1])", nogil=True, cache=True)
-def _relay(values, old, new, dimensions, moved):  # type: ignore[no-untyped-def]
+def _relay(values, old, new, dimensions, moved):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     batch, tables = old.shape
     for row in range(batch):
@@ -76,7 +76,7 @@ def _address(array: NDArray[np.float32]) -> int:
 
 
 @numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)
-def _gather(rows, offsets, dimensions, starts, embeddings, width):  # type: ignore[no-untyped-def]
+def _gather(rows, offsets, dimensions, starts, embeddings, width):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. `rows` and `embeddings` are addresses, `width` is in bytes.
     batch, tables = offsets.shape
     for row in range(batch):
@@ -91,7 +91,7 @@ def _gather(rows, offsets, dimensions, starts, embeddings, width):  # type: igno
 
 
 @numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)
-def _scatter(gradients, offsets, dimensions, starts, rows, width):  # type: ignore[no-untyped-def]
+def _scatter(gradients, offsets, dimensions, starts, rows, width):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. `gradients` and `rows` are addresses, `width` is in bytes.
     batch, tables = offsets.shape
     for row in range(batch):
@@ -106,7 +106,7 @@ def _scatter(gradients, offsets, dimensions, starts, rows, width):  # type: igno
 
 
 @numba.njit("void(f4[::1], i4[::1], i8[::1], i8, i8, b1, f4[:, ::1])", nogil=True, cache=True)
-def _pool(rows, begins, edges, column, dimension, mean, embeddings):  # type: ignore[no-untyped-def]
+def _pool(rows, begins, edges, column, dimension, mean, embeddings):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for row in range(len(embeddings)):
         first, stop = edges[row], edges[row + 1]
@@ -121,7 +121,7 @@ def _pool(rows, begins, edges, column, dimension, mean, embeddings):  # type: ig
 
 
 @numba.njit("void(f4[:, ::1], i4[::1], i8[::1], i8, i8, b1, f4[::1])", nogil=True, cache=True)
-def _unpool(gradients, begins, edges, column, dimension, mean, rows):  # type: ignore[no-untyped-def]
+def _unpool(gradients, begins, edges, column, dimension, mean, rows):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for row in range(len(gradients)):
         first, stop = edges[row], edges[row + 1]

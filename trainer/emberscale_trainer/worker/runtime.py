@@ -9,10 +9,12 @@ import structlog
 
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.frozen import replace
-from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, TrainingJob
+from emberscale_api.job import TrainingJob
+from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
 from emberscale_api.rpc.codec import dataset_from_wire
+from emberscale_api.telemetry import MemoryGauge
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.records import DataUnavailableError
 from emberscale_trainer.data.source import BatchSource
@@ -26,7 +28,7 @@ from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalRows
 from emberscale_trainer.worker.messages import report_work
 from emberscale_trainer.worker.pipeline import NextTask, Pipeline
-from emberscale_trainer.worker.rounds import RoundLengths
+from emberscale_trainer.worker.rounds import RoundLengths, rounds_ruled_out
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import (
     HistoryChangedError,
@@ -75,6 +77,7 @@ class Worker:
         self._metrics_address = metrics_address
         self._stopping = stopping
         self._pipeline: Pipeline | None = None
+        self._told_rounds: RoundsDecision | None = None
         self._generation = 0
         self._threads = ComputeThreads()
 
@@ -90,6 +93,8 @@ class Worker:
             return
         log.info("registered", metrics_address=self._metrics_address)
         job = TrainingJob.from_json(registered.manifest_json)
+        ruled_out = rounds_ruled_out(job.spec, MemoryGauge(self._identity.memory_bytes).limit())
+        self._lengths = RoundLengths(job.spec.hot_embeddings, job.spec.sharding.lease_timeout, ruled_out)
         self._leases = LeaseBook()
         self._heartbeat = Heartbeat(
             self._master, registered.heartbeat_seconds, self._report, self._heed, self._stopping
@@ -126,9 +131,6 @@ class Worker:
             job.spec.data.shuffling.enabled,
         )
         replica = ModelReplica(job)
-        obstacle = job.spec.obstacle_to_rounds
-        hot = HotEmbeddingsSpec(mode=HotEmbeddingsMode.DISABLED) if obstacle else job.spec.hot_embeddings
-        self._lengths = RoundLengths(hot, job.spec.sharding.lease_timeout)
         pause = _FIRST_PAUSE
         while True:
             before = self._statistics.total_batches
@@ -207,7 +209,11 @@ class Worker:
             master_pb2.LeaseProgress(token=token, committed=committed)
             for token, committed in self._leases.progress().items()
         )
-        report_work(request, self._statistics)
+        rounds = self._lengths.decision
+        if rounds is not None and rounds != self._told_rounds:
+            self._told_rounds = rounds
+            log.info("rounds", trained=rounds.active, reason=rounds.reason, message=rounds.message)
+        report_work(request, self._statistics, rounds)
 
     def _heed(self, reply: master_pb2.HeartbeatReply) -> None:
         self._threads.want(reply.cpu_cores)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_api.wire import Flag, Header, Hello, Kind, Status, WireError, counts_bytes
+from emberscale_api.wire import MAX_HELLO_BYTES, Flag, Header, Hello, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
 from emberscale_trainer.worker.core import (
@@ -31,6 +31,7 @@ from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.rows import EmbeddingLayout
 
 _CONNECT_SECONDS = 5.0
+"""For each step until a server has answered HELLO: the kernel takes connections for one that is stopped, too."""
 
 
 class HistoryChangedError(Exception):
@@ -107,6 +108,23 @@ MakePlanner = Callable[[RoutingTable, bool], KeyPlanner]
 """Makes a planner for a table; with True, one for rounds."""
 
 
+class Planners:
+    """The planners for the newest routing table, for one thread: one for batches, one for rounds."""
+
+    def __init__(self, make_planner: MakePlanner) -> None:
+        self._make_planner = make_planner
+        self._routing: RoutingTable | None = None
+        self._planners: dict[bool, KeyPlanner] = {}
+
+    def of(self, routing: RoutingTable, in_rounds: bool) -> KeyPlanner:
+        """The planner of batches or of rounds."""
+        if routing is not self._routing:
+            self._routing, self._planners = routing, {}
+        if in_rounds not in self._planners:
+            self._planners[in_rounds] = self._make_planner(routing, in_rounds)
+        return self._planners[in_rounds]
+
+
 class Lookups(Protocol):
     """What a batch or a round looks up."""
 
@@ -132,12 +150,11 @@ class ParameterServers:
         """Connects to the servers of the newest table. Raises ConnectionLostError."""
         self._routes = routes
         self._identity = identity
-        self._make_planner = make_planner
+        self._planners = Planners(make_planner)
         self._layout = layout
         self._connections: dict[tuple[int, str], Connection] = {}  # by index and incarnation
         self._traffic = _Traffic()
         self._routing = routes.table
-        self._planners: dict[bool, KeyPlanner] = {}
         self._closed = False
         self._connect()
 
@@ -155,9 +172,11 @@ class ParameterServers:
         LeaseFencedError, RequestRefusedError, ConnectionLostError, RoundTooLargeError, and PullLaterError for a round,
         after which the same pull may be tried again.
         """
-        flags = Flag.READ_ONLY if read_only else Flag.NONE
-        request = _Pull(self._current(plan, lookups, name), lookups, name, self._identity.worker, flags)
-        self._run(Purpose.EVALUATE if read_only else Purpose.TRAIN, request)
+        plan = self._current(plan, lookups, name)
+        rows, dense = np.empty(plan.values, np.float32), np.empty(plan.dense_values, np.float32)
+        purpose = Purpose.EVALUATE if read_only else Purpose.TRAIN
+        request = _Request(purpose, plan, lookups, name, self._identity.worker, rows, dense)
+        self._run(request)
         return request.plan, Pulled(request.rows, request.dense, request.room)
 
     def push(
@@ -173,12 +192,12 @@ class ParameterServers:
         `rows` float32 [plan.values] are laid out by the plan, `dense` float32 [all pieces] by pieces: gradients, or the
         changes of a round.
         """
-        request = _Push(plan, lookups, name, self._identity.worker, rows, dense, self._layout)
-        request.adopt(self._current(plan, lookups, name))
-        self._run(Purpose.PUSH, request)
+        request = _Request(Purpose.PUSH, plan, lookups, name, self._identity.worker, rows, dense)
+        self._lay_out(request, self._current(plan, lookups, name))
+        self._run(request)
 
-    def _run(self, purpose: Purpose, request: "_Request") -> None:
-        exchange = conversation(purpose, _planned(request.plan))
+    def _run(self, request: "_Request") -> None:
+        exchange = conversation(request.purpose, _planned(request.plan))
         event: Event | None = None
         while True:
             try:
@@ -221,8 +240,14 @@ class ParameterServers:
         if table is None:
             return HistoryChanged()
         self._adopt(table)
-        request.adopt(self._plan(request.lookups, request.name))
+        self._lay_out(request, self._plan(request.lookups, request.name))
         return _planned(request.plan)
+
+    def _lay_out(self, request: "_Request", plan: KeyPlan) -> None:
+        """Gives a request another plan of the same keys; values that it pushes are laid out again."""
+        if request.purpose is Purpose.PUSH and plan is not request.plan:
+            request.rows = self._layout.relaid(request.rows, request.plan, plan)
+        request.plan = plan
 
     def _current(self, plan: KeyPlan, lookups: Lookups, name: BatchName) -> KeyPlan:
         """The plan, or one under the table that is adopted here if that is newer."""
@@ -231,18 +256,15 @@ class ParameterServers:
         return plan if plan.routing.version == self._routing.version else self._plan(lookups, name)
 
     def _plan(self, lookups: Lookups, name: BatchName) -> KeyPlan:
-        planner = self._planners.get(name.is_round)
-        if planner is None:
-            planner = self._planners[name.is_round] = self._make_planner(self._routing, name.is_round)
         try:
-            return planner.plan(lookups.ids, lookups.lists)
+            return self._planners.of(self._routing, name.is_round).plan(lookups.ids, lookups.lists)
         except RequestTooLargeError as error:
             if name.is_round:
                 raise RoundTooLargeError(str(error)) from error
             raise
 
     def _adopt(self, table: RoutingTable) -> None:
-        self._routing, self._planners = table, {}
+        self._routing = table
         self._connect()
 
     def _connect(self) -> None:
@@ -286,27 +308,31 @@ class _Traffic:
         connection.received_bytes = connection.sent_bytes = 0
 
 
+@dataclass
 class _Request:
-    """The frames of one exchange."""
+    """The frames of one exchange. A pull fills `rows` float32 [plan.values] and `dense`; a push sends them.
 
-    def __init__(self, plan: KeyPlan, lookups: Lookups, name: BatchName, worker: int, flags: Flag = Flag.NONE) -> None:
-        self.plan = plan
-        self.lookups = lookups
-        self.name = name
-        self._worker = worker
-        self._flags = flags | Flag.ROUND if name.is_round else flags
+    `room` is how many batches the next round may have, once a pull is answered.
+    """
 
-    def adopt(self, plan: KeyPlan) -> None:
-        """Uses this plan from now on."""
-        self.plan = plan
+    purpose: Purpose
+    plan: KeyPlan
+    lookups: Lookups
+    name: BatchName
+    worker: int
+    rows: NDArray[np.float32]
+    dense: NDArray[np.float32]
+    room: int = 1
 
     def receive(self, connection: Connection, server: int, header: Header) -> bool:
         """Takes the payload of a pull's answer; False for one of the wrong size."""
-        return header.payload_bytes == 0
-
-    def values(self, server: int) -> list[NDArray[np.float32]]:
-        """The gradients or changes that follow the keys."""
-        return []
+        targets = self._values(server)
+        if header.payload_bytes != sum(target.nbytes for target in targets):
+            return False
+        connection.receive_payload(*targets)
+        if server == self.plan.routing.owners[0].index:
+            self.room = header.batches
+        return True
 
     def send(self, connection: Connection, server: int, kind: Kind) -> None:
         """Sends the request of a kind. Raises ConnectionLostError."""
@@ -315,14 +341,20 @@ class _Request:
             return
         counts = self.plan.counts[server]
         padding = counts_bytes(len(counts)) - counts.nbytes
-        buffers: list[NDArray[Any]] = [self.plan.keys[server], *self.values(server)]
+        buffers: list[NDArray[Any]] = [self.plan.keys[server], *(self._values(server) if kind is Kind.PUSH else ())]
         size = counts.nbytes + padding + sum(buffer.nbytes for buffer in buffers)
         connection.send(self._header(kind, len(counts), size), [counts, bytes(padding), *buffers])
 
+    def _values(self, server: int) -> list[NDArray[np.float32]]:
+        """The rows and the dense pieces of a server, in the order of the wire."""
+        dense = [self.dense[start:stop] for start, stop in self.plan.dense_runs[server]]
+        return [self.rows[self.plan.values_of(server)], *dense]
+
     def _header(self, kind: Kind, tables: int, payload_bytes: int) -> Header:
+        flags = Flag.READ_ONLY if self.purpose is Purpose.EVALUATE else Flag.NONE
         return Header(
             kind=kind,
-            flags=self._flags,
+            flags=flags | Flag.ROUND if self.name.is_round else flags,
             generation=self.plan.routing.generation,
             version=self.plan.routing.version,
             epoch=self.name.epoch,
@@ -331,57 +363,9 @@ class _Request:
             shard=self.name.shard,
             token=self.name.token,
             payload_bytes=payload_bytes,
-            worker=self._worker,
+            worker=self.worker,
             batches=self.name.batches,
         )
-
-
-class _Pull(_Request):
-    """Collects the rows and the dense vector."""
-
-    def __init__(self, plan: KeyPlan, lookups: Lookups, name: BatchName, worker: int, flags: Flag) -> None:
-        super().__init__(plan, lookups, name, worker, flags)
-        self.rows = np.empty(plan.values, dtype=np.float32)
-        self.dense = np.empty(plan.dense_values, dtype=np.float32)
-        self.room = 1
-
-    def receive(self, connection: Connection, server: int, header: Header) -> bool:
-        targets = [self.rows[self.plan.values_of(server)]]
-        targets += [self.dense[start:stop] for start, stop in self.plan.dense_runs[server]]
-        if header.payload_bytes != sum(target.nbytes for target in targets):
-            return False
-        connection.receive_payload(*targets)
-        if server == self.plan.routing.owners[0].index:
-            self.room = header.batches
-        return True
-
-
-class _Push(_Request):
-    """Carries gradients or changes, and lays them out again when the plan changes."""
-
-    def __init__(
-        self,
-        plan: KeyPlan,
-        lookups: Lookups,
-        name: BatchName,
-        worker: int,
-        rows: NDArray[np.float32],
-        dense: NDArray[np.float32],
-        layout: EmbeddingLayout,
-    ) -> None:
-        super().__init__(plan, lookups, name, worker)
-        self._rows = rows
-        self._dense = dense
-        self._layout = layout
-
-    def adopt(self, plan: KeyPlan) -> None:
-        if plan is not self.plan:
-            self._rows = self._layout.relaid(self._rows, self.plan, plan)
-        super().adopt(plan)
-
-    def values(self, server: int) -> list[NDArray[np.float32]]:
-        dense = [self._dense[start:stop] for start, stop in self.plan.dense_runs[server]]
-        return [self._rows[self.plan.values_of(server)], *dense]
 
 
 def _planned(plan: KeyPlan) -> Planned:
@@ -397,15 +381,19 @@ def _open(server: PsAddress, identity: Identity) -> Connection:
     try:
         hello = Hello(identity.session, server.incarnation, identity.token).pack()
         connection.send(Header(Kind.HELLO, payload_bytes=len(hello), worker=identity.worker), [hello])
-        header = connection.receive_header()
-        if header.kind == Status.REFRESH:
-            raise ConnectionLostError(f"{server.data}: another process has this address now")
-        if header.kind != Status.OK:
-            raise RequestRefusedError(f"{server.data}: {_text(connection, header)}")
+        answer, reason = connection.receive_first(MAX_HELLO_BYTES, _CONNECT_SECONDS)
+        if answer.kind == Status.REFRESH:
+            raise ConnectionLostError("another process has this address now")
+        if answer.kind != Status.OK:
+            raise RequestRefusedError(f"{server.data}: {reason.decode(errors='replace')}")
+        connection.trust()
     except WireError as error:
         connection.close()
         raise RequestRefusedError(f"{server.data}: {error}") from error
-    except (ConnectionLostError, RequestRefusedError):
+    except ConnectionLostError as error:
+        connection.close()
+        raise ConnectionLostError(f"{server.data}: {error}") from error
+    except RequestRefusedError:
         connection.close()
         raise
     return connection

@@ -17,6 +17,7 @@ from emberscale_api.job.data import BadRecord
 from emberscale_api.job.running import Traffic
 from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
+from emberscale_api.telemetry import labelled
 from emberscale_trainer.worker.rounds import RoundFigures
 
 Span = tuple[float, float]
@@ -24,7 +25,7 @@ Span = tuple[float, float]
 
 
 @numba.njit("void(f4[::1], f4[::1], i8[:, ::1])", nogil=True, cache=True)
-def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-def]
+def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-def]  # Numba infers the types
     """Adds predictions float32 in [0, 1] to `counts` int64 [2, bins] by label float32; row 1 holds the positives."""
     # Numba types this from the signature above.
     bins = counts.shape[1]
@@ -112,7 +113,14 @@ class WorkerStatistics:
     def round_trained(self, figures: RoundFigures) -> None:
         """Counts a round and what it takes on the wire."""
         with self._lock:
-            trained = Traffic(0, 1, figures.batches, figures.bytes, figures.single_bytes)
+            trained = Traffic(
+                rounds=1,
+                round_batches=figures.batches,
+                round_bytes=figures.bytes,
+                single_bytes=figures.single_bytes,
+                round_rows=figures.rows,
+                single_rows=figures.single_rows,
+            )
             self.total_traffic = self.total_traffic.plus(trained)
 
     def skipped(self, records: list[BadRecord]) -> None:
@@ -157,30 +165,30 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Yields the totals at this moment."""
-        statistics, totals = self._statistics, self._statistics.total_traffic
-        yield CounterMetricFamily(metrics.SAMPLES_TOTAL, "Samples trained on", value=statistics.total_samples)
-        yield CounterMetricFamily(metrics.BATCHES_TOTAL, "Batches trained on", value=statistics.total_batches)
-        stages = CounterMetricFamily(metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", labels=["stage"])
-        for stage, seconds in statistics.total_stages.items():
-            stages.add_metric([stage], seconds)
-        yield stages
-        traffic = CounterMetricFamily(
-            metrics.WIRE_BYTES_TOTAL, "Bytes exchanged with parameter servers", labels=["direction"]
-        )
-        traffic.add_metric(["received"], statistics.total_received)
-        traffic.add_metric(["sent"], totals.bytes - statistics.total_received)
-        yield traffic
-        yield CounterMetricFamily(metrics.IDS_TOTAL, "Rows that batches look up", value=statistics.total_ids)
-        yield CounterMetricFamily(
-            metrics.KEYS_TOTAL, "Distinct keys among those of a batch", value=statistics.total_keys
-        )
-        yield CounterMetricFamily(metrics.ROUNDS_TOTAL, "Rounds trained", value=totals.rounds)
-        yield CounterMetricFamily(metrics.ROUND_BATCHES_TOTAL, "Batches trained in rounds", value=totals.round_batches)
-        yield CounterMetricFamily(
-            metrics.ROUND_BYTES_TOTAL, "Bytes of keys and rows of rounds", value=totals.round_bytes
-        )
-        yield CounterMetricFamily(
-            metrics.ROUND_SINGLE_BYTES_TOTAL,
-            "Bytes that the batches of rounds would have taken one by one",
-            value=totals.single_bytes,
-        )
+        statistics, traffic = self._statistics, self._statistics.total_traffic
+        for name, text, value in (
+            (metrics.SAMPLES_TOTAL, "Samples trained on", statistics.total_samples),
+            (metrics.BATCHES_TOTAL, "Batches trained on", statistics.total_batches),
+            (metrics.IDS_TOTAL, "Rows that batches look up", statistics.total_ids),
+            (metrics.KEYS_TOTAL, "Distinct keys among those of a batch", statistics.total_keys),
+            (metrics.ROUNDS_TOTAL, "Rounds trained", traffic.rounds),
+            (metrics.ROUND_BATCHES_TOTAL, "Batches trained in rounds", traffic.round_batches),
+            (metrics.ROUND_BYTES_TOTAL, "Bytes of keys and rows of rounds", traffic.round_bytes),
+            (
+                metrics.ROUND_SINGLE_BYTES_TOTAL,
+                "Bytes that the batches of rounds would have taken one by one",
+                traffic.single_bytes,
+            ),
+            (metrics.ROUND_ROWS_TOTAL, "Distinct rows of rounds", traffic.round_rows),
+            (
+                metrics.ROUND_SINGLE_ROWS_TOTAL,
+                "Rows that the batches of rounds would have pulled one by one",
+                traffic.single_rows,
+            ),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        stages = statistics.total_stages
+        yield labelled(CounterMetricFamily, metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", ["stage"], stages)
+        moved = {"received": statistics.total_received, "sent": traffic.bytes - statistics.total_received}
+        text = "Bytes exchanged with parameter servers"
+        yield labelled(CounterMetricFamily, metrics.WIRE_BYTES_TOTAL, text, ["direction"], moved)

@@ -1,0 +1,90 @@
+"""Sending rows to other servers, and how far that is: what a move and a rebuild have in common."""
+
+import ssl
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.moves import Transfer, stream_of
+from emberscale_trainer.stream import Item, StreamSender
+
+_STALLED_SECONDS = 30.0
+"""The longest time without progress of a receiver."""
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """A server's progress with the rows that it gives away.
+
+    * `ready`: what remains fits into a barrier; in a rebuild, all rows are sent.
+    * `rounds`: how many are done. In a rebuild, pieces that are done: of the server's own rows that it took out of the
+      parity, and of parity that it sent to other holders.
+    * `changed_rows`: rows of the last round.
+    * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server, by its index.
+    """
+
+    ready: bool
+    copied_bytes: int = 0
+    rounds: int = 0
+    changed_rows: int = 0
+    rebuilt: Mapping[int, AppliedBatches] = field(default_factory=dict)
+
+
+class RowSending:
+    """The streams of one move from this server to `peers`, by their indexes. Subclasses send, in threads of their own.
+
+    `name` is what errors call it, followed by the number of the move.
+    """
+
+    def __init__(
+        self, name: str, transfer: Transfer, peers: Iterable[int], token: str, context: ssl.SSLContext | None
+    ) -> None:
+        self.move = transfer.number
+        self._name = name
+        stream, table = stream_of(transfer.number, transfer.index), transfer.table
+        self._senders = {
+            peer: StreamSender(
+                table.servers[peer].data, table.servers[peer].incarnation, token, stream, table.generation, context
+            )
+            for peer in peers
+        }
+        self._changed = threading.Condition()
+        self._progress = CopyProgress(ready=False)
+        self._problem = ""
+        self._closed = threading.Event()
+
+    def progress(self, wait_seconds: float) -> CopyProgress:
+        """Returns the progress, once it is ready or after the wait. Raises NotHeldError if it has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._progress.ready or self._problem, wait_seconds)
+            self._check()
+            return self._progress
+
+    def close(self, why: str) -> None:
+        """Ends the streams and, soon, the thread; calls that wait fail."""
+        self._closed.set()
+        for sender in self._senders.values():
+            sender.close()
+        self._fail(why)
+
+    def _check(self) -> None:
+        if self._problem:
+            raise NotHeldError(f"{self._name} {self.move} has failed here: {self._problem}")
+
+    def _fail(self, problem: str) -> None:
+        """The first problem counts."""
+        with self._changed:
+            self._problem = self._problem or problem
+            self._changed.notify_all()
+
+    def _put(self, peer: int, item: Item) -> None:
+        self._senders[peer].put(item, _STALLED_SECONDS)
+        with self._changed:
+            self._progress = replace(self._progress, copied_bytes=self._progress.copied_bytes + item.nbytes)
+
+    def _flush(self) -> None:
+        """Returns when the receivers have all that was put. Raises TimeoutError and StreamLostError."""
+        for sender in self._senders.values():
+            sender.flush(_STALLED_SECONDS)
