@@ -227,7 +227,9 @@ class TestDecision:
         lengths.estimated(estimate(80))
         assert self.told(lengths) == (False, "EstimateDoesNotPay")
         lengths.estimated(estimate(40))
-        message = "a round of 64 batches would take 0.40x of their bytes one by one; 0.6x begins rounds, faster or not"
+        message = (
+            "a round of 64 batches would take 0.40x the bytes of its batches one by one; 0.6x or less begins rounds"
+        )
         assert lengths.decision == RoundsDecision(True, "EstimatePays", message, 64, 40, 100, 10, 24_000)
 
     def test_auto_tells_that_rounds_saved_less_than_it_had_estimated(self) -> None:

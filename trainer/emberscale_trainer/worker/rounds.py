@@ -179,7 +179,8 @@ class RoundLengths:
     @property
     def wants_estimate(self) -> bool:
         """Whether it is to be estimated what rounds would save; the lease is trained batch by batch."""
-        return not (self._mode is not HotEmbeddingsMode.AUTO or self._pays or self._rest or self._pace.given_up)
+        is_open = not (self._pays or self._rest or self._pace.given_up)
+        return self._mode is HotEmbeddingsMode.AUTO and is_open
 
     def longest(self, batches: int) -> int:
         """The batches of the longest round of at most so many that would be admitted: a power of two."""
@@ -193,12 +194,13 @@ class RoundLengths:
         short lease or under a low bound, is soon looked at again, and costs as little.
         """
         self._pays = size.bytes <= _WORTH * size.single_bytes
-        would = f"a round of {size.batches} batches would take {_share(size)} of their bytes one by one"
+        would = f"a round of {size.batches} batches would take {_share(size)} the bytes of its batches one by one"
+        needed = f"{_WORTH:g}x or less"
         if self._pays:
-            self._decide(True, RoundsReason.ESTIMATE_PAYS, f"{would}; {_WORTH:g}x begins rounds, faster or not", size)
+            self._decide(True, RoundsReason.ESTIMATE_PAYS, f"{would}; {needed} begins rounds", size)
         else:
             self.rest(min(size.batches, _PROBE_EVERY))
-            self._decide(False, RoundsReason.ESTIMATE_DOES_NOT_PAY, f"{would}; {_WORTH:g}x would begin rounds", size)
+            self._decide(False, RoundsReason.ESTIMATE_DOES_NOT_PAY, f"{would}; {needed} would begin rounds", size)
         return self._pays
 
     def none_admitted(self) -> None:
@@ -264,8 +266,8 @@ class RoundLengths:
             self._decide(False, RoundsReason.TOO_SLOW, message, figures)
         elif longest and not saves:
             self.rest()
-            took = f"a round of {figures.batches} batches took {_share(figures)} of their bytes one by one"
-            message = f"{took}; {_WORTH:g}x would keep rounds"
+            took = f"a round of {figures.batches} batches took {_share(figures)} the bytes of its batches one by one"
+            message = f"{took}; {_WORTH:g}x or less would keep rounds"
             self._decide(False, RoundsReason.SAVES_TOO_LITTLE, message, figures)
         elif self._mode is HotEmbeddingsMode.ENABLED and not self._rest:  # they fit, perhaps again
             self._decision = _first_decision(self._mode)
