@@ -174,11 +174,12 @@ def _forgotten(share: ForgottenShare) -> pb.ForgottenShare:
 
 def _protection(state: JobState, spec: TrainingJobSpec) -> pb.ProtectionStatus | None:
     kept = kept_parity(state, spec) > 0
-    if not kept and not state.rebuilt.count:
+    if not kept and not state.rebuilt.count and not state.forgone:
         return None
+    none_kept = state.forgone or "the job keeps no parity of rows any more"
     return pb.ProtectionStatus(
         protected=is_protected(state),
-        problem=unprotected_reason(state, spec) if kept else "the job keeps no parity of rows any more",
+        problem=unprotected_reason(state, spec) if kept else none_kept,
         lost="" if state.rebuilding is None else state.rebuilding.names,
         rebuilds=state.rebuilt.count,
         seconds=state.rebuilt.seconds,

@@ -461,7 +461,8 @@ def test_a_link_that_comes_and_goes_takes_the_job_back_a_bounded_number_of_times
     assert driven.job.forgone == why
     assert driven.job.scaling.steps[-1].message == f"without parity of rows from now on: {why}"
     told = job_status(driven.job, driven.state.seen, driven.spec, driven.now)
-    assert told.protection.problem == ("" if strategy == "Auto" else why)
+    assert told.protection.problem == why
+    assert told.protection.given_up == (strategy == "Auto")
 
     driven.join(Role.PS, 1)  # in place of one that is lost: its successor keeps none, either
     driven.pass_time(2)

@@ -234,8 +234,8 @@ class JobStatus:
     * `samples_per_second`, `loss`, `auc`: over a recent window. `eta_seconds`: negative while it is not known.
     * `evaluated_samples`: of the evaluation under way. `training_seconds`: time spent in Training.
     * `checkpoint`: the id of the last complete one. `checkpoints`: what the newest cost, oldest first.
-    * `flash`: None where the job has no flash checkpoints. `protection`: None where it keeps no parity, and nothing
-      was rebuilt.
+    * `flash`: None where the job has no flash checkpoints. `protection`: None where it keeps no parity, and there
+      is nothing to tell of it.
     * `recoveries`: roll-backs to a checkpoint. `pls`: portion of lost samples. `forgotten`: oldest first.
     * `warnings`: signs of a mistake in the job, each with what to do.
     """

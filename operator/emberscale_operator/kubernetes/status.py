@@ -47,6 +47,8 @@ FLASH_FAILED = "FlashCheckpointFailed"
 SHARED_NODES = "SharedNodes"
 """The reason of the condition Protected where a node runs several parameter servers of a job."""
 
+_UNPROTECTED = "a parameter server that is lost now takes the job back"
+
 _LONGEST_SECONDS = 1e9
 _CHECKPOINTS_TOLD = 5
 _MOST_WARNINGS = 16
@@ -212,8 +214,9 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     elif not resting and facts.master is not None and (protection := kept_protection(facts.master)) is not None:
         put(ConditionType.PROTECTED, *_protection(protection, facts.master, facts.members))
     elif facts.master is not None and ConditionType.PROTECTED in conditions:
-        gave_up = "the job keeps no parity of rows any more; a parameter server that is lost now takes the job back"
-        put(ConditionType.PROTECTED, False, "NoParity", gave_up)
+        told = facts.master.protection
+        why = (told.problem if told is not None else "") or "the job keeps no parity of rows any more"
+        put(ConditionType.PROTECTED, False, "NoParity", f"{why}; {_UNPROTECTED}")
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
@@ -230,7 +233,7 @@ def _protection(
     """Whether any one parameter server can be lost without a roll-back, a reason, and a message."""
     if not protection.protected:
         reason = "Rebuilding" if protection.lost else "Unprotected"
-        return False, reason, f"{protection.problem}; a parameter server that is lost now takes the job back"
+        return False, reason, f"{protection.problem}; {_UNPROTECTED}"
     message = "the rows of any one parameter server can be rebuilt from parity on the others"
     group = {one.member.index for one in status.members if one.member.role is Role.PS and one.buckets}
     if shared := shared_nodes(group, members):

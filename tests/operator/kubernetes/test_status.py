@@ -243,8 +243,15 @@ def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
     assert protected(build_status(status, facts(JobPhase.SUSPENDED, master=of(True)))) == ("False", "Suspended")
 
 
-@pytest.mark.parametrize("given_up", [None, ProtectionStatus(rebuilds=2, rebuilt="ps-1", given_up=True)])
-def test_a_job_that_gave_parity_up_is_protected_no_longer(given_up: ProtectionStatus | None) -> None:
+@pytest.mark.parametrize(
+    ("given_up", "why"),
+    [
+        (None, "the job keeps no parity of rows any more"),
+        (ProtectionStatus(rebuilds=2, given_up=True), "the job keeps no parity of rows any more"),
+        (ProtectionStatus(problem="ps-1 and ps-2 part", rebuilds=2, given_up=True), "ps-1 and ps-2 part"),
+    ],
+)
+def test_a_job_that_gave_parity_up_is_protected_no_longer(given_up: ProtectionStatus | None, why: str) -> None:
     def told(before: TrainingJobStatus, protection: ProtectionStatus | None) -> TrainingJobStatus:
         return build_status(
             before, facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING, protection=protection))
@@ -253,6 +260,7 @@ def test_a_job_that_gave_parity_up_is_protected_no_longer(given_up: ProtectionSt
     status = told(told(TrainingJobStatus(), ProtectionStatus(protected=True)), given_up)
     (condition,) = (one for one in status.conditions if one.type == "Protected")
     assert (condition.status, condition.reason) == ("False", "NoParity")
+    assert condition.message == f"{why}; a parameter server that is lost now takes the job back"
     away = build_status(status, facts(JobPhase.TRAINING))  # the master does not answer
     assert [one for one in away.conditions if one.type == "Protected"] == [condition]
     if given_up is not None:
