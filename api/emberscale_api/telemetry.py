@@ -47,7 +47,7 @@ class _Identity:
 def labelled(
     family: type[_Family], name: str, text: str, labels: Sequence[str], values: Mapping[_Labels, float]
 ) -> _Family:
-    """Returns a family of metrics: a value by the label, or by several labels."""
+    """Returns a family of metrics with a sample for each key of `values`: its label, or all `labels`."""
     metric = family(name, text, labels=labels)
     for of, value in values.items():
         metric.add_metric([of] if isinstance(of, str) else of, value)

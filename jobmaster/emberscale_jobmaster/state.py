@@ -423,7 +423,10 @@ def wanted_parity(state: JobState, spec: TrainingJobSpec) -> int:
 
 
 def kept_parity(state: JobState, spec: TrainingJobSpec) -> int:
-    """How many servers the parity covers that is kept now; 0: none is, as under `Auto` where too few have rows."""
+    """How many servers the parity covers that is kept now; 0: none is, as under `Auto` where too few have rows.
+
+    With `ErasureCoding` it is what the manifest says even while parity is forgone: that job is unprotected.
+    """
     if spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
         return spec.fault_tolerance.parity
     return 0 if 0 < len(state.routing.table.owners) <= state.coded else state.coded

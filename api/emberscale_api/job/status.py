@@ -89,7 +89,7 @@ class EvaluationResult(_Status):
 
 
 PARITY_STEP = "ChangedParity"
-"""The reason of the step that tells that `Auto` has parity kept from now on, or no longer."""
+"""The reason of the step that tells that parity is kept from now on, or no longer: under `Auto`, or after partings."""
 
 RECOVERY_STEPS = frozenset({PARITY_STEP, "Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack"})
 """Reasons of steps that tell how the job recovers from the loss of a parameter server, not how its shape changed."""

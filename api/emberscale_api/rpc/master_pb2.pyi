@@ -1554,7 +1554,7 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def admission(self) -> _containers.MessageMap[_builtins.str, Global___AdmissionCounts]:
-        """per table, over the parameter servers that run now"""
+        """per table with admission or eviction, over all parameter servers so far"""
 
     @_builtins.property
     def forgotten(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForgottenShare]:
@@ -1566,7 +1566,7 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def protection(self) -> Global___ProtectionStatus:
-        """absent: the job keeps no parity, and nothing was rebuilt"""
+        """absent: the job keeps no parity, and there is nothing to tell of it"""
 
     @_builtins.property
     def traffic(self) -> Global___WorkerTraffic:
