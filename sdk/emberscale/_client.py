@@ -212,8 +212,8 @@ class TrainingJobClient:
     ) -> str:
         """Has the pod of a parameter server evicted, as `kubectl drain` does; returns the pod's name.
 
-        A job that is yet to train is waited for, at most `timeout` seconds; `observer` is called with its status, at
-        once and upon every change. Raises ClusterError with the reason where the rows could not move away first.
+        Waits up to `timeout` seconds for a job that has yet to train, and calls `observer` with its status at once and
+        upon every change. Raises ClusterError with the reason where the rows could not move away first.
         """
         server = f"ps-{index}"
         pod = _server_pod(name, self._until_rows_move(name, server, timeout, observer), index)

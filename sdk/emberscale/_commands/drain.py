@@ -26,8 +26,8 @@ On a cluster this is an eviction, as by [cyan]kubectl drain[/]: the pod is kille
 its grace period ([cyan]emberscale explain[/] shows it), and the job then goes back to its last checkpoint. The next
 pod may come to the same node; cordon that first if it is to be emptied.
 
-Rows move while the job trains or evaluates. A TrainingJob that is yet to train is waited for, ten minutes at most.
-Refused where nobody can take the rows over: while the others leave or have yet to start, and on a cluster while
+Rows move while the job trains or evaluates. The command waits up to ten minutes for a TrainingJob that has yet to
+train. Refused where nobody can take the rows over: while the others leave or have yet to start, and on a cluster while
 another one is away.
 """)
 EXAMPLES = """\
