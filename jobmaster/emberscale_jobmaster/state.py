@@ -310,6 +310,11 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     return replace(wanted, ps=replace(wanted.ps, replicas=servers))
 
 
+def wanted_workers(state: JobState, spec: TrainingJobSpec) -> frozenset[str]:
+    """The names of the workers that should run; those that have left for a smaller shape are not among them."""
+    return frozenset(slot_name(Role.WORKER, index) for index in range(wanted_sizes(state, spec).worker.replicas))
+
+
 def servers_wanted(state: JobState, spec: TrainingJobSpec) -> int:
     """The number of parameter servers in the routing table that the job is to have.
 

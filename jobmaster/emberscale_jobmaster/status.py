@@ -27,6 +27,7 @@ from emberscale_jobmaster.state import (
     phase_of,
     routed_servers,
     wanted_sizes,
+    wanted_workers,
 )
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
@@ -207,9 +208,11 @@ def _role_plan(role: Role, size: RoleShape, wanted: int) -> pb.RolePlan:
 def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> list[pb.MemberStatus]:
     members = []
     owned = Counter(f"{Role.PS.value}-{owner}" for owner in state.routing.table.bucket_owners)
+    workers = wanted_workers(state, spec)
     for name, slot in sorted(state.members.slots.items()):
         process = slot.process
         sighting = seen.sightings.get(name, Sighting("", 0.0, 0.0))
+        rounds = sighting.rounds if name in workers else None
         incarnation = process.incarnation if process is not None else sighting.incarnation
         members.append(
             pb.MemberStatus(
@@ -228,7 +231,7 @@ def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: fl
                 slowness=_slowness(state, seen, spec, slot, now),
                 buckets=owned[name],
                 delays_for_memory=sighting.server is not None and sighting.server.delays_for_memory,
-                rounds=None if sighting.rounds is None else message_of(pb.RoundsDecision, sighting.rounds),
+                rounds=None if rounds is None else message_of(pb.RoundsDecision, rounds),
             )
         )
     return members

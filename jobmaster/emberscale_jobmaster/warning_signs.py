@@ -10,7 +10,7 @@ from emberscale_api.job.rounds import BUDGET_PROBLEMS
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.state import JobState, committed_samples
+from emberscale_jobmaster.state import JobState, committed_samples, wanted_workers
 from emberscale_jobmaster.statistics import ProgressiveWindow
 
 _TRUNCATED_SHARE = 0.01
@@ -63,7 +63,8 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             f"spec.model.entrypoint: {spec.model.entrypoint} seems to return probabilities: every prediction is the "
             "sigmoid of a number from 0 to 1; return logits, without a sigmoid at the end"
         )
-    decisions = (seen.sightings[name].rounds for name in sorted(seen.sightings))
+    workers = sorted(wanted_workers(state, spec) & seen.sightings.keys())
+    decisions = (seen.sightings[name].rounds for name in workers)
     lacking = next((one for one in decisions if one is not None and one.reason in BUDGET_PROBLEMS), None)
     if lacking is not None:
         yield f"workers train without rounds of batches: {lacking.message}; set another spec.hotEmbeddings.budget"

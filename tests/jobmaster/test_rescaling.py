@@ -6,15 +6,17 @@ import pytest
 from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.rounds import RoundsDecision, RoundsReason
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import takeover
-from emberscale_jobmaster.events import Advised, Rescaled, TakenOver
+from emberscale_jobmaster.events import Advised, HeartbeatReceived, Rescaled, TakenOver
 from emberscale_jobmaster.machine import MasterState
+from emberscale_jobmaster.observations import WorkReport
 from emberscale_jobmaster.operations import MovePhase
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import sizes_of, wanted_sizes
-from emberscale_jobmaster.status import explanation, plan
+from emberscale_jobmaster.status import explanation, job_status, plan
 from eventually import unwrap
 
 
@@ -371,3 +373,23 @@ def test_steps_are_numbered_beyond_those_of_a_state_that_was_lost() -> None:
     driven.tell(TakenOver(now=driven.now, wall=1100.0))
     edit(driven, ps=2)
     assert driven.job.scaling.steps[-1].number > known
+
+
+def test_a_worker_that_has_left_for_a_smaller_shape_tells_nothing_of_rounds() -> None:
+    driven = training()
+    edit(driven, worker=2)
+    driven.join(Role.WORKER, 1)
+    decision = RoundsDecision(False, RoundsReason.BUDGET_TOO_SMALL, "two batches take 3 GiB")
+    leaving = driven.workers[1]
+    work = WorkReport(10, 1.0, (), (), {}, rounds=decision)
+    sequence = driven.worked[leaving.incarnation] + 1
+    driven.tell(HeartbeatReceived(now=driven.now, member=leaving, sequence=sequence, work=work))
+
+    def told() -> tuple[list[int], int]:
+        status = job_status(driven.job, driven.state.seen, driven.spec, driven.now)
+        deciding = [one.member.index for one in status.members if one.HasField("rounds")]
+        return deciding, sum("without rounds" in text for text in status.warnings)
+
+    assert told() == ([1], 1)
+    edit(driven, worker=1)
+    assert told() == ([], 0)
