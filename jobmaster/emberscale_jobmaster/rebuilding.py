@@ -45,7 +45,7 @@ SILENT_SECONDS = 30.0
 MOST_PARTINGS = 3
 """After so many roll-backs because servers do not reach each other, the job keeps no parity.
 
-Servers keep it again that load rows once fewer of these count.
+Once fewer of these count, servers that load rows keep it again.
 """
 PARTINGS_SECONDS = 1800.0
 """Such roll-backs count together within so much of the job's time, and however long without a checkpoint in between."""
