@@ -82,8 +82,8 @@ class JobObjects:
         """The objects of the current job; a job without an image yet gets the operator's."""
         spec, name = job.spec, job.key.name
         bare = {"template": PodTemplate()}
-        plain = {str(role): part.model_copy(update=bare) for role, part in spec.roles.items()}
-        manifest = _with_spec(job, {"suspend": False, **plain})
+        untemplated = {str(role): part.model_copy(update=bare) for role, part in spec.roles.items()}
+        manifest = _with_spec(job, {"suspend": False, **untemplated})
         text = with_values(manifest.to_json(), job.unknown)
         unsized = {str(role): part.model_copy(update={**bare, "replicas": None}) for role, part in spec.roles.items()}
         unsized["master"] = MasterSpec()

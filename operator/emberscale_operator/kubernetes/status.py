@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.rounds import decisions_in_words
@@ -160,10 +160,11 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
 
     def put(kind: ConditionType, holds: bool, reason: str, message: str) -> None:
         old = conditions.get(kind)
-        since = old.last_transition_time if old is not None and old.status == str(holds) else rounded(facts.now)
+        status: Literal["True", "False"] = "True" if holds else "False"
+        since = old.last_transition_time if old is not None and old.status == status else rounded(facts.now)
         conditions[kind] = Condition(
             type=kind,
-            status="True" if holds else "False",
+            status=status,
             observed_generation=facts.generation,
             last_transition_time=since,
             reason=reason,
