@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests of whole jobs wait for a third of their time: one process more than there are cores, and four at most.
-PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
+# Tests of whole jobs wait for half of their time: two processes more than there are cores, and six at most.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(6, os.cpu_count() + 2))')
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
-.PHONY: help install demo test explore test-s3 e2e lint docs release manifests protos clean
+.PHONY: help install demo test pytest explore test-s3 e2e lint docs release manifests protos clean
 
 help:
 	@echo "make install   everything into .venv, kernels compiled; the other targets do it first"
@@ -37,7 +37,9 @@ demo: install
 	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml --overwrite
 
 test: install
-	$(MAKE) --jobs 2 --output-sync lint docs
+	$(MAKE) --jobs 3 lint docs pytest
+
+pytest: install
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist worksteal
 
 explore: install
