@@ -124,7 +124,7 @@ class CheckpointStorage:
             return
         lacks_credentials = type(cause).__name__ in _CREDENTIAL_ERRORS
         if lacks_credentials:
-            problem += "; give the processes of the job credentials of the store"
+            problem += "; give all roles credentials of the store, in a TrainingJob by env or serviceAccountName"
         self._tell(
             StorageFailed(
                 now=self._now(),

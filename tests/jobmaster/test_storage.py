@@ -148,7 +148,7 @@ def test_missing_credentials_are_told_with_what_to_do(stored: Stored) -> None:
     assert event.lacks_credentials
     assert event.problem == (
         "spec.checkpoint.uri (moody://checkpoints) cannot be used: NoCredentialsError: Unable to locate credentials; "
-        "give the processes of the job credentials of the store"
+        "give all roles credentials of the store, in a TrainingJob by env or serviceAccountName"
     )
 
 
