@@ -117,6 +117,14 @@ class TestLengths:
         assert not any(lengths.begin_lease(token) for token in range(100))
         assert lengths.wants_estimate
 
+    def test_an_estimate_decides_in_the_hundredths_that_people_read(self) -> None:
+        just_above = RoundSize(64, 6004, 10_000, 10, 1000)
+        lengths = measured_auto()
+        assert lengths.estimated(just_above)
+        assert lengths.decision is not None
+        assert (lengths.decision.reason, just_above.ratio) == ("EstimatePays", 0.6)
+        assert not measured_auto().estimated(RoundSize(64, 6060, 10_000, 10, 1000))
+
     def test_auto_looks_again_soon_at_what_few_batches_said(self) -> None:
         lengths = RoundLengths(AUTO, 15)
         assert not lengths.estimated(estimate(80, 2))

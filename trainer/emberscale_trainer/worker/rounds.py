@@ -78,6 +78,11 @@ class RoundSize:
     values: int
 
     @property
+    def ratio(self) -> float:
+        """`bytes` over `single_bytes` in hundredths, as people are told it: the decision agrees with what they read."""
+        return round(self.bytes / max(1, self.single_bytes), 2)
+
+    @property
     def memory_bytes(self) -> int:
         """The memory that the rows take in the worker."""
         return _COPIES * 4 * self.values
@@ -193,8 +198,8 @@ class RoundLengths:
         If not, the next estimate comes after as many leases as this one had batches. What a few say, as those of a
         short lease or under a low bound, is soon looked at again, and costs as little.
         """
-        self._pays = size.bytes <= _WORTH * size.single_bytes
-        would = f"a round of {size.batches} batches would take {_share(size)} the bytes of its batches one by one"
+        self._pays = size.ratio <= _WORTH
+        would = f"a round of {size.batches} batches would take {size.ratio:.2f}x the bytes of its batches one by one"
         needed = f"{_WORTH:g}x or less"
         if self._pays:
             self._decide(True, RoundsReason.ESTIMATE_PAYS, f"{would}; {needed} begins rounds", size)
@@ -256,7 +261,7 @@ class RoundLengths:
         self._grown = not self._rest and (self._grown or longest)
         if figures.batches >= self._length:
             self._length = min(MAX_ROUND, 2 * self._length)
-        saves = self._mode is HotEmbeddingsMode.ENABLED or figures.bytes <= _WORTH * figures.single_bytes
+        saves = self._mode is HotEmbeddingsMode.ENABLED or figures.ratio <= _WORTH
         if by_memory < _FIRST:
             self.exceeds_budget(figures)
         elif by_time < _FIRST:
@@ -266,7 +271,7 @@ class RoundLengths:
             self._decide(False, RoundsReason.TOO_SLOW, message, figures)
         elif longest and not saves:
             self.rest()
-            took = f"a round of {figures.batches} batches took {_share(figures)} the bytes of its batches one by one"
+            took = f"a round of {figures.batches} batches took {figures.ratio:.2f}x the bytes of its batches one by one"
             message = f"{took}; {_WORTH:g}x or less would keep rounds"
             self._decide(False, RoundsReason.SAVES_TOO_LITTLE, message, figures)
         elif self._mode is HotEmbeddingsMode.ENABLED and not self._rest:  # they fit, perhaps again
@@ -309,7 +314,3 @@ def _first_decision(mode: HotEmbeddingsMode) -> RoundsDecision | None:
             return RoundsDecision(False, RoundsReason.ESTIMATE_PENDING, message)
         case HotEmbeddingsMode.DISABLED:
             return None
-
-
-def _share(size: RoundSize) -> str:
-    return f"{size.bytes / max(1, size.single_bytes):.2f}x"
