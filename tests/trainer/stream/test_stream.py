@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from certificates import certificates
-from emberscale_api.wire import Header, Kind
+from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
+from emberscale_trainer.stream import sender as sender_module
 from emberscale_trainer.stream.receiver import Deliver
-from emberscale_trainer.transport import Buffer, Connection, listen
+from emberscale_trainer.transport import Buffer, Connection, ConnectionLostError, accept_connection, listen
 from eventually import eventually
 
 SECONDS = 60.0
@@ -281,6 +282,43 @@ def test_a_server_that_is_not_there_yet_is_waited_for(
     DataPlane(listener, ServerState(), "secret", "i", streams=StreamReceivers(received.accept)).start()
     sender.flush(SECONDS)
     assert len(received.items) == 1
+
+
+def test_a_server_that_takes_a_connection_and_answers_nothing_is_tried_again(
+    received: Received, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped does, for which the kernel listens on."""
+    monkeypatch.setattr(sender_module, "_CONNECT_SECONDS", 0.2)
+    listener, address = listen(f"unix://{tmp_path}/stopped.sock")
+    held.callback(listener.close)
+    sender = send(address)
+    sender.put(item(0), SECONDS)
+    silent, _ = listener.accept()
+    held.callback(silent.close)
+    DataPlane(listener, ServerState(), "secret", "i", streams=StreamReceivers(received.accept)).start()
+    sender.flush(20.0)
+    assert len(received.items) == 1
+
+
+@pytest.mark.parametrize("answers", [0, 1], ids=["HELLO", "OPEN"])
+def test_a_stream_that_waits_for_an_answer_ends_when_it_is_closed(
+    answers: int, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "_CONNECT_SECONDS", SECONDS)
+    listener, address = listen(f"unix://{tmp_path}/stopped.sock")
+    held.callback(listener.close)
+    sender = send(address)
+    stream, _ = listener.accept()
+    connection = accept_connection(stream, None)
+    held.callback(connection.close)
+    stream.settimeout(10.0)
+    for _ in range(answers):
+        connection.receive()
+        connection.send(Header(Status.OK))
+    connection.receive()
+    sender.close()
+    with pytest.raises(ConnectionLostError, match="closed the connection"):
+        connection.receive()
 
 
 @pytest.mark.parametrize(

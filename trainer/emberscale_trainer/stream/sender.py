@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from emberscale_api.wire import Header, Hello, Kind, Status, WireError
+from emberscale_api.wire import MAX_HELLO_BYTES, Header, Hello, Kind, Status, WireError
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
 from emberscale_trainer.stream.item import Item
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
@@ -16,6 +16,8 @@ from emberscale_trainer.transport import Connection, ConnectionLostError, open_c
 log = structlog.get_logger()
 
 _CONNECT_SECONDS = 5.0
+"""For each step until the receiver has answered HELLO: the kernel takes connections for one that is stopped, too."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _WINDOW_BYTES = 32 << 20
 _MOST_SENT = 32
@@ -55,7 +57,8 @@ class StreamSender:
         self._to_send = threading.Condition(lock)  # of its own, so that acknowledgements do not wake who sends
         self._window: SendWindow[Item] = SendWindow(window_bytes)
         self._sending = threading.Lock()  # held while an item is taken from the window and sent: they keep order
-        self._connection: Connection | None = None
+        self._connection: Connection | None = None  # once the receiver has said where it stands
+        self._current: Connection | None = None
         self._problem: Exception | None = None
         self._moved_at = time.monotonic()
         self._closed = False
@@ -140,8 +143,8 @@ class StreamSender:
         """Ends the stream; what is not acknowledged may have arrived or not."""
         with self._changed:
             self._closed = True
-            if self._connection is not None:
-                self._connection.hang_up()
+            if self._current is not None:
+                self._current.hang_up()
             self._notify_all()
 
     def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -179,6 +182,10 @@ class StreamSender:
         """Serves one connection until it ends, and raises the cause."""
         connection = open_connection(self._address, self._context, _CONNECT_SECONDS)
         try:
+            with self._changed:
+                self._current = connection
+                if self._closed:
+                    return
             stands_at = self._open(connection)
             with self._changed:
                 before = self._window.acknowledged_count
@@ -197,15 +204,19 @@ class StreamSender:
                 acknowledging.join()
         finally:
             with self._changed:
-                self._connection = None
+                self._connection = self._current = None
             with self._sending:
                 connection.close()
 
     def _open(self, connection: Connection) -> int:
-        """Says HELLO and which stream this is; returns where the receiver stands."""
+        """Says HELLO and which stream this is; returns where the receiver stands.
+
+        It may take its time to say that: an item of an earlier connection may still be dealt with.
+        """
         hello = Hello(self._stream, self._incarnation, self._token).pack()
         connection.send(Header(Kind.HELLO, payload_bytes=len(hello)), [hello])
-        _require_ok(connection)
+        _check(*connection.receive_first(MAX_HELLO_BYTES, _CONNECT_SECONDS))
+        connection.trust()
         connection.send(Header(Kind.OPEN, generation=self._generation, shard=self._stream))
         return _require_ok(connection).batch
 
@@ -272,7 +283,11 @@ class StreamSender:
 def _require_ok(connection: Connection) -> Header:
     """The next answer. Raises StreamLostError with the reason of a refusal."""
     header, payload = connection.receive()
-    if header.kind == Status.OK:
-        return header
-    reason = payload.tobytes().decode(errors="replace") or f"status {header.kind}"
-    raise StreamLostError(f"the receiver refuses the stream: {reason}")
+    _check(header, payload.tobytes())
+    return header
+
+
+def _check(answer: Header, reason: bytes) -> None:
+    if answer.kind != Status.OK:
+        problem = reason.decode(errors="replace") or f"status {answer.kind}"
+        raise StreamLostError(f"the receiver refuses the stream: {problem}")
