@@ -65,10 +65,12 @@ class StandingRoutes:
 class Peer:
     """A server that answers what it is told to, and remembers what it was asked."""
 
-    def __init__(self, folder: Path, name: str, answer: Answer) -> None:
+    def __init__(self, folder: Path, name: str, answer: Answer, hello: Status = Status.OK) -> None:
+        self.ended = threading.Event()
         self.asked: list[Header] = []
         self.payloads: list[bytes] = []
         self._answer = answer
+        self._hello = hello
         self._listener, self.address = listen(f"unix://{folder}/{name}")
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -83,7 +85,7 @@ class Peer:
     def _serve(self, connection: Connection) -> None:
         try:
             connection.receive()
-            connection.send(Header(Status.OK))
+            connection.send(Header(self._hello))
             while True:
                 header, payload = connection.receive()
                 self.payloads.append(payload.tobytes())
@@ -97,6 +99,7 @@ class Peer:
         except ConnectionLostError:
             pass
         connection.close()
+        self.ended.set()
 
     def close(self) -> None:
         self._listener.close()
@@ -162,6 +165,17 @@ def test_a_server_that_takes_connections_and_answers_none_is_given_up(
     connecting.join(30)
     listener.close()
     assert failures == [f"{address}: the connection broke while receiving: timed out"]
+
+
+def test_a_worker_that_one_server_refuses_leaves_no_connection_to_the_others(
+    peer: Callable[[str, Answer], Peer], tmp_path: Path
+) -> None:
+    first, second = peer("0", lambda header: None), Peer(tmp_path, "1", lambda header: None, Status.REFUSED)
+    with pytest.raises(RequestRefusedError) as refused:
+        connected(StandingRoutes(table(first, second)))
+    second.close()
+    assert first.ended.wait(10.0)
+    assert refused.tb is not None  # which still has the object that was not made
 
 
 def test_a_server_that_has_answered_may_take_its_time(peer: Callable[[str, Answer], Peer]) -> None:

@@ -147,7 +147,7 @@ class ParameterServers:
         make_planner: MakePlanner,
         layout: EmbeddingLayout,
     ) -> None:
-        """Connects to the servers of the newest table. Raises ConnectionLostError."""
+        """Connects to the servers of the newest table. Raises ConnectionLostError and RequestRefusedError."""
         self._routes = routes
         self._identity = identity
         self._planners = Planners(make_planner)
@@ -278,7 +278,7 @@ class ParameterServers:
             for one, server in wanted.items():
                 if one not in self._connections:
                     self._connections[one] = _open(server, self._identity)
-        except ConnectionLostError:
+        except BaseException:  # nobody else closes those of one that does not come to be
             self.close()
             raise
         if self._closed:
