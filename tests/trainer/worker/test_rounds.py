@@ -1,7 +1,9 @@
 """How many batches a worker trains in a round, and whose turn it is to pull and to push."""
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from typing import Any, cast
 
 import numpy as np
@@ -228,6 +230,23 @@ class TestDecision:
 
     def test_a_job_that_disables_rounds_has_none(self) -> None:
         assert RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.DISABLED), 15).decision is None
+
+    def test_speeds_that_are_forgotten_meanwhile_do_not_keep_a_worker_from_telling(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lengths = measured_auto()
+        lengths.estimated(estimate(40))
+        moved = Stretch(False, 0, 16, 1000, 1.0, (1, 2))
+        committing = threading.Thread(target=lengths.measured, args=(moved,))
+
+        def median_meanwhile(speeds: Iterable[float]) -> float:
+            committing.start()
+            committing.join(0.2)
+            return median(speeds)
+
+        monkeypatch.setattr("emberscale_trainer.worker.pace.median", median_meanwhile)
+        assert lengths.decision is not None
+        committing.join()
 
     def test_auto_tells_its_estimate_with_the_numbers(self) -> None:
         lengths = measured_auto()

@@ -143,18 +143,19 @@ class RoundLengths:
         self._pays = spec.mode is not HotEmbeddingsMode.AUTO
         self._grown = False
         self._pace = RoundPace()
-        self._pacing = threading.Lock()  # stages that read, compute and commit take part
+        self._pacing = threading.Lock()  # stages that read, compute and commit take part, and who asks
         self._split: set[int] = set()
         self._decision = ruled_out or _first_decision(spec.mode)
 
     @property
     def decision(self) -> RoundsDecision | None:
         """Whether rounds are trained now, and why; None for a job that disables them. Any thread may ask."""
-        decision = self._decision
+        with self._pacing:  # else the speeds may be forgotten between two looks at them
+            decision, pending = self._decision, self._pace.pending
         if decision is not None and decision.active and min(self._room, self._in_frame) < _FIRST:
             message = "the bound on staleness, or the size of a frame, admits no round of two batches now"
             return RoundsDecision(False, RoundsReason.NOT_ADMITTED, message)
-        if decision is not None and decision.active and self._mode is HotEmbeddingsMode.AUTO and self._pace.pending:
+        if decision is not None and decision.active and self._mode is HotEmbeddingsMode.AUTO and pending:
             message = "the speed of single batches is measured before rounds begin"
             return replace(decision, active=False, reason=RoundsReason.SPEED_PENDING, message=message)
         return decision
