@@ -1,6 +1,7 @@
 """Parity between servers over real sockets: one is lost at any moment, and its rows come back to the bit."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -657,3 +658,45 @@ def test_a_new_assignment_ends_protection(make_servers: Callable[[int], Servers]
     assert EVERYTHING
     servers.serving[0].state.assign(Assignment(2, 2, ""))
     assert servers.serving[0].mover.protection.version == 0
+
+
+def test_a_new_assignment_leaves_neither_rows_nor_parity_in_memory(make_servers: Callable[[int], Servers]) -> None:
+    """While the next rows are loaded; the others may still be connected to it."""
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    servers.replace(2)
+    server = servers.serving[0]
+    kept = [weakref.ref(segment) for slots in server.state.tables.slots for segment in slots.segments]
+    group = weakref.ref(group_of(server))
+    servers.stores.clear()
+    server.state.assign(Assignment(2, 5, ""))
+    server.mover.stop()
+    eventually(lambda: group() is None and all(segment() is None for segment in kept))
+
+
+def test_no_parity_stays_of_a_group_from_which_rows_were_rebuilt(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    before = [weakref.ref(group_of(server)) for server in servers.serving]
+    lost = servers.serving[2]
+    servers.push(servers.batch())
+    servers.replace(2)
+    lost.state.assign(Assignment(2, 5, ""))
+    lost.mover.stop()
+    eventually(lambda: all(group() is None for group in before))
+
+
+def test_the_parity_of_a_group_goes_with_it_where_none_follows(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(2)
+    servers.protect()
+    server = servers.serving[0]
+    group = weakref.ref(group_of(server))
+    wanted = table_of(2, [one.address for one in servers.serving])
+    server.state.prepare(2, 1, wanted, 0)
+    server.state.hold(1, 1, 2, SECONDS)
+    server.state.settle(1, 2, [], SECONDS, 0)
+    server.state.hand_over(1, 2, 2, SECONDS)
+    server.state.switch(1, 2, 2, AppliedBatches())
+    server.mover.protection.form(wanted, 0, 0)
+    eventually(lambda: group() is None)

@@ -93,6 +93,7 @@ class RowMover:
             for sending in (self._sending, self._rebuild):
                 if sending is not None:
                     sending.close("the rows are served no more")
+        self.protection.stop()
 
     def look(self) -> None:
         """Gives up a move that the master has not spoken of for long; to be called now and then."""

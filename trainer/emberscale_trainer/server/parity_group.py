@@ -62,7 +62,7 @@ class Group:
         members = tuple(server.index for server in table.owners)
         self.table = table
         self.members = members
-        self.me = members.index(index)
+        self.me = me = members.index(index)
         self.changed = threading.Condition()
         self._state = state
         self._totals = totals
@@ -74,9 +74,7 @@ class Group:
         self._sends_no_more = threading.Event()
         tables = state.tables
         self._layout = layout = ParityLayout(len(members), parity)
-        self._log: DeltaLog = tables.log_deltas(
-            len(members), lambda number, segment: layout.lane(self.me, number, segment)
-        )
+        self._log: DeltaLog = tables.log_deltas(len(members), lambda number, segment: layout.lane(me, number, segment))
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
         self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
@@ -94,6 +92,11 @@ class Group:
     def is_whole(self) -> bool:
         """Whether all rows of this server are protected."""
         return self._core.is_whole
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another group, or none, has come after this one."""
+        return self._core.is_over
 
     @property
     def lag(self) -> int:

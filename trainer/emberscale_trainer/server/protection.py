@@ -8,6 +8,7 @@ Lock order: that of the state, then this one's.
 import ssl
 import threading
 import time
+import weakref
 
 from emberscale_api.job import takes_parity
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -15,6 +16,7 @@ from emberscale_trainer.server.group import source_of
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.reports import ParityTotals
 from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, StreamLostError
 from emberscale_trainer.stream.receiver import Deliver
 from emberscale_trainer.transport import ConnectionLostError
 
@@ -66,6 +68,12 @@ class RowProtection:
             self._state.protect_by(self._group)
             self._changed.notify_all()
 
+    def stop(self) -> None:
+        """The rows are served no more: a group that is over keeps neither them nor parity in memory."""
+        with self._changed:
+            if self._group is not None and self._group.is_over:
+                self._group = None
+
     def _is_current(self, table: RoutingTable) -> bool:
         group = self._group
         return group is not None and (group.table.generation, group.table.version) == (table.generation, table.version)
@@ -80,8 +88,14 @@ class RowProtection:
             while (found := self._member_of(stream, generation)) is None:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise ConnectionLostError("the group of that stream has yet to begin here")
-        group, member = found
-        return lambda item: group.receive(member, item)
+        group, member = weakref.ref(found[0]), found[1]  # a peer that is stopped keeps the connection, and no group
+
+        def deliver(item: Item) -> None:
+            if (living := group()) is None:
+                raise StreamLostError("the group of that stream is over")
+            living.receive(member, item)
+
+        return deliver
 
     def _member_of(self, stream: int, generation: int) -> tuple[Group, int] | None:
         group = self._group

@@ -27,20 +27,30 @@ class Rebuild(RowSending):
         if not transfer.lost or not set(transfer.lost) <= set(group.members):
             raise NotHeldError("the lost servers are not of this group")
         super().__init__("the rebuild of move", transfer, transfer.lost, token, context)
-        self._group = group
+        self._group: Group | None = group  # until it is over: the parity of an earlier table takes as much as the next
+        self._pieces = 0
         self._owned = {lost: Ownership.of(transfer.table, lost) for lost in transfer.lost}
-        threading.Thread(target=self._run, name="rebuild", daemon=True).start()
+        threading.Thread(target=self._run, args=(group,), name="rebuild", daemon=True).start()
 
     def progress(self, wait_seconds: float) -> CopyProgress:
         """As `RowSending.progress`; it is ready once all rows are sent."""
-        return replace(super().progress(wait_seconds), rounds=self._group.rebuild_pieces)
+        progress, group = super().progress(wait_seconds), self._group
+        return replace(progress, rounds=self._pieces if group is None else group.rebuild_pieces)
 
-    def _run(self) -> None:
+    def _run(self, group: Group) -> None:
+        try:
+            self._rebuild(group)
+        finally:
+            self._pieces, self._group = group.rebuild_pieces, None
+            for sender in self._senders.values():
+                sender.close()
+
+    def _rebuild(self, group: Group) -> None:
         began = time.monotonic()
         try:
-            members = {self._group.members.index(lost): lost for lost in self._owned}
-            found = self._group.rebuild(frozenset(members))
-            rows = sum(self._send(member, lost) for member, lost in members.items())
+            members = {group.members.index(lost): lost for lost in self._owned}
+            found = group.rebuild(frozenset(members))
+            rows = sum(self._send(group, member, lost) for member, lost in members.items())
             self._flush()
         except (NotHeldError, StreamLostError, SourceOverError, TimeoutError, MemoryError, ValueError) as error:
             if not self._closed.is_set():
@@ -55,10 +65,10 @@ class Rebuild(RowSending):
             self._changed.notify_all()
         log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
 
-    def _send(self, member: int, lost: int) -> int:
+    def _send(self, group: Group, member: int, lost: int) -> int:
         """Sends what a lost server owned; it may have had more rows, of a move before or one that came to nothing."""
         rows = 0
-        for table, is_dense, found in self._group.rest(member):
+        for table, is_dense, found in group.rest(member):
             records = found[self._owned[lost].among(keys_of(found), is_dense)]
             if len(records):
                 self._put(lost, Item(ItemKind.ROWS, table, records))
