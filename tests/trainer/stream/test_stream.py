@@ -300,6 +300,23 @@ def test_a_server_that_takes_a_connection_and_answers_nothing_is_tried_again(
     assert len(received.items) == 1
 
 
+def test_a_stream_for_which_there_is_no_thread_is_tried_again(
+    received: Received, address: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, threading.Event()
+
+    def no_thread_once(thread: threading.Thread) -> None:
+        if "_take_acknowledgements" in thread.name and not refused.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread_once)
+    deliver(send(address), item(0))
+    assert refused.is_set()
+    assert len(received.items) == 1
+
+
 @pytest.mark.parametrize("answers", [0, 1], ids=["HELLO", "OPEN"])
 def test_a_stream_that_waits_for_an_answer_ends_when_it_is_closed(
     answers: int, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -196,7 +196,10 @@ class StreamSender:
                 if self._closed:
                     return
             acknowledging = threading.Thread(target=self._take_acknowledgements, args=(connection,), daemon=True)
-            acknowledging.start()
+            try:
+                acknowledging.start()
+            except RuntimeError as error:  # no more threads
+                raise ConnectionLostError(str(error)) from error
             try:
                 self._send(connection)
             finally:
