@@ -88,7 +88,7 @@ class RowProtection:
             while (found := self._member_of(stream, generation)) is None:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise ConnectionLostError("the group of that stream has yet to begin here")
-        group, member = weakref.ref(found[0]), found[1]  # a peer that is stopped keeps the connection, and no group
+        group, member = weakref.ref(found[0]), found[1]  # a stopped peer keeps its connection open, but not the group
 
         def deliver(item: Item) -> None:
             if (living := group()) is None:
