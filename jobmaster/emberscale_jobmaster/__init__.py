@@ -9,8 +9,8 @@ inputs are `events` and its outputs `effects`. Its parts, each pure:
 * `restoring`, `reloading`, `checkpointing` and `moving` are durable `operations` on the parameter servers, with
   deadlines. `dispatch` hands them answers and failures, `retry` is their retry policy, and `transitions` says which of
   their phases may follow which. `barrier` makes all servers agree.
-* `losses` and `recovery` choose how a job recovers, `rebuilding` rebuilds from parity by a move, and `forgetting`
-  counts what a partial recovery loses.
+* `losses` and `recovery` choose how a job recovers, `parity` decides whether servers keep it, `rebuilding` rebuilds
+  from it by a move, and `forgetting` counts what a partial recovery loses.
 * `draining`, `relief`, `stragglers` and `slowness` deal with servers that go and members that are slow.
 * `flash`, `priority`, `chains` and `quantization` decide when and how checkpoints are taken.
 * `status`, `profiling` and `warning_signs` are what others are told.

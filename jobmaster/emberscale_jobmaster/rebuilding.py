@@ -22,14 +22,14 @@ from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.losses import is_protected, recover
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
+from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import Failure, Parity, Parting, Rebuilding, Rebuilt
+from emberscale_jobmaster.recovery import Failure, Parity, Rebuilding, Rebuilt
 from emberscale_jobmaster.state import (
     JobState,
     Routing,
     Stage,
     kept_parity,
-    newest_checkpoint,
     sizes_of,
     switching,
 )
@@ -42,13 +42,6 @@ PARTED_SECONDS = 5.0
 """How long servers that have parted may take to hear of another table, or the master of one that is lost."""
 SILENT_SECONDS = 30.0
 """How long a server may acknowledge nothing at least; twice as long as one may be silent, if that is longer."""
-MOST_PARTINGS = 3
-"""After so many roll-backs because servers do not reach each other, the job keeps no parity.
-
-Once fewer of these count, servers that load rows keep it again.
-"""
-PARTINGS_SECONDS = 1800.0
-"""Such roll-backs count together within so much of the job's time, and however long without a checkpoint in between."""
 _MIB = 1 << 20
 
 
@@ -91,31 +84,8 @@ def note_parity(
     is_over = bool(state.forgone) and heeds_that_none_is_kept(state)
     if trouble is None or is_over or not _is_broken(state, spec, trouble, troubled_seconds):
         return state
-    newest = Parting(state.clock.active_seconds, newest_checkpoint(state))
-    state = replace(state, partings=(*recent_partings(state), newest)[-MOST_PARTINGS:])
-    if len(state.partings) == MOST_PARTINGS and heeds_that_none_is_kept(state):
-        told = f"{member.slot}: {trouble.message}"
-        state = replace(state, forgone=f"servers did not get together {MOST_PARTINGS} times, the last time {told}")
+    state = note_parting(state, f"{member.slot}: {trouble.message}")
     return recover(state, spec, Failure((), f"{member.slot} cannot protect its rows: {trouble.message}"))
-
-
-def recent_partings(state: JobState) -> tuple[Parting, ...]:
-    """The partings that count together with one that happens now.
-
-    These are those of the last PARTINGS_SECONDS, and those since the newest checkpoint: the job is where it was then.
-    """
-    since, checkpoint = state.clock.active_seconds - PARTINGS_SECONDS, newest_checkpoint(state)
-    return tuple(one for one in state.partings if one.at > since or one.checkpoint == checkpoint)
-
-
-def heeds_that_none_is_kept(state: JobState) -> bool:
-    """Whether any server with rows keeps no parity when it is told so; those of versions before go by the manifest.
-
-    One is enough: the others never meet it, and train on without parity. Servers that all ignore it meet and part
-    again, and then only another roll-back ends the waiting of their pushes.
-    """
-    processes = [state.members.process(Role.PS, one.index) for one in state.routing.table.owners]
-    return any(process is not None and process.most_parity > 0 for process in processes)
 
 
 def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:

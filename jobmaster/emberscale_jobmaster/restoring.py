@@ -9,10 +9,9 @@ FIND -> LOAD -> done
 
 from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy, TrainingJobSpec, takes_parity
-from emberscale_api.job.roles import Role, slot_name
-from emberscale_api.job.status import PARITY_STEP, STARTED_STEP
-from emberscale_jobmaster import reshaping, retry
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.status import STARTED_STEP
+from emberscale_jobmaster import parity, reshaping, retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
 from emberscale_jobmaster.events import CheckpointFound, Loaded, StorageFailed
 from emberscale_jobmaster.operations import (
@@ -30,8 +29,7 @@ from emberscale_jobmaster.progress import (
     unroute,
 )
 from emberscale_jobmaster.ranges import on_all
-from emberscale_jobmaster.rebuilding import MOST_PARTINGS, heeds_that_none_is_kept, recent_partings
-from emberscale_jobmaster.state import JobState, awaits_servers, newest_flash, wanted_parity
+from emberscale_jobmaster.state import JobState, awaits_servers, newest_flash
 from emberscale_jobmaster.takeover import LOST_CHECKPOINTS
 
 FIND_SECONDS = 60.0
@@ -176,51 +174,6 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
     return state.asking_due(operation, now)
 
 
-def _with_parity(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """Decides whether the servers are to keep parity of the rows that they load; tells where `Auto` changes that."""
-    if state.forgone and (len(recent_partings(state)) < MOST_PARTINGS or not heeds_that_none_is_kept(state)):
-        state = replace(state, forgone="")
-    advised, before, servers = wanted_parity(state, spec), state.coded, len(state.routing.table.owners)
-    if state.forgone:
-        forgoing = replace(state, coded=0)
-        message = f"without parity of rows from now on: {state.forgone}"
-        return reshaping.note_step(forgoing, PARITY_STEP, message, 0.0) if before else forgoing
-    if spec.fault_tolerance.strategy is not FaultToleranceStrategy.AUTO:
-        return replace(state, coded=advised)
-    possible = takes_parity(servers, advised)
-    unable = _unable_to_keep(state, advised) if possible else ""
-    wanted = advised if possible and not unable else 0
-    state = replace(state, coded=wanted)
-    if not wanted:
-        why = "other ways cost less"
-        if unable:
-            why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
-        elif advised:
-            few = servers <= advised
-            why = f"it takes {1 + advised if few else MOST_CODED_SERVERS} parameter servers{'' if few else ' at most'}"
-        message = f"without parity of rows from now on: {why}"
-        told = [step.message for step in state.scaling.steps if step.reason == PARITY_STEP][-1:]
-        is_news = wanted != before or (unable != "" and told != [message])
-        return reshaping.note_step(state, PARITY_STEP, message, 0.0) if is_news else state
-    if wanted == before:
-        return state
-    lost = "one parameter server" if wanted == 1 else f"{wanted} parameter servers at a time"
-    message = f"with parity of rows from now on, to rebuild {lost}: that is expected to cost least"
-    return reshaping.note_step(state, PARITY_STEP, message, 0.0)
-
-
-def _unable_to_keep(state: JobState, parity: int) -> str:
-    """Names the servers with rows that did not say, as they registered, that they keep so much parity if they are told
-    to; empty if all did.
-    """
-    processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
-    return ", ".join(
-        slot_name(Role.PS, index)
-        for index, process in sorted(processes.items())
-        if process is None or process.most_parity < parity
-    )
-
-
 def _told(state: JobState, restored: Restored) -> JobState:
     """Tells, once, from which checkpoint of which job this one starts."""
     origin = restored.origin
@@ -245,6 +198,6 @@ def _loading(state: JobState, spec: TrainingJobSpec, operation: Restore, now: fl
     table = state.routing.table
     if not table.servers:
         return state.without(operation)
-    state = _with_parity(state, spec)
+    state = parity.decide(state, spec)
     operation = replace(operation, phase=RestorePhase.LOAD, deadline=now + LOAD_SECONDS)
     return state.asking(operation, *(server.index for server in table.owners))

@@ -12,6 +12,7 @@ from emberscale_jobmaster import moving, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived, IntervalAdvised
 from emberscale_jobmaster.operations import CopyReport, MovePhase
+from emberscale_jobmaster.parity import PARTINGS_SECONDS
 from emberscale_jobmaster.recovery import Decode, Failure, Parity, Protection, RollBack, choose
 from emberscale_jobmaster.state import Stage, committed_samples, kept_parity
 from emberscale_jobmaster.status import job_status
@@ -478,12 +479,15 @@ def test_parity_is_kept_again_by_servers_that_load_rows_much_later() -> None:
     driven.train(4)
     part_again(driven, 3)
     assert driven.job.forgone
-    driven.pass_time(rebuilding.PARTINGS_SECONDS)
+    driven.pass_time(PARTINGS_SECONDS)
     assert driven.job.forgone, "servers are told as they load rows"
     driven.kill(Role.PS, 0)
     driven.join(Role.PS, 0)
     driven.pass_time(2)
     assert (driven.job.forgone, driven.job.coded, driven.job.parity.servers) == ("", 1, ALL)
+    told = [step.message for step in driven.job.scaling.steps if step.reason == "ChangedParity"]
+    assert len(told) == 2
+    assert told[-1].endswith("to rebuild one parameter server: no servers have parted for a while")
 
 
 def test_servers_that_all_ignore_that_none_is_kept_are_taken_back_again() -> None:
@@ -516,7 +520,7 @@ def test_partings_between_which_the_job_does_not_get_on_count_however_rare_they_
     driven.train(4)
     for _ in range(3):
         part_again(driven, 1)
-        driven.pass_time(rebuilding.PARTINGS_SECONDS)
+        driven.pass_time(PARTINGS_SECONDS)
     assert (driven.job.recoveries, bool(driven.job.forgone)) == (3, True)
 
 
@@ -526,7 +530,7 @@ def test_partings_that_are_rare_take_no_parity_away() -> None:
     driven.train(4)
     for _ in range(4):
         part_again(driven, 1)
-        driven.pass_time(rebuilding.PARTINGS_SECONDS)
+        driven.pass_time(PARTINGS_SECONDS)
     assert (driven.job.recoveries, driven.job.forgone, driven.job.coded) == (4, "", 1)
 
 

@@ -8,7 +8,7 @@ from tests.simulation.mutations import MUTATIONS, broken
 from tests.simulation.scenario import FOR_EVER, PROTECTED, Fault, Kind, scenario_of
 from tests.simulation.shrink import failure_of, shrunk
 
-from emberscale_jobmaster.rebuilding import MOST_PARTINGS
+from emberscale_jobmaster.parity import MOST_PARTINGS
 from emberscale_jobmaster.state import JobState
 from eventually import unwrap
 

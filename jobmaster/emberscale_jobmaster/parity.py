@@ -1,0 +1,111 @@
+"""Decides whether servers keep parity of the rows that they load, and how often they may part before they keep none.
+
+Each load of all servers decides anew: with `ErasureCoding` they keep it, under `Auto` where that is advised and all of
+them can. After too many partings the job forgoes it, and trains on without.
+"""
+
+from dataclasses import dataclass
+
+from emberscale_api.frozen import replace
+from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy, TrainingJobSpec, takes_parity
+from emberscale_api.job.roles import Role, slot_name
+from emberscale_api.job.status import PARITY_STEP
+from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.recovery import Parting
+from emberscale_jobmaster.state import JobState, newest_checkpoint, wanted_parity
+
+MOST_PARTINGS = 3
+"""After so many roll-backs because servers do not reach each other, the job keeps no parity.
+
+Once fewer of these count, servers that load rows keep it again.
+"""
+PARTINGS_SECONDS = 1800.0
+"""Such roll-backs count together within so much of the job's time, and however long without a checkpoint in between."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """How many servers the parity is to cover, and why, for people.
+
+    `is_hindered`: parity is advised, and servers of another version stand in the way.
+    """
+
+    parity: int
+    why: str
+    is_hindered: bool = False
+
+
+def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
+    """Decides whether the servers are to keep parity of the rows that they load; tells where that changes."""
+    was_forgone = bool(state.forgone)
+    if was_forgone and (len(recent_partings(state)) < MOST_PARTINGS or not heeds_that_none_is_kept(state)):
+        state = replace(state, forgone="")
+    before, choice = state.coded, _choose(state, spec)
+    state = replace(state, coded=choice.parity)
+    if choice.parity:
+        lost = "one parameter server" if choice.parity == 1 else f"{choice.parity} parameter servers at a time"
+        message = f"with parity of rows from now on, to rebuild {lost}: {choice.why}"
+    else:
+        message = f"without parity of rows from now on: {choice.why}"
+    may_change = was_forgone or spec.fault_tolerance.strategy is FaultToleranceStrategy.AUTO
+    is_news = may_change and choice.parity != before
+    if choice.is_hindered:
+        is_news |= [step.message for step in state.scaling.steps if step.reason == PARITY_STEP][-1:] != [message]
+    return reshaping.note_step(state, PARITY_STEP, message, 0.0) if is_news else state
+
+
+def _choose(state: JobState, spec: TrainingJobSpec) -> _Choice:
+    if state.forgone:
+        return _Choice(0, state.forgone)
+    wanted, servers = wanted_parity(state, spec), len(state.routing.table.owners)
+    if spec.fault_tolerance.strategy is not FaultToleranceStrategy.AUTO:
+        return _Choice(wanted, "no servers have parted for a while")
+    if not wanted:
+        return _Choice(0, "other ways cost less")
+    if not takes_parity(servers, wanted):
+        takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_CODED_SERVERS}"
+        return _Choice(0, f"it takes {takes} parameter servers")
+    if unable := _unable_to_keep(state, wanted):
+        why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
+        return _Choice(0, why, is_hindered=True)
+    return _Choice(wanted, "that is expected to cost least")
+
+
+def _unable_to_keep(state: JobState, parity: int) -> str:
+    """Names the servers with rows that did not say, as they registered, that they keep so much parity if they are told
+    to; empty if all did.
+    """
+    processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
+    return ", ".join(
+        slot_name(Role.PS, index)
+        for index, process in sorted(processes.items())
+        if process is None or process.most_parity < parity
+    )
+
+
+def note_parting(state: JobState, told: str) -> JobState:
+    """Servers that live do not reach each other; `told` says which. After too many partings, parity is forgone."""
+    newest = Parting(state.clock.active_seconds, newest_checkpoint(state))
+    state = replace(state, partings=(*recent_partings(state), newest)[-MOST_PARTINGS:])
+    if len(state.partings) < MOST_PARTINGS or not heeds_that_none_is_kept(state):
+        return state
+    return replace(state, forgone=f"servers did not get together {MOST_PARTINGS} times, the last time {told}")
+
+
+def recent_partings(state: JobState) -> tuple[Parting, ...]:
+    """The partings that count together with one that happens now.
+
+    These are those of the last PARTINGS_SECONDS, and those since the newest checkpoint: the job is where it was then.
+    """
+    since, checkpoint = state.clock.active_seconds - PARTINGS_SECONDS, newest_checkpoint(state)
+    return tuple(one for one in state.partings if one.at > since or one.checkpoint == checkpoint)
+
+
+def heeds_that_none_is_kept(state: JobState) -> bool:
+    """Whether any server with rows keeps no parity when it is told so; those of versions before go by the manifest.
+
+    One is enough: the others never meet it, and train on without parity. Servers that all ignore it meet and part
+    again, and then only another roll-back ends the waiting of their pushes.
+    """
+    processes = [state.members.process(Role.PS, one.index) for one in state.routing.table.owners]
+    return any(process is not None and process.most_parity > 0 for process in processes)
