@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests of whole jobs wait for half of their time: two processes more than there are cores, and six at most.
-PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(6, os.cpu_count() + 2))')
+# Tests of whole jobs wait for a third of their time: one process more than there are cores, and four at most.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
 .PHONY: help install demo test pytest explore test-s3 e2e lint docs release manifests protos clean
