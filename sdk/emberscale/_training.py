@@ -139,6 +139,7 @@ def run_job(
     redis: str | None = None,
     master_port: int = 0,
     brain: BrainAddress | EmbeddedBrain | None = None,
+    picture: bool = True,
 ) -> Training:
     """Trains a job in a folder, and writes its results there; leaves a run that is Complete as it is.
 
@@ -159,7 +160,7 @@ def run_job(
                 numbers = " ".join(f"{role}={number}" for role, number in held.scaled.items())
                 _warn(f"{numbers}, as the run was scaled before; --set spec.worker.replicas=NUMBER takes another")
             try:
-                return _train(held, redis, master_port, brain, interruption)
+                return _train(held, redis, master_port, brain, interruption, picture)
             except OSError as error:
                 problem = disk_problem(error)
                 if problem is None:
@@ -190,6 +191,7 @@ def _train(
     master_port: int,
     brain: BrainAddress | EmbeddedBrain | None,
     interruption: Interruption,
+    picture: bool,
 ) -> Training:
     begun = time.monotonic()
     with LocalJob(held.job, held.record.uid, held.processes, redis, master_port, brain=brain) as local:
@@ -212,7 +214,9 @@ def _train(
     seconds = held.record.seconds + time.monotonic() - begun
     summary = summarize(held.record.name, outcome, seconds, _saved(held))
     write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
-    _illustrate(held, summary)
+    if picture:
+        _draw(held, summary)
+    _export(held, summary)
     # the run is Complete once all that belongs to it is there: only then may it take the place of the one before
     status = RunStatus.INTERRUPTED if outcome.phase is None else RunStatus(outcome.phase)
     held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
@@ -235,7 +239,7 @@ def _saved(held: Run) -> AuditReport | None:
     return report
 
 
-def _illustrate(held: Run, summary: Summary) -> None:
+def _draw(held: Run, summary: Summary) -> None:
     # matplotlib takes a second to import, which only this moment should cost
     from emberscale._reports.pictures import draw_metrics
 
@@ -247,6 +251,9 @@ def _illustrate(held: Run, summary: Summary) -> None:
         summary.expected_samples,
         held.job.spec.training.epochs,
     )
+
+
+def _export(held: Run, summary: Summary) -> None:
     uri = held.job.spec.checkpoint.uri
     if uri is not None and summary.checkpoint is not None:
         if any(entry.id == summary.checkpoint and entry.builds_on for entry in SavedCheckpoints(uri).entries()):

@@ -60,7 +60,7 @@ def none_left(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: Path, tmp_path: Path) -> None:
-    code, out, err = finish(start("run", str(manifest), "--output", "json"))
+    code, out, err = finish(start("run", str(manifest), "--output", "json", "--picture"))
     assert code == 0, err
     summary = read_summary(out)
     assert summary["phase"] == "Complete"
@@ -90,9 +90,10 @@ def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: 
     assert float(rows[0]["worker_memory_bytes"]) > 1 << 20
 
 
-def test_progress_goes_to_stderr_and_the_summary_to_stdout(start: Start, manifest: Path) -> None:
-    code, out, err = finish(start("run", str(manifest)))
+def test_progress_goes_to_stderr_and_the_summary_to_stdout(start: Start, manifest: Path, tmp_path: Path) -> None:
+    code, out, err = finish(start("run", str(manifest), "--no-picture"))
     assert code == 0
+    assert not (tmp_path / "runs" / "toy" / "metrics.png").exists()
     assert "of 100,000 samples" in err
     assert "toy is Complete" in out
     assert "Starting" not in out

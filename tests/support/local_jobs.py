@@ -54,7 +54,7 @@ class Job:
         file.write_text(yaml.safe_dump(self.manifest))
         command = [*self.program, "run", str(file), "--workdir", str(self.run_folder)]
         self.process = subprocess.Popen(
-            [*command, "--output", "json", *arguments],
+            [*command, "--no-picture", "--output", "json", *arguments],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

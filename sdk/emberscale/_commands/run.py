@@ -76,6 +76,9 @@ def run(
     brain_settings: BrainSettings = None,
     brain_token_file: BrainTokenFile = None,
     brain_ca_file: BrainCaFile = None,
+    picture: Annotated[
+        bool, typer.Option("--picture/--no-picture", help="Draws the metrics at the end, which takes some seconds.")
+    ] = True,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Trains a manifest on this machine."""
@@ -93,6 +96,7 @@ def run(
             redis=redis,
             master_port=master_port,
             brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
+            picture=picture,
         )
         show_result(training, output)
     raise typer.Exit(exit_code(training.summary, interruption))
