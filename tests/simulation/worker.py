@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two pipelines, as in `emberscale_trainer.worker.runtime`."""
+
 
 class StopError(Exception):
     """The pipeline ends; `drops` says which leases end with it."""
@@ -130,6 +133,7 @@ class Worker(Process):
         self.address = f"worker-{index}"
         self.leases = LeaseBook()
         self.generation = 0
+        self.pushed = 0
         self.pipeline: Pipeline | None = None
         self.stopping = False
         self.registered = False
@@ -148,7 +152,9 @@ class Worker(Process):
             self.spawn(self._beat())
             task = yield from self._next_task()
             self.leases.hold(task)
+            pause = _FIRST_PAUSE
             while True:
+                before = self.pushed
                 try:
                     yield from self._run_pipeline()
                 except StaleError:
@@ -160,7 +166,8 @@ class Worker(Process):
                     self.lengths.split(error.token)
                 except StopError as error:
                     self.trace(f"pipeline ends: {error}")
-                yield self.sleep(0.1)
+                pause = _FIRST_PAUSE if self.pushed > before else min(_LONGEST_PAUSE, 2 * pause)
+                yield self.sleep(pause)
         except OverError:
             self.cluster.exited(self, 0)
         except CallError as error:
@@ -402,6 +409,7 @@ class Pipeline:
                 yield from self._servers[1].exchange(Purpose.PUSH, work)
             for batch in work.batches:
                 worker.cluster.model.committed(worker, batch, work.table)
+            worker.pushed += len(work.batches)
             yield from self._unpushed.get()
             worker.leases.commit(work.lease.token, work.stop)
 
