@@ -169,7 +169,7 @@ CASES = [
 def test_an_alert_fires_on_what_it_is_for_alone(case: Case, tmp_path: Path) -> None:
     asked = f'count(ALERTS{{alertname="{case.alert}", alertstate="firing", namespace!=""}})'
     answer = [{"labels": "{}", "value": 1}] if case.fires else []
-    promtool_finds({asked: answer}, case.series, case.at, case.interval, tmp_path)
+    promtool_finds({asked: answer}, case.series, case.at, case.interval, tmp_path, case.alert)
 
 
 def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
