@@ -64,8 +64,7 @@ def prometheus(
     """
     place = Place(NAMESPACE, shared_folder)
     kubectl("create", "namespace", NAMESPACE)
-    brief = manifest("brief", place)
-    brief["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+    brief = manifest("brief", place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
     lasting = manifest(JOB, place, epochs=ENDLESS)
     rows = {"admission": {"minCount": 2}, "eviction": {"ttlBatches": 100_000}}
     lasting["spec"]["faultTolerance"] = {"strategy": "ErasureCoding"}
@@ -132,12 +131,11 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
     kubectl("delete", "trainingjob", JOB, "-n", NAMESPACE, "--wait=false")
     place = Place(BROKEN, shared_folder)
     kubectl("create", "namespace", BROKEN)
-    documents = {name: manifest(name, place) for name in ("late", "stalled", "starved", "straggling", "unplaced")}
-    for document in documents.values():
-        document["spec"]["training"]["epochs"] = ENDLESS
+    names = ("late", "stalled", "starved", "straggling", "unplaced")
+    documents = {name: manifest(name, place, epochs=ENDLESS, replicas=1) for name in names}
+    del documents["starved"]["spec"]["model"]  # at full speed
     documents["late"]["spec"]["runPolicy"]["activeDeadline"] = "2s"
     documents["stalled"]["spec"]["ps"]["replicas"] = 4
-    documents["starved"]["spec"]["ps"]["replicas"] = 1
     documents["unplaced"]["spec"]["ps"] |= NOWHERE
     # The straggler holds nobody up, or it would be replaced after 20 seconds; slowed before it trains, it never would.
     documents["straggling"]["spec"]["training"] |= {"maxStaleness": 1 << 20, "stalenessWarmup": 0}

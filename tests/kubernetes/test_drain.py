@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster import COMMAND, ENDLESS, Job, Place, assert_exact_so_far, eventually, get, kubectl, manifest, run, submit
+from api_objects import get
+from cluster import COMMAND, ENDLESS, Job, Place, assert_exact_so_far, eventually, kubectl, manifest, run, submit
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -53,7 +54,7 @@ def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
     document = patient("alone", place)
     document["spec"]["ps"]["replicas"] = 1
     job = submit(document, place)
-    job.wait_for_samples(10_000)
+    job.wait_for_samples(2_000)
     assert "gives its rows away" in run(str(COMMAND), "drain", "alone", "ps-0", "--namespace", place.namespace)
     job.until("it has a successor", lambda _: told(job)["ReplacedServer"] or None, seconds=420)
     eventually("only that is left", lambda: len(job.pods("ps")) == 1 or None, seconds=240)
@@ -66,7 +67,7 @@ def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
 
 def test_every_node_is_drained_in_turn_and_nothing_rolls_back(nodes: list[str], place: Place) -> None:
     job = submit(patient("drained", place), place)
-    job.wait_for_samples(10_000)
+    job.wait_for_samples(2_000)
     servers = 0
     for here, elsewhere in (nodes[::-1], nodes):
         servers += sum(pod["spec"]["nodeName"] == here for pod in job.running("ps"))

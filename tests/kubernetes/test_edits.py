@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from api_objects import get
 from cluster import (
     ENDLESS,
     CommandFailedError,
@@ -13,7 +14,6 @@ from cluster import (
     apply,
     assert_exact_so_far,
     eventually,
-    get,
     kubectl,
     manifest,
     submit,
@@ -44,9 +44,8 @@ def edit(job: Job, spec: dict[str, Any]) -> None:
 
 
 def test_limits_of_running_pods_change_in_place(place: Place) -> None:
-    document = manifest("resized", place, epochs=ENDLESS)
-    for role in ("ps", "worker"):  # two would be compared, and one replaced that a busy machine makes slow
-        document["spec"][role]["replicas"] = 1
+    # two would be compared, and one replaced that a busy machine makes slow
+    document = manifest("resized", place, epochs=ENDLESS, replicas=1)
     job = submit(document, place)
     job.wait_for_samples(1)
     members = [pod for role in ("ps", "worker") for pod in job.running(role)]
@@ -82,9 +81,7 @@ def test_limits_of_running_pods_change_in_place(place: Place) -> None:
 
 
 def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) -> None:
-    document = manifest("greedy", place, epochs=ENDLESS)
-    document["spec"]["ps"]["replicas"] = document["spec"]["worker"]["replicas"] = 1
-    job = submit(document, place)
+    job = submit(manifest("greedy", place, epochs=ENDLESS, replicas=1), place)
     job.wait_for_samples(1)
     resources = {"requests": {"memory": "4000Gi"}, "limits": {"memory": "4000Gi"}}
     edit(job, {"worker": {"resources": resources}})
@@ -100,7 +97,7 @@ def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) 
 
 
 def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> None:
-    document = manifest("bounded", place, epochs=ENDLESS)
+    document = manifest("bounded", place, epochs=ENDLESS, replicas=1)
     del document["spec"]["worker"]["replicas"]
     document["spec"]["worker"] |= {"minReplicas": 1, "maxReplicas": 1}
     job = submit(document, place)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster import ENDLESS, Job, Place, assert_exact_so_far, eventually, get, kubectl, manifest, submit
+from api_objects import get
+from cluster import ENDLESS, Job, Place, assert_exact_so_far, eventually, kubectl, manifest, submit
 from faults import ProcessKiller
 from installation import FLASH_REDIS, RELEASE, SYSTEM
 from prometheus_server import Prometheus, chart_monitors, flash_queries, prometheus_that_scrapes, scrape_configs
@@ -79,12 +80,12 @@ def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
         eventually("the condition says so", lambda: reason(job) == "FlashCheckpointFailed" or None, seconds=120)
         state = eventually("the alert", lambda: prometheus.alert(ALERT, place.namespace, job.name), seconds=180)
         assert state in ("pending", "firing")
-        job.wait_for_samples(job.samples() + 10_000)
+        job.wait_for_samples(job.samples() + 2_000)
     finally:
         scale_redis(1)
     job.until("they are taken again", lambda _: told(job, "RestoredFlashCheckpoints") or None, seconds=240)
     eventually("the condition says so", lambda: taken(job) or None, seconds=120)
-    assert not job.status()["progress"].get("recoveries")
+    assert not job.status()["progress"].get("recoveries"), job.report()
 
 
 def reason(job: Job) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from api_objects import find, get
 from cluster import (
     EVALUATION_RECORDS,
     IMAGE,
@@ -19,8 +20,6 @@ from cluster import (
     apply,
     assert_exact,
     eventually,
-    find,
-    get,
     kubectl,
     manifest,
     run,
@@ -37,8 +36,7 @@ PLAIN = "emberscale-system"
 
 
 def short(name: str, place: Place) -> dict[str, Any]:
-    document = manifest(name, place)
-    document["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+    document = manifest(name, place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
     del document["spec"]["checkpoint"]["flash"]
     return document
 

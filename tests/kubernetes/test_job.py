@@ -89,7 +89,7 @@ def test_a_job_that_is_deleted_leaves_nothing_and_its_namesake_elsewhere_goes_on
     other = Place(f"{place.namespace}-2"[:60], place.folder)
     kubectl("create", "namespace", other.namespace)
     try:
-        first, second = (submit(manifest("same", where, epochs=ENDLESS), where) for where in (place, other))
+        first, second = (submit(manifest("same", where, epochs=ENDLESS, replicas=1), where) for where in (place, other))
         first.wait_for_samples(1)
         second.wait_for_samples(1)
         kubectl("delete", "tj", "same", "-n", place.namespace, "--wait=true", timeout=120)

@@ -8,6 +8,7 @@ import pytest
 from cluster import (
     COMMAND,
     ENDLESS,
+    EVALUATION_RECORDS,
     Job,
     Place,
     assert_exact,
@@ -53,7 +54,7 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
     document["spec"]["checkpoint"]["interval"] = "1h"
     job = submit(document, place)
     job.until("all rows are protected", lambda _: protected(job), seconds=300)
-    job.wait_for_samples(5_000)
+    job.wait_for_samples(2_000)
     told = json.loads(drill(job, "ps-1"))
     assert told["rebuilt"]
     assert told["rebuild_bytes"] > 0
@@ -96,15 +97,15 @@ def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
 
 
 def start_from(job: Job, checkpoint: str, place: Place) -> None:
-    """Another job, with another number of servers, trains an epoch on top of a checkpoint of one that rests."""
+    """Another job, with another number of servers, trains other data on top of a checkpoint of one that rests."""
     origins = job.read()["spec"]
-    document = manifest("warm", place, model=origins["model"])
+    document = manifest("warm", place, model=origins["model"], data={"train": ["/shared/criteo/evaluation.tsv"]})
     document["spec"]["ps"]["replicas"] = 3
     uri = origins["checkpoint"]["uri"]
     document["spec"]["checkpoint"] |= {"interval": "1h", "initialFrom": {"uri": uri, "id": checkpoint}}
     warm = submit(document, place)
     warm.wait_complete()
-    assert_exact(warm, place)
+    assert_exact(warm, place, EVALUATION_RECORDS)
     origin = audit(warm, place)["origin"]
     assert (origin["checkpoint"], origin["job"], origin["continuation"]) == (f"{uri}/{checkpoint}", job.name, "Fresh")
     assert 0 < origin["samples"] < job.samples()

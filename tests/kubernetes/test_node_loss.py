@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from api_objects import get
 from cluster import (
+    ENDLESS,
     NODE_FAULT,
-    RECORDS,
     Job,
     Place,
-    assert_exact,
+    assert_exact_so_far,
     eventually,
-    get,
     kubectl,
     manifest,
     run,
@@ -26,7 +26,6 @@ from status_watch import watched_status
 
 CUT_SECONDS = 30
 """Longer than leases last, and shorter than Kubernetes waits before it gives up the pods of a node."""
-EPOCHS = 8
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
 
@@ -50,9 +49,8 @@ def nodes(installed: str) -> Iterator[tuple[str, str]]:
 
 def split_over(nodes: tuple[str, str], name: str, place: Place) -> dict[str, Any]:
     """A job whose master stays, while servers and workers prefer to be on different nodes."""
-    document = manifest(name, place)
+    document = manifest(name, place, epochs=ENDLESS)
     spec = document["spec"]
-    spec["training"]["epochs"] = EPOCHS
     spec["sharding"]["leaseTimeout"] = "10s"
     spec["master"]["template"] = {**spec["master"]["template"], "nodeSelector": {"kubernetes.io/hostname": nodes[0]}}
     for role in ("ps", "worker"):
@@ -78,6 +76,13 @@ def started(nodes: tuple[str, str], name: str, place: Place) -> tuple[Job, list[
     return job, there
 
 
+def replaced(job: Job, there: list[Any]) -> bool:
+    """Whether other pods run in place of these."""
+    old = {pod["metadata"]["uid"] for pod in there}
+    members = {member.get("uid") for member in job.status().get("members", ()) if member.get("state") == "Running"}
+    return not members & old and len(job.running("ps")) == 2 and len(job.running("worker")) == 2
+
+
 def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
     nodes: tuple[str, str], place: Place, killer: ProcessKiller
 ) -> None:
@@ -86,13 +91,12 @@ def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
         fault("cut")
         time.sleep(CUT_SECONDS)  # how long the link is broken is what is tested
         fault("heal")
-        job.wait_complete(600)
-    eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
-    assert_exact(job, place, EPOCHS * RECORDS)
+        eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
+        job.wait_for_samples(job.samples() + 1)
+        now = {pod["metadata"]["uid"] for pod in job.pods()}
+        assert_exact_so_far(job, place)
     assert watch.duplicates == set()
-    now = {pod["metadata"]["uid"] for pod in job.pods()}
-    replaced = [pod for pod in there if pod["metadata"]["uid"] not in now]
-    for pod in replaced:
+    for pod in (pod for pod in there if pod["metadata"]["uid"] not in now):
         eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=180)  # type: ignore[misc]
 
 
@@ -102,19 +106,13 @@ def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
     """The link stays broken until others have taken the places; then the old ones are heard again."""
     job, there = started(nodes, "fenced", place)
     fault("cut")
-    old = {pod["metadata"]["uid"] for pod in there}
-
-    def replaced() -> bool:
-        members = {member.get("uid") for member in job.status().get("members", ()) if member.get("state") == "Running"}
-        return not members & old and len(job.running("ps")) == 2 and len(job.running("worker")) == 2
-
     with watched_status(place.namespace) as watch:
-        eventually("others have taken their places", lambda: replaced() or None, seconds=240)
+        eventually("others have taken their places", lambda: replaced(job, there) or None, seconds=240)
         fault("heal")
         eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
-        job.wait_complete(600)
+        job.wait_for_samples(job.samples() + 1)
+        assert_exact_so_far(job, place)
     assert watch.duplicates == set()
-    assert_exact(job, place, EPOCHS * RECORDS)
     for pod in there:
         eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=180)  # type: ignore[misc]
     reasons = {event["reason"] for event in job.events()}
@@ -128,14 +126,19 @@ def test_a_node_that_crashes_takes_nothing_with_it(nodes: tuple[str, str], place
     fault("crash")
     try:
         with watched_status(place.namespace) as watch:
-            job.wait_complete(600)
+            eventually("others have taken their places", lambda: replaced(job, there) or None, seconds=240)
+            job.wait_for_samples(job.samples() + 1)
+            assert_exact_so_far(job, place)
         assert watch.duplicates == set()
-        assert_exact(job, place, EPOCHS * RECORDS)
         lost = [event for event in job.events() if event["reason"] in ("LostPSPod", "LostWorkerPod")]
         assert {event["reason"] for event in lost} == {"LostPSPod", "LostWorkerPod"}
         assert all("not counted" in event["message"] for event in lost)
         ended = {pod["metadata"]["uid"] for pod in there}
-        assert not [pod for pod in job.pods() if pod["metadata"]["uid"] in ended]
+        eventually(
+            "the lost pods are gone",
+            lambda: not [pod for pod in job.pods() if pod["metadata"]["uid"] in ended],
+            seconds=180,
+        )
     finally:
         kubectl("delete", "node", nodes[1], "--wait=false")
 

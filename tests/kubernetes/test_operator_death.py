@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from cluster import EVALUATION_RECORDS, Place, assert_exact, eventually, get, kubectl, manifest, submit
+from api_objects import get
+from cluster import (
+    ENDLESS,
+    EVALUATION_RECORDS,
+    Place,
+    assert_exact,
+    assert_exact_so_far,
+    eventually,
+    kubectl,
+    manifest,
+    submit,
+)
 from faults import is_live
 from installation import OPERATOR, SYSTEM, helm_install
 from outside_operator import OutsideOperator
@@ -19,8 +30,6 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
 MOST_DEATHS = 10
 """At one kind of call."""
-EPOCHS = 30
-"""So that the job goes on until its last pod is made."""
 WANTED = {"master-0", "ps-0", "ps-1", "worker-0", "worker-1"}
 
 
@@ -109,7 +118,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
                 raise OperatorDiedError(path)
 
         proxy.before, proxy.after = before, dies
-        job = submit(manifest("survivor", place, epochs=EPOCHS), place)
+        job = submit(manifest("survivor", place, epochs=ENDLESS), place)
         seen: Counter[str] = Counter()
 
         def complete() -> bool:
@@ -128,16 +137,20 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
         eventually(f"all pods: {deaths}", lambda: all_pods_are_there() or None, seconds=600, every=0.5)
         assert seen == Counter(dict.fromkeys(WANTED, 1))
 
-        def ended() -> bool:
+        pods = job.pods()
+        kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+
+        def rests() -> bool:
             if operator.dead:
                 operator.start()
-            return job.phase() == "Complete"
+            return job.phase() == "Suspended"
 
-        eventually("the job is Complete", lambda: ended() or None, seconds=600)
+        eventually("the job rests", lambda: rests() or None, seconds=600)
+        assert_exact_so_far(job, place)
         told = Counter(event["message"].partition(",")[0] for event in job.events())
-        for pod in job.pods():
+        for pod in pods:
             assert told[f"created pod {pod['metadata']['name']}"] == 1, (told, deaths)
-        assert sum(event["reason"] == "CompletedJob" for event in job.events()) == 1, (told, deaths)
+        assert sum(event["reason"] == "SuspendedJob" for event in job.events()) == 1, (told, deaths)
         kubectl("delete", "tj", job.name, "-n", place.namespace, "--wait=true", timeout=120)
         if not operator.dead:
             operator.ends()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster import IMAGE, Place, apply, eventually, get, kubectl, manifest, setting, submit
+from api_objects import get
+from cluster import IMAGE, Place, apply, eventually, kubectl, manifest, setting, submit
 from installation import SYSTEM
 from outside_operator import HEALTH_PORT, OutsideOperator
 from recording_proxy import recording_proxy
@@ -80,9 +81,8 @@ def test_a_webhook_that_fails_shows_in_the_condition_until_it_is_gone(place: Pla
     }
     kubectl("apply", "-f", "-", stdin=json.dumps(configuration))
     try:
-        document = manifest("held-up", place)
-        document["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
-        job = submit(document, place)
+        data = {"train": ["/shared/criteo/evaluation.tsv"]}
+        job = submit(manifest("held-up", place, replicas=1, data=data), place)
 
         def blocked() -> Any:
             condition = job.condition("Progressing")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from cluster import EVALUATION_RECORDS, Place, assert_exact, eventually, find, kubectl, manifest, submit
+from api_objects import find
+from cluster import ENDLESS, EVALUATION_RECORDS, Place, assert_exact, eventually, kubectl, manifest, submit
 from faults import running
 from installation import REDIS, SYSTEM
 
@@ -14,12 +15,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def short(name: str, place: Place, **policy: Any) -> dict[str, Any]:
     """A job over little data, with one server and one worker."""
-    document = manifest(name, place)
-    spec = document["spec"]
-    spec["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
-    spec["ps"]["replicas"] = spec["worker"]["replicas"] = 1
-    spec["runPolicy"] = policy
-    return document
+    return manifest(name, place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]}, runPolicy=policy)
 
 
 def states_in_redis() -> set[str]:
@@ -30,7 +26,7 @@ def states_in_redis() -> set[str]:
 
 
 def test_a_job_past_its_deadline_fails(place: Place) -> None:
-    document = manifest("late", place, epochs=1000)
+    document = manifest("late", place, epochs=ENDLESS, replicas=1)
     document["spec"]["runPolicy"] = {"activeDeadline": "20s"}
     job = submit(document, place)
     eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=240)
@@ -83,7 +79,7 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
         "spec": {"hard": {"pods": "3"}},
     }
     kubectl("apply", "-n", place.namespace, "-f", "-", stdin=json.dumps(quota))
-    job = submit(manifest("squeezed", place), place)
+    job = submit(manifest("squeezed", place, epochs=ENDLESS), place)
 
     def said() -> bool:
         condition = job.condition("Progressing")
@@ -91,4 +87,4 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
 
     eventually("the job says that a quota keeps it", lambda: said() or None, seconds=180)
     kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
-    job.wait_complete()
+    job.wait_for_samples(1)

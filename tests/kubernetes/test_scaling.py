@@ -19,7 +19,7 @@ def training(name: str, place: Place, scaling: dict[str, str], **ps: Any) -> Job
     document["spec"]["ps"] |= ps
     document["spec"]["scaling"] = scaling
     job = submit(document, place)
-    job.wait_for_samples(10_000)
+    job.wait_for_samples(2_000)
     return job
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from cluster import Place, eventually, get, kubectl, run, setting
+from api_objects import get
+from cluster import Place, eventually, kubectl, run, setting
 from faults import running
 from installation import OPERATOR
 from operator_metrics import operator_samples, total, writes

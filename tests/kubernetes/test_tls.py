@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster import (
-    RECORDS,
-    Place,
-    assert_exact,
-    get,
-    manifest,
-    run,
-    run_in_pod,
-    submit,
-)
+from api_objects import get
+from cluster import ENDLESS, Place, assert_exact_so_far, manifest, run, run_in_pod, submit
 from installation import RELEASE, SYSTEM, arguments_of, helm_install
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
@@ -78,19 +70,18 @@ def call(place: Place, calls: list[tuple[str, str, str, str, bool]]) -> Any:
 def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_they_are(
     plain_again: None, place: Place
 ) -> None:
-    older = manifest("older", place, epochs=8)
-    for role in ("ps", "worker"):  # two would be compared, and one replaced that a busy machine makes slow
-        older["spec"][role]["replicas"] = 1
-    before = submit(older, place)
+    # two would be compared, and one replaced that a busy machine makes slow
+    before = submit(manifest("older", place, epochs=ENDLESS, replicas=1), place)
     before.wait_for_samples(1)
     helm_install(*with_tls())
-    status = before.wait_complete()
+    before.wait_for_samples(before.samples() + 1)
+    status = before.status()
     assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
-    assert_exact(before, place, 8 * RECORDS)
+    assert_exact_so_far(before, place)
     assert secret("older-token", place.namespace).keys() == {"token", "operator-token", "store-password"}
 
     # now that the cluster is free: the brain would let it wait for room
-    document = manifest("secure", place, epochs=6)
+    document = manifest("secure", place, epochs=ENDLESS)
     document["spec"]["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
     for role in ("ps", "worker"):
         document["spec"][role] = {"template": document["spec"][role]["template"], "maxReplicas": 2}
@@ -118,9 +109,8 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
         "brain, by the job's": "UNAVAILABLE",
         "brain, plain": "UNAVAILABLE",
     }
-    plan = job.wait_complete()["plan"]
-    assert plan["brainVersion"] >= 1, plan
-    assert_exact(job, place, 6 * RECORDS)
+    job.until("a plan of the brain", lambda status: (status.get("plan") or {}).get("brainVersion"), seconds=240)
+    assert_exact_so_far(job, place)
 
     run("helm", "test", RELEASE, "-n", SYSTEM, "--timeout=120s", timeout=150)
     helm_install(*with_tls())

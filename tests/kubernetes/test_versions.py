@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from api_objects import get
 from cluster import (
     ENDLESS,
     IMAGE,
@@ -13,7 +14,6 @@ from cluster import (
     Place,
     assert_exact_so_far,
     eventually,
-    get,
     kubectl,
     manifest,
     setting,

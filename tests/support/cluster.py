@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from api_objects import get
+
 T = TypeVar("T")
 
 COMMAND = Path(sys.executable).with_name("emberscale")
@@ -68,19 +70,6 @@ def _environment() -> dict[str, str]:
 def kubectl(*arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
     """Standard output of kubectl. Raises CommandFailedError."""
     return run("kubectl", *arguments, stdin=stdin, timeout=timeout)
-
-
-def get(kind: str, name: str = "", namespace: str = "default", selector: str = "") -> Any:
-    """An object, or the list of objects that a label selector matches."""
-    choice = ([name] if name else []) + (["-l", selector] if selector else [])
-    found = json.loads(kubectl("get", kind, *choice, "-n", namespace, "-o", "json"))
-    return found if name else found["items"]
-
-
-def find(kind: str, name: str, namespace: str) -> Any:
-    """An object, or None."""
-    text = kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-    return json.loads(text) if text else None
 
 
 def apply(*documents: Mapping[str, Any], namespace: str = "default") -> str:
@@ -328,8 +317,8 @@ def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
     return float(run_in_pod("local-run", place, ["python", "-c", _LOCAL_RUN, local], seconds=600))
 
 
-def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str, Any]:
-    """A TrainingJob over the suite's data, with small pods; `spec` replaces whole parts of the spec.
+def manifest(name: str, place: Place, epochs: int = 1, replicas: int = 2, **spec: Any) -> dict[str, Any]:
+    """A TrainingJob over the suite's data, with `replicas` small servers and workers each; `spec` replaces whole parts.
 
     Its lease timeout takes no process for dead that a busy machine keeps waiting; a test of what is silent shortens it.
     Only test_flash.py uses the Redis for flash checkpoints, which it also stops. A job of ENDLESS epochs trains slowly.
@@ -350,8 +339,8 @@ def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str,
         "training": {"batchSize": 128, "epochs": epochs},
         "sharding": {"minBatches": 2, "maxBatches": 8, "leaseTimeout": "60s"},
         "master": {"resources": resources("512Mi"), "template": template},
-        "ps": {"replicas": 2, "resources": resources("1Gi"), "template": template},
-        "worker": {"replicas": 2, "resources": resources("1536Mi"), "template": template},
+        "ps": {"replicas": replicas, "resources": resources("1Gi"), "template": template},
+        "worker": {"replicas": replicas, "resources": resources("1536Mi"), "template": template},
         "checkpoint": {
             "uri": f"/shared/checkpoints/{SESSION}/{place.namespace}/{name}",
             "interval": "5s",

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cluster import IMAGE, eventually, get, kubectl, setting
+from api_objects import get
+from cluster import IMAGE, eventually, kubectl, setting
 from installation import REDIS, SYSTEM
 
 _NAME = "emberscale-e2e-killer"

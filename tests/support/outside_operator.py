@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster import get, setting
+from api_objects import get
+from cluster import setting
 from installation import SYSTEM
 from recording_proxy import RecordingProxy
 

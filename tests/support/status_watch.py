@@ -1,6 +1,5 @@
 """Holds the status of TrainingJobs against their pods, once a second, for as long as something goes on."""
 
-import json
 import threading
 import time
 from collections import Counter
@@ -8,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from api_objects import get
 from faults import is_live
 from installation import RELEASE, SYSTEM
 
@@ -29,11 +28,6 @@ class StatusWatch:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        configuration = client.Configuration()
-        config.load_config(client_configuration=configuration)
-        api = client.ApiClient(configuration)
-        self._core, self._leases = client.CoreV1Api(api), client.CoordinationV1Api(api)
-        self._jobs = client.CustomObjectsApi(api)
         self._since: dict[str, float] = {}
         self.contradictions: dict[str, float] = {}
         self.longest = 0.0
@@ -46,12 +40,9 @@ class StatusWatch:
             self._since.clear()
             self.without_operator += seconds
             return
-        jobs: Any = self._jobs.list_namespaced_custom_object(
-            "emberscale.io", "v1alpha1", self._namespace, "trainingjobs"
-        )
-        pods = _items(self._core.list_namespaced_pod(self._namespace, _preload_content=False))
+        jobs, pods = (get(kind, namespace=self._namespace) for kind in ("trainingjobs", "pods"))
         now, found = time.monotonic(), set[str]()
-        for job in jobs["items"]:
+        for job in jobs:
             name = job["metadata"]["name"]
             mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get("emberscale.io/job-name") == name]
             found |= {f"{name}: {text}" for text in contradictions(job.get("status") or {}, mine)}
@@ -64,9 +55,8 @@ class StatusWatch:
 
     def _operator_leads(self) -> bool:
         """Whether the holder of the lease is an operator that runs."""
-        lease: Any = self._leases.read_namespaced_lease(f"{RELEASE}-operator", SYSTEM)
-        holder = lease.spec.holder_identity
-        pods = _items(self._core.list_namespaced_pod(SYSTEM, _preload_content=False))
+        holder = get("lease", f"{RELEASE}-operator", SYSTEM)["spec"].get("holderIdentity")
+        pods = get("pods", namespace=SYSTEM)
         return any(pod["metadata"]["name"] == holder and is_live(pod) and _ready(pod) for pod in pods)
 
 
@@ -118,10 +108,6 @@ def watched_status(namespace: str) -> Iterator[StatusWatch]:
     finally:
         ended.set()
         thread.join(30)
-
-
-def _items(response: Any) -> list[Any]:
-    return list(json.loads(response.data)["items"])
 
 
 def _ready(pod: Any) -> bool:
