@@ -72,6 +72,7 @@ def loaded(job: Job) -> bool:
 def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
     prometheus: Prometheus, place: Place
 ) -> None:
+    """A busy machine may silence a server besides, which takes the job back."""
     job = flash_job("degraded", place)
     job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     scale_redis(0)
@@ -85,7 +86,8 @@ def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
         scale_redis(1)
     job.until("they are taken again", lambda _: told(job, "RestoredFlashCheckpoints") or None, seconds=240)
     eventually("the condition says so", lambda: taken(job) or None, seconds=120)
-    assert not job.status()["progress"].get("recoveries"), job.report()
+    silenced = [event for event in job.events() if event["reason"] == "LostPSPod" and "(Silent)" in event["message"]]
+    assert job.status()["progress"].get("recoveries", 0) <= len(silenced), job.report()
 
 
 def reason(job: Job) -> str:
