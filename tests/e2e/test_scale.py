@@ -19,7 +19,7 @@ from local_jobs import ENDLESS, IMPATIENT, Job, emberscale, manifest_of
 
 SEEDS = range(int(os.environ.get("EMBERSCALE_SCALE_SEEDS", "1")))
 SCALINGS = 5
-ROWS = 1_000_000
+ROWS = 500_000
 """So many that the job outlasts its scalings, and that one epoch of them ends with nearly the same AUC each time."""
 
 

@@ -18,8 +18,11 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
-from cluster import CommandFailedError, kubectl, run
+from api_objects import get
+from cluster import run
 from installation import RELEASE, SYSTEM
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
@@ -185,7 +188,7 @@ def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[d
 def _targets() -> list[dict[str, Any]]:
     """Each port of each pod that runs, as Prometheus' own discovery describes it, which Debian's is built without."""
     found = []
-    for pod in json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]:
+    for pod in get("pods", namespace=""):
         if pod["status"].get("phase") != "Running" or "podIP" not in pod["status"]:
             continue
         labels = {"__meta_kubernetes_namespace": pod["metadata"]["namespace"]}
@@ -211,7 +214,7 @@ def _discovery(file: Path) -> Iterator[None]:
 
     def keep() -> None:
         while not ends.wait(_DISCOVERY_SECONDS):
-            with contextlib.suppress(CommandFailedError):  # the next look may be answered
+            with contextlib.suppress(ApiException, HTTPError):  # the next look may be answered
                 write()
 
     write()
