@@ -15,12 +15,13 @@ from eventually import unwrap
 SEEDS, CHUNKS = 5000, 40
 FOUND_WITHIN = 2000
 FOUND_AT = {
-    "a switch lets go of its barrier": 951,
+    "a switch lets go of its barrier": 1664,
     "checkpoints come again": 813,
     "a barrier over another table is held": 426,
     "an unreachable file is damaged": 267,
     "other histories may push": 178,
     "numbers come again": 163,
+    "a lapsed barrier is accepted": 151,
     "an edit is waited for while rows are lost": 144,
     "halves are not waited for": 143,
     "a successor answers for its predecessor": 139,
