@@ -67,7 +67,7 @@ def _path(kind: str, name: str, namespace: str) -> str:
 
 
 def get(kind: str, name: str = "", namespace: str = "default", selector: str = "") -> Any:
-    """An object, or the list of those that a label selector matches, of all namespaces if it is empty.
+    """An object, or the list of those that a label selector matches. An empty `namespace` stands for all of them.
 
     Raises ApiException and HTTPError.
     """
