@@ -60,7 +60,7 @@ def test_whatever_is_killed_the_job_goes_on_and_is_exact(place: Place, killer: P
     known = deeds(killer, generator)
     deck: list[str] = []
     with watched_status(place.namespace) as watch:
-        job = submit(manifest("chaos", place, epochs=ENDLESS), place)
+        job = submit(manifest("chaos", place, epochs=ENDLESS, replicas=2), place)
         job.wait_for_samples(1)
         for number in range(ROUNDS):
             if not deck:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def file_of(document: dict[str, Any], folder: Path) -> str:
 @pytest.mark.smoke
 def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: Path, emberscale: Command) -> None:
     job = Job("typed", place.namespace)
-    file = file_of(manifest("typed", place, replicas=1), tmp_path)
+    file = file_of(manifest("typed", place), tmp_path)
     assert "typed: submitted" in emberscale("submit", file, "--set", f"spec.training.epochs={ENDLESS}")
     job.wait_for_samples(1)
     assert '"role": "worker"' in emberscale("logs", "typed", "worker-0")
@@ -54,29 +55,25 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=180)
 
 
-def test_the_command_line_follows_a_job_to_its_end(place: Place, tmp_path: Path, emberscale: Command) -> None:
-    document = manifest("followed", place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
-    assert "followed: submitted" in emberscale("submit", file_of(document, tmp_path))
-    assert "Complete" in emberscale("status", "followed", "--watch")
-    status = json.loads(emberscale("status", "followed", "--output", "json"))
-    assert (status["phase"], status["progress"]["samples"]) == ("Complete", EVALUATION_RECORDS)
-    assert '"phase": "Complete"' in emberscale("logs", "followed")
-    eventually("its worker ends", lambda: '"event": "job_over"' in emberscale("logs", "followed", "worker-0"), 180)
-
-
-def test_the_python_client_follows_a_job_to_its_end(place: Place) -> None:
-    document = manifest("called", place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
+def test_the_command_line_and_the_python_client_follow_a_job_to_its_end(place: Place, emberscale: Command) -> None:
+    document = manifest("followed", place, data={"train": ["/shared/criteo/evaluation.tsv"]})
     client = TrainingJobClient(place.namespace)
     phases: list[JobPhase] = []
-    assert client.submit(parse_manifest(document)) == "called"
-    ended = client.wait("called", timeout=300, observer=lambda status: phases.append(status.phase))
-    assert ended.phase is JobPhase.COMPLETE
+    assert client.submit(parse_manifest(document)) == "followed"
+    with ThreadPoolExecutor(1) as beside:
+        waits = beside.submit(client.wait, "followed", timeout=600, observer=lambda status: phases.append(status.phase))
+        assert "Complete" in emberscale("status", "followed", "--watch")
+        assert waits.result().phase is JobPhase.COMPLETE
     assert phases[-1] is JobPhase.COMPLETE
     assert phases[0] is not JobPhase.COMPLETE
-    assert client.list()["called"].phase is JobPhase.COMPLETE
-    reasons = [event.reason for event in client.events("called")]
+    status = json.loads(emberscale("status", "followed", "--output", "json"))
+    assert (status["phase"], status["progress"]["samples"]) == ("Complete", EVALUATION_RECORDS)
+    assert client.list()["followed"].phase is JobPhase.COMPLETE
+    reasons = [event.reason for event in client.events("followed")]
     assert reasons.index("CreatedMasterPod") < reasons.index("CompletedJob")
-    assert any("Complete" in line for line in client.logs("called"))
-    client.delete("called")
-    with pytest.raises(JobNotFoundError, match="called"):
-        client.wait("called", timeout=60)
+    assert '"phase": "Complete"' in emberscale("logs", "followed")
+    assert any("Complete" in line for line in client.logs("followed"))
+    eventually("its worker ends", lambda: '"event": "job_over"' in emberscale("logs", "followed", "worker-0"), 180)
+    client.delete("followed")
+    with pytest.raises(JobNotFoundError, match="followed"):
+        client.wait("followed", timeout=60)

@@ -64,8 +64,8 @@ def prometheus(
     """
     place = Place(NAMESPACE, shared_folder)
     kubectl("create", "namespace", NAMESPACE)
-    brief = manifest("brief", place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
-    lasting = manifest(JOB, place, epochs=ENDLESS)
+    brief = manifest("brief", place, data={"train": ["/shared/criteo/evaluation.tsv"]})
+    lasting = manifest(JOB, place, epochs=ENDLESS, replicas=2)
     rows = {"admission": {"minCount": 2}, "eviction": {"ttlBatches": 100_000}}
     lasting["spec"]["faultTolerance"] = {"strategy": "ErasureCoding"}
     lasting["spec"]["model"] = {**lasting["spec"].get("model", {}), "embeddings": rows}
@@ -132,7 +132,7 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
     place = Place(BROKEN, shared_folder)
     kubectl("create", "namespace", BROKEN)
     names = ("late", "stalled", "starved", "straggling", "unplaced")
-    documents = {name: manifest(name, place, epochs=ENDLESS, replicas=1) for name in names}
+    documents = {name: manifest(name, place, epochs=ENDLESS) for name in names}
     del documents["starved"]["spec"]["model"]  # at full speed
     documents["late"]["spec"]["runPolicy"]["activeDeadline"] = "2s"
     documents["stalled"]["spec"]["ps"]["replicas"] = 4

@@ -42,18 +42,16 @@ def settled(job: Job) -> bool | None:
     return (runs and reasons["DrainedServer"] == reasons["ReplacedServer"]) or None
 
 
-def patient(name: str, place: Place) -> dict[str, Any]:
+def patient(name: str, place: Place, replicas: int) -> dict[str, Any]:
     """A job whose servers' limit of memory gives each seven minutes to leave, on a busy machine too."""
-    document = manifest(name, place, epochs=ENDLESS)
+    document = manifest(name, place, epochs=ENDLESS, replicas=replicas)
     resources = document["spec"]["ps"]["resources"]
     document["spec"]["ps"]["resources"] = {**resources, "limits": {"cpu": "1", "memory": "40Gi"}}
     return document
 
 
 def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
-    document = patient("alone", place)
-    document["spec"]["ps"]["replicas"] = 1
-    job = submit(document, place)
+    job = submit(patient("alone", place, replicas=1), place)
     job.wait_for_samples(2_000)
     assert "gives its rows away" in run(str(COMMAND), "drain", "alone", "ps-0", "--namespace", place.namespace)
     job.until("it has a successor", lambda _: told(job)["ReplacedServer"] or None, seconds=420)
@@ -66,7 +64,7 @@ def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
 
 
 def test_every_node_is_drained_in_turn_and_nothing_rolls_back(nodes: list[str], place: Place) -> None:
-    job = submit(patient("drained", place), place)
+    job = submit(patient("drained", place, replicas=2), place)
     job.wait_for_samples(2_000)
     servers = 0
     for here, elsewhere in (nodes[::-1], nodes):

@@ -45,7 +45,7 @@ def edit(job: Job, spec: dict[str, Any]) -> None:
 
 def test_limits_of_running_pods_change_in_place(place: Place) -> None:
     # two would be compared, and one replaced that a busy machine makes slow
-    document = manifest("resized", place, epochs=ENDLESS, replicas=1)
+    document = manifest("resized", place, epochs=ENDLESS)
     job = submit(document, place)
     job.wait_for_samples(1)
     members = [pod for role in ("ps", "worker") for pod in job.running(role)]
@@ -81,7 +81,7 @@ def test_limits_of_running_pods_change_in_place(place: Place) -> None:
 
 
 def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) -> None:
-    job = submit(manifest("greedy", place, epochs=ENDLESS, replicas=1), place)
+    job = submit(manifest("greedy", place, epochs=ENDLESS), place)
     job.wait_for_samples(1)
     resources = {"requests": {"memory": "4000Gi"}, "limits": {"memory": "4000Gi"}}
     edit(job, {"worker": {"resources": resources}})
@@ -97,7 +97,7 @@ def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) 
 
 
 def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> None:
-    document = manifest("bounded", place, epochs=ENDLESS, replicas=1)
+    document = manifest("bounded", place, epochs=ENDLESS)
     del document["spec"]["worker"]["replicas"]
     document["spec"]["worker"] |= {"minReplicas": 1, "maxReplicas": 1}
     job = submit(document, place)

@@ -30,7 +30,7 @@ def event(job: Job, reason: str) -> str:
 @pytest.mark.smoke
 def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place: Place) -> None:
     """It takes 240 MiB, and 190 for its rows: near its limit it would wait for pages of its own files for minutes."""
-    document = manifest("hungry", place, replicas=1, data={"train": ["/shared/criteo/train-00000.tsv"]})
+    document = manifest("hungry", place, data={"train": ["/shared/criteo/train-00000.tsv"]})
     document["spec"]["model"] = {"embeddings": {"dimension": 256}}
     document["spec"]["ps"] |= {"resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "352Mi"}}}
     job = submit(document, place)
@@ -61,7 +61,7 @@ def test_an_evicted_worker_is_not_the_users_fault(place: Place) -> None:
 
 
 def test_a_worker_that_fails_by_itself_again_and_again_fails_the_job(place: Place) -> None:
-    document = manifest("broken", place, replicas=1)
+    document = manifest("broken", place)
     document["spec"]["runPolicy"] = {"backoffLimit": 1}
     worker = document["spec"]["worker"]
     worker["template"] = {**worker["template"], "env": [{"name": "PYTHONHOME", "value": "/nowhere"}]}
@@ -75,7 +75,7 @@ def test_a_worker_that_fails_by_itself_again_and_again_fails_the_job(place: Plac
 
 @pytest.mark.parametrize("missing", ["image", "claim", "secret", "variable"])
 def test_what_a_worker_waits_for_is_named_and_heals(place: Place, missing: str) -> None:
-    document = manifest("waits", place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
+    document = manifest("waits", place, data={"train": ["/shared/criteo/evaluation.tsv"]})
     worker = document["spec"]["worker"]
     worker["template"] = lacking(missing, worker["template"])
     job = submit(document, place)

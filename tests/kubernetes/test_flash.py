@@ -25,9 +25,10 @@ def prometheus(installed: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield found
 
 
-def flash_job(name: str, place: Place) -> Job:
+def flash_job(name: str, place: Place, servers: int) -> Job:
     """Its persistent checkpoints are an hour apart, its flash checkpoints two seconds."""
     document = manifest(name, place, epochs=ENDLESS)
+    document["spec"]["ps"]["replicas"] = servers
     document["spec"]["checkpoint"] |= {"interval": "1h", "flash": {"mode": "Enabled", "interval": "2s"}}
     return submit(document, place)
 
@@ -45,7 +46,7 @@ def told(job: Job, reason: str) -> str:
 def test_a_killed_server_takes_the_job_back_to_its_flash_checkpoint(
     prometheus: Prometheus, place: Place, killer: ProcessKiller
 ) -> None:
-    job = flash_job("flash", place)
+    job = flash_job("flash", place, servers=2)
     job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     for query in flash_queries():
         asked = query.of(place.namespace, job.name)
@@ -73,7 +74,7 @@ def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
     prometheus: Prometheus, place: Place
 ) -> None:
     """A busy machine may silence a server besides, which takes the job back."""
-    job = flash_job("degraded", place)
+    job = flash_job("degraded", place, servers=1)
     job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     scale_redis(0)
     try:

@@ -36,7 +36,7 @@ PLAIN = "emberscale-system"
 
 
 def short(name: str, place: Place) -> dict[str, Any]:
-    document = manifest(name, place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]})
+    document = manifest(name, place, data={"train": ["/shared/criteo/evaluation.tsv"]})
     del document["spec"]["checkpoint"]["flash"]
     return document
 

@@ -31,7 +31,7 @@ def test_the_charts_own_test_passes(installed: str) -> None:
 
 @pytest.mark.smoke
 def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
-    job = submit(manifest("whole", place, epochs=EPOCHS), place)
+    job = submit(manifest("whole", place, epochs=EPOCHS, replicas=2), place)
     table = [line.split() for line in kubectl("get", "tj", "whole", "-n", place.namespace).splitlines()]
     assert table[0] == ["NAME", "PHASE", "WORKERS", "PS", "SAMPLES/S", "PROGRESS", "ETA", "AGE"]
     for pod in eventually("pods", lambda: pods if len(pods := job.pods()) >= 5 else None, seconds=180):
@@ -76,10 +76,10 @@ def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
     job = submit(manifest("scaled", place, epochs=ENDLESS), place)
 
     row = ("get", "tj", "scaled", "-n", place.namespace, "--no-headers")
-    eventually("two of two are ready", lambda: kubectl(*row).split()[2:4] == ["2/2", "2/2"], seconds=300)
+    eventually("all are ready", lambda: kubectl(*row).split()[2:4] == ["1/1", "1/1"], seconds=300)
     job.wait_for_samples(1)
-    kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=3")
-    eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=180)
+    kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=2")
+    eventually("two workers", lambda: len(job.running("worker")) == 2 or None, seconds=180)
     kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=1")
     eventually("one worker", lambda: len(job.running("worker")) == 1 or None, seconds=180)
     assert_exact_so_far(job, place)
@@ -89,7 +89,7 @@ def test_a_job_that_is_deleted_leaves_nothing_and_its_namesake_elsewhere_goes_on
     other = Place(f"{place.namespace}-2"[:60], place.folder)
     kubectl("create", "namespace", other.namespace)
     try:
-        first, second = (submit(manifest("same", where, epochs=ENDLESS, replicas=1), where) for where in (place, other))
+        first, second = (submit(manifest("same", where, epochs=ENDLESS), where) for where in (place, other))
         first.wait_for_samples(1)
         second.wait_for_samples(1)
         kubectl("delete", "tj", "same", "-n", place.namespace, "--wait=true", timeout=120)

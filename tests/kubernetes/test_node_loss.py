@@ -49,7 +49,7 @@ def nodes(installed: str) -> Iterator[tuple[str, str]]:
 
 def split_over(nodes: tuple[str, str], name: str, place: Place) -> dict[str, Any]:
     """A job whose master stays, while servers and workers prefer to be on different nodes."""
-    document = manifest(name, place, epochs=ENDLESS)
+    document = manifest(name, place, epochs=ENDLESS, replicas=2)
     spec = document["spec"]
     spec["sharding"]["leaseTimeout"] = "10s"
     spec["master"]["template"] = {**spec["master"]["template"], "nodeSelector": {"kubernetes.io/hostname": nodes[0]}}

@@ -82,7 +82,7 @@ def test_a_webhook_that_fails_shows_in_the_condition_until_it_is_gone(place: Pla
     kubectl("apply", "-f", "-", stdin=json.dumps(configuration))
     try:
         data = {"train": ["/shared/criteo/evaluation.tsv"]}
-        job = submit(manifest("held-up", place, replicas=1, data=data), place)
+        job = submit(manifest("held-up", place, data=data), place)
 
         def blocked() -> Any:
             condition = job.condition("Progressing")

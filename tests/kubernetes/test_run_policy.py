@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def short(name: str, place: Place, **policy: Any) -> dict[str, Any]:
     """A job over little data, with one server and one worker."""
-    return manifest(name, place, replicas=1, data={"train": ["/shared/criteo/evaluation.tsv"]}, runPolicy=policy)
+    return manifest(name, place, data={"train": ["/shared/criteo/evaluation.tsv"]}, runPolicy=policy)
 
 
 def states_in_redis() -> set[str]:
@@ -26,7 +26,7 @@ def states_in_redis() -> set[str]:
 
 
 def test_a_job_past_its_deadline_fails(place: Place) -> None:
-    document = manifest("late", place, epochs=ENDLESS, replicas=1)
+    document = manifest("late", place, epochs=ENDLESS)
     document["spec"]["runPolicy"] = {"activeDeadline": "20s"}
     job = submit(document, place)
     eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=240)
@@ -76,7 +76,7 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": "tight"},
-        "spec": {"hard": {"pods": "3"}},
+        "spec": {"hard": {"pods": "2"}},
     }
     kubectl("apply", "-n", place.namespace, "-f", "-", stdin=json.dumps(quota))
     job = submit(manifest("squeezed", place, epochs=ENDLESS), place)

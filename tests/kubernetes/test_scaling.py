@@ -13,10 +13,10 @@ MOVE = ["PlannedScaling", "StartedMembers", "CopiedRows", "HeldPushes", "Switche
 NOWHERE = {"nodeSelector": {"no-node": "has-this"}}
 
 
-def training(name: str, place: Place, scaling: dict[str, str], **ps: Any) -> Job:
+def training(name: str, place: Place, servers: int, scaling: dict[str, str]) -> Job:
     """A job that has trained a little, and trains on until it is stopped."""
     document = manifest(name, place, epochs=ENDLESS)
-    document["spec"]["ps"] |= ps
+    document["spec"]["ps"]["replicas"] = servers
     document["spec"]["scaling"] = scaling
     job = submit(document, place)
     job.wait_for_samples(2_000)
@@ -59,7 +59,7 @@ def assert_untroubled(job: Job, place: Place, servers: int) -> None:
 
 
 def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
-    job = training("reshaped", place, {})
+    job = training("reshaped", place, 2, {})
     before = uids(job)
     scaled = run(str(COMMAND), "scale", job.name, "ps=3", "-n", place.namespace)
     assert "PS 2 -> 3" in scaled
@@ -68,7 +68,7 @@ def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
     assert len(job.running("ps")) == 3
     assert before <= uids(job)
     assert [reason for reason in reasons(job) if reason in MOVE] == MOVE
-    patch(job, ps={"replicas": 1}, worker={"replicas": 3})
+    patch(job, ps={"replicas": 1}, worker={"replicas": 2})
     job.until("rows on one server", lambda _: told(job, "SwitchedServers", 2), seconds=180)
     eventually("the others ended", lambda: told(job, "EndedMembers"), seconds=180)
     eventually("one server", lambda: len(job.running("ps")) == 1 or None, seconds=180)
@@ -77,7 +77,7 @@ def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
 
 
 def test_servers_that_cannot_be_scheduled_are_given_up_and_training_goes_on(place: Place) -> None:
-    job = training("unplaced", place, {"timeout": "15s"}, replicas=1)
+    job = training("unplaced", place, 1, {"timeout": "15s"})
     patch(job, ps={"replicas": 2, "template": NOWHERE})
     eventually("given up", lambda: told(job, "GaveUpScaling"), seconds=240)
     condition = eventually("said", lambda: gave_up(job), seconds=180)

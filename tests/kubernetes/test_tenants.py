@@ -86,7 +86,7 @@ def values_of(secret: str) -> set[str]:
 
 def job_of(name: str, place: Place) -> Job:
     """A job that trains until it is suspended or deleted, however slow the machine is that attacks it."""
-    document = manifest(name, place, epochs=ENDLESS, replicas=1)
+    document = manifest(name, place, epochs=ENDLESS)
     document["spec"]["scaling"] = {"profileInterval": "2s"}
     return submit(document, place)
 
@@ -143,11 +143,11 @@ def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, pl
     kubectl("delete", "trainingjob", own.name, "-n", TEAM, "--wait=false")
     eventually("its user is gone", lambda: uids["mallorys"] not in users_of_redis() or None, seconds=180)
     assert uids["victim"] in users_of_redis()
-    victim.wait_for_samples(victim.samples() + 5_000)
+    victim.wait_for_samples(victim.samples() + 1)
     kubectl("patch", "tj", "victim", "-n", place.namespace, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     eventually("it rests", lambda: victim.phase() == "Suspended" or None, seconds=180)
     counted = audit(victim, place)
-    assert counted["once"] > 5_000
+    assert counted["once"] >= victim.samples() > 0
     assert (counted["repeated"], counted["contradictions"]) == (0, [])
 
 

@@ -71,7 +71,7 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     plain_again: None, place: Place
 ) -> None:
     # two would be compared, and one replaced that a busy machine makes slow
-    before = submit(manifest("older", place, epochs=ENDLESS, replicas=1), place)
+    before = submit(manifest("older", place, epochs=ENDLESS), place)
     before.wait_for_samples(1)
     helm_install(*with_tls())
     before.wait_for_samples(before.samples() + 1)

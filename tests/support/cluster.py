@@ -58,7 +58,7 @@ def run(*command: str, stdin: str | None = None, timeout: float = 120) -> str:
         command, env=_environment(), input=stdin, capture_output=True, text=True, timeout=timeout, check=False
     )
     if done.returncode:
-        raise CommandFailedError(command, done.stderr or done.stdout)
+        raise CommandFailedError(command, done.stderr + done.stdout)
     return done.stdout
 
 
@@ -317,7 +317,7 @@ def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
     return float(run_in_pod("local-run", place, ["python", "-c", _LOCAL_RUN, local], seconds=600))
 
 
-def manifest(name: str, place: Place, epochs: int = 1, replicas: int = 2, **spec: Any) -> dict[str, Any]:
+def manifest(name: str, place: Place, epochs: int = 1, replicas: int = 1, **spec: Any) -> dict[str, Any]:
     """A TrainingJob over the suite's data, with `replicas` small servers and workers each; `spec` replaces whole parts.
 
     Its lease timeout takes no process for dead that a busy machine keeps waiting; a test of what is silent shortens it.
