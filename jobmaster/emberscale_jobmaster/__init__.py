@@ -3,7 +3,7 @@
 `machine.step(state, event, spec) -> (state, effects)` makes every decision. It uses no clock, thread or network; its
 inputs are `events` and its outputs `effects`. Its parts, each pure:
 
-* `state` is what must survive the master, `observations` what may be forgotten with it.
+* `state` must survive the master; `observations` may be lost with it.
 * `progress`, `tasks`, `lifecycle`, `takeover`, `scaling` and `reshaping` are transitions: stages, leases, members, a
   new master, plans.
 * `restoring`, `reloading`, `checkpointing` and `moving` are durable `operations` on the parameter servers, with
@@ -13,8 +13,8 @@ inputs are `events` and its outputs `effects`. Its parts, each pure:
   from it by a move, and `forgetting` counts what a partial recovery loses.
 * `draining`, `relief`, `stragglers` and `slowness` deal with servers that go and members that are slow.
 * `flash`, `priority`, `chains` and `quantization` decide when and how checkpoints are taken.
-* `status`, `profiling` and `warning_signs` are what others are told.
-* `ledger`, `membership`, `placement`, `ranges`, `sizes`, `statistics` are what these are made of.
+* `status`, `profiling` and `warning_signs` report to people, the operator and the brain.
+* `ledger`, `membership`, `placement`, `ranges`, `sizes` and `statistics` are the building blocks.
 
 Around it: `runtime` (one lock; no effect is carried out before the state is in `store`, which is Redis), `service`
 (gRPC, by `messages`), `conductor` with `parameter_servers` and `storage` (carry out effects; `checkpoints`,

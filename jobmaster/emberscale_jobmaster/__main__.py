@@ -112,7 +112,7 @@ def _brain_authority() -> bytes | None:
 
 
 def _operator_token() -> str:
-    """The operator's token; empty in a job that an operator from before there was such a token began."""
+    """The operator's token; empty if the operator that began the job predates the token."""
     file = os.environ.get(environment.OPERATOR_TOKEN_FILE, "")
     return Path(file).read_text(encoding="ascii").strip() if file and Path(file).exists() else ""
 

@@ -34,7 +34,7 @@ class DrivenBarrier:
     """One barrier over all servers of a routing table. Immutable.
 
     * `held`: what each server had applied when it began to hold.
-    * `said`: what each server has answered in this phase.
+    * `said`: each server's answer in this phase.
     * `settled`: what all servers have applied, once they agree.
     """
 

@@ -149,7 +149,7 @@ class BrainLink:
             if "UnknownJob" in reasons:
                 self._submitted = False
             else:
-                self._start_ups.clear()  # they carry no sequence number: one sent twice would count twice
+                self._start_ups.clear()  # they carry no sequence number, so a repeated one would count twice
                 if reply.durable:
                     self._unsure.clear()
         self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
@@ -158,7 +158,7 @@ class BrainLink:
         advised = plan.fault_tolerance
         ways = {way.strategy: way.checkpoint_interval for way in advised.ways}
         strategy = self._runtime.spec.fault_tolerance.strategy
-        interval = ways.get(strategy, advised.checkpoint_interval)  # what the manifest names stands
+        interval = ways.get(strategy, advised.checkpoint_interval)  # the manifest takes precedence
         if math.isfinite(interval) and interval > 0:
             self._runtime.advise_recovery(interval, brain_messages.strategy(advised))
         between = plan.fault_tolerance.between_failures
@@ -170,7 +170,7 @@ class BrainLink:
             self._advice = given
 
     def _follow(self) -> None:
-        """Offers the plan in force to the machine, as long as part of it is still to be followed."""
+        """Offers the plan in force to the machine until the machine follows all of it."""
         given = self._advice
         before, _ = self._runtime.snapshot()
         events: list[Event] = []

@@ -26,7 +26,7 @@ _RECORD_BYTES: Mapping[DataFormat, int] = {
     DataFormat.CSV: 200,
     DataFormat.PARQUET: 100,
 }
-"""About how many bytes a record takes: good for a first guess of how many there are."""
+"""The rough size of a record, good enough for a first guess of the number of records."""
 
 _FEWEST_BATCHES = 16
 """Between two looks at a bucket for the sake of `eviction.maxRows`."""
@@ -83,7 +83,7 @@ def shape_limits(spec: TrainingJobSpec) -> pb.ShapeLimits:
 
 
 def shape(sizes: RoleShapes) -> pb.Shape:
-    """A shape as the brain names it."""
+    """Converts a shape to the brain's message."""
     ps, worker = sizes.ps, sizes.worker
     return pb.Shape(
         workers=worker.replicas,
@@ -113,7 +113,7 @@ def advice(plan: pb.BrainPlan) -> Advice | None:
 
 
 def strategy(advice: pb.FaultToleranceAdvice) -> FaultToleranceStrategy:
-    """Returns the advised strategy; full recovery for one that this version does not know."""
+    """Returns the advised strategy; full recovery if this version does not know the strategy."""
     known = {str(one) for one in FaultToleranceStrategy}
     return FaultToleranceStrategy(advice.strategy) if advice.strategy in known else FaultToleranceStrategy.FULL_RECOVERY
 
@@ -123,7 +123,7 @@ def _is_limited(sizes: RoleShapes) -> bool:
 
 
 def dense_parameters(spec: TrainingJobSpec) -> int:
-    """Returns the exact number for a built-in model; for a custom model, that of an MLP with the built-in widths."""
+    """Returns the exact number for a built-in model, and the number of an MLP with default widths for a custom one."""
     model, columns = spec.model, resolve_model(spec)
     dense, dimensions = len(columns.columns.dense), [table.dimension for table in columns.embeddings]
     width = dense + sum(dimensions)

@@ -1,4 +1,4 @@
-"""On which earlier checkpoint the next one builds (Check-N-Run, section 4.1): a pure function of the sizes so far."""
+"""Chooses the checkpoint on which the next one builds (Check-N-Run, section 4.1): a pure function of past sizes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ LONGEST = 100
 """Increments of a consecutive chain: each adds files to all later manifests."""
 
 MOST_BASES = 4
-"""A consecutive chain ends once it has so many times the bytes of its base; that of figure 9 grows to almost 4."""
+"""A consecutive chain ends once it is this many times as large as its base; the chain of figure 9 grows to almost 4."""
 
 COSTS_KEPT = 50
-"""Checkpoints whose cost is remembered."""
+"""The number of checkpoints whose cost is remembered."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The checkpoint with all rows that was taken last, and those that build on it.
+    """The last checkpoint with all rows, and the checkpoints that build on it.
 
-    * `base`: its id; empty: the next checkpoint has all rows. `newest`: the id of the newest of all.
-    * `base_bytes`: that were written for the base. `increments`: the same of each that followed, S_1 to S_i of the
-      paper, which gives them as fractions of the base.
-    * `weight_bits`: the fewest bits of a weight in the files of the newest; 0: all are exact.
+    * `base`: the id of the checkpoint with all rows; empty: the next checkpoint has all rows. `newest`: the id of the
+      newest checkpoint of the chain.
+    * `base_bytes`: the bytes written for the base. `increments`: the bytes written for each later checkpoint, S_1 to
+      S_i of the paper, which gives them as fractions of the base.
+    * `weight_bits`: the fewest bits of a weight in the files of `newest`; 0: all weights are exact.
     """
 
     base: str = ""
@@ -34,7 +35,7 @@ class Chain:
     weight_bits: int = 0
 
     def followed_by(self, checkpoint: str, files: Iterable[CheckpointFile]) -> "Chain":
-        """The chain once this checkpoint is complete. It is a base where it needs no file of an earlier one."""
+        """Returns the chain once this checkpoint is complete. A checkpoint that needs no earlier file is a new base."""
         listed = tuple(files)
         written = sum(file.bytes for file in listed if not file.checkpoint)
         bits = fewest_weight_bits(file.path for file in listed)
@@ -44,10 +45,10 @@ class Chain:
 
 
 def builds_on(chain: Chain, mode: IncrementalMode, weight_bits: int = 0) -> str:
-    """The id of the checkpoint on which the next one builds; empty: it has all rows.
+    """Returns the id of the checkpoint on which the next one builds; empty: the next one has all rows.
 
-    `weight_bits` are those of a weight in the next one, 0 for float32. It builds on none that has fewer: most of its
-    rows would have these.
+    `weight_bits` is the number of bits of a weight in the next checkpoint, 0 for float32. The next checkpoint does not
+    build on one with fewer bits, since most of its rows would then have that precision.
     """
     if chain.weight_bits and not chain.weight_bits >= weight_bits > 0:
         return ""
@@ -63,20 +64,20 @@ def builds_on(chain: Chain, mode: IncrementalMode, weight_bits: int = 0) -> str:
 
 
 def is_long(chain: Chain) -> bool:
-    """Whether a restore of a consecutive chain reads so much that the next checkpoint has all rows.
+    """Whether a restore of a consecutive chain would read so much that the next checkpoint should have all rows.
 
-    A merge of the files of the chain would read all of them, write as much as that checkpoint does, and write it in
-    addition to the next increment, instead of in its place.
+    Merging the chain's files instead would read all of them and write as much as a checkpoint with all rows does, in
+    addition to the next increment rather than in place of it.
     """
     size = chain.base_bytes + sum(chain.increments)
     return bool(chain.increments) and (len(chain.increments) >= LONGEST or size >= MOST_BASES * chain.base_bytes)
 
 
 def begins_anew(chain: Chain) -> bool:
-    """Whether all rows again are expected to cost no more than another increment (section 4.1.1).
+    """Whether a checkpoint with all rows is expected to cost no more than another increment (section 4.1.1).
 
-    After all rows again, the next i + 1 checkpoints should cost what the last did: F_c = 1 + S_1 + ... + S_i.
-    Otherwise each costs at least as much as the last increment: I_c = (i + 1) * S_i.
+    After a checkpoint with all rows, the next i + 1 checkpoints should cost what the last i + 1 did:
+    F_c = 1 + S_1 + ... + S_i. Otherwise each costs at least as much as the last increment: I_c = (i + 1) * S_i.
     """
     if not chain.increments:
         return False

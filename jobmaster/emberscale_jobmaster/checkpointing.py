@@ -1,11 +1,11 @@
-"""Takes a checkpoint: a snapshot within a barrier, the files that the servers write of it, and last the manifest.
+"""Takes a checkpoint: servers take a snapshot within a barrier and write it to files; the manifest is written last.
 
     BARRIER -> SAVE -> WRITE -> done
        a server that fails or disagrees -> the barrier is released, the files are removed, another begins later
        a manifest that cannot be written -> retried: the files are there
        failing for too long -> a final checkpoint fails the job, a suspension rests at the previous checkpoint
 
-The next master undoes a barrier, and continues everything after it.
+The next master undoes a barrier, and continues the phases after it.
 """
 
 from emberscale_api.checkpoint import FLASH_PREFIX, PRIORITY_PREFIX, is_flash
@@ -53,7 +53,7 @@ BARRIER_SECONDS = 15.0
 SAVE_SECONDS = 60.0
 """How long a server may write its snapshot without any progress."""
 STALLED_SECONDS = 15.0
-"""The same if it keeps the job from a checkpoint that it waits for."""
+"""The same limit if the write delays a checkpoint that the job waits for."""
 WRITE_SECONDS = 15.0
 PRUNE_SECONDS = 30.0
 WAIT_SECONDS = 2.0
@@ -63,7 +63,7 @@ SLOWED = 0.1
 """The share of training that is assumed lost while a checkpoint is written."""
 
 _PREFIXES = {CheckpointPurpose.FLASH: FLASH_PREFIX, CheckpointPurpose.PRIORITY: PRIORITY_PREFIX}
-"""How the ids begin that are no checkpoints in the folder."""
+"""Prefixes of the ids of checkpoints that do not count as checkpoints of the folder."""
 _PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
 _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
 
@@ -74,13 +74,13 @@ def interval(state: JobState, spec: TrainingJobSpec) -> float:
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Begins a checkpoint if one is due and none is under way; ends a suspension that can have none."""
+    """Begins a checkpoint if one is due and none is under way; ends a suspension that cannot take one."""
     if state.over or state.ends_with is not None:
         return state
     is_whole = state.routing.ready and state.rebuilding is None
     can_save = is_whole and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending_since is not None and not can_save:
-        is_rebuilt = state.rebuilding is not None and state.move is not None  # which ends, one way or the other
+        is_rebuilt = state.rebuilding is not None and state.move is not None  # the move ends in any case
         is_patient = is_rebuilt or now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
         waits = _would_lose(state) and spec.checkpoint.uri is not None and is_patient
         return state if waits else suspend(state, spec)
@@ -95,7 +95,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 
 
 def _wants_priority(state: JobState, spec: TrainingJobSpec, now: float) -> bool:
-    """Whether rows are to be saved for a partial recovery: it would start from the newest checkpoint in the folder."""
+    """Whether to save priority rows: a partial recovery would start from the newest checkpoint in the folder."""
     if state.move is not None or not state.checkpoint or is_flash(state.checkpoint) or newest_flash(state):
         return False
     is_due = priority.is_due(state.priority, spec, state.checkpointed_at, interval(state, spec), now)
@@ -103,9 +103,10 @@ def _wants_priority(state: JobState, spec: TrainingJobSpec, now: float) -> bool:
 
 
 def _would_lose(state: JobState) -> bool:
-    """Whether a job whose rows are not whole now will have more than its last persistent checkpoint once they are.
+    """Whether suspending now, while rows are missing, would lose more than waiting until the rows are complete.
 
-    Survivors of a recovery hold more, and so does a flash checkpoint, which ends with its Redis.
+    Survivors of a recovery hold more than the last persistent checkpoint. So does a flash checkpoint, which is lost
+    with its Redis.
     """
     recovers = state.reload is not None or state.rebuilding is not None
     return recovers or bool(newest_flash(state)) or is_flash(state.checkpoint)
@@ -160,7 +161,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
 
 
 def _since(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose, weight_bits: int) -> str:
-    """The checkpoint on which one of this purpose builds; empty: it has all rows. What ends a job needs no other."""
+    """Returns the checkpoint on which one of this purpose builds; empty: all rows. A final one needs no other."""
     if purpose is CheckpointPurpose.PRIORITY:
         return state.checkpoint
     if purpose in (CheckpointPurpose.FLASH, CheckpointPurpose.FINAL):
@@ -169,15 +170,15 @@ def _since(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose, w
 
 
 def _saved_last(state: JobState) -> str:
-    """The newest save of priority rows that counts, or else the checkpoint that they complete."""
+    """Returns the newest save of priority rows that counts, or else the checkpoint that the saves complete."""
     return (state.checkpoint, *state.priority.over(state.checkpoint, state.routing.table.generation))[-1]
 
 
 def _weight_bits(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose) -> int:
-    """In how many bits weights are stored; 0: as float32.
+    """Returns the number of bits in which weights are stored; 0: as float32.
 
-    Only in checkpoints that are taken again and again and are mostly never read. What ends a job is what people export
-    and serve, and a suspended one is sure to be restored from its last: these are exact.
+    Only periodic checkpoints are quantised, since most of them are never read. Final checkpoints stay exact because
+    people export and serve them, and those of a suspension because the job is sure to be restored from them.
     """
     if purpose is not CheckpointPurpose.PERIODIC:
         return 0
@@ -190,7 +191,7 @@ def _weight_bits(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurp
 
 
 def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int) -> tuple[Effect, ...]:
-    """The calls that the operation waits for."""
+    """Returns the call that the operation waits for."""
     if whom == STORAGE:
         return (
             WriteManifest(
@@ -212,7 +213,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
 
 
 def clean_up(operation: Checkpointing) -> tuple[Effect, ...]:
-    """What remains to be done for an operation that was given up."""
+    """Returns the effects that clean up after an operation that was given up."""
     if operation.phase is CheckpointPhase.WRITE:
         return ()  # if the manifest exists, the checkpoint is complete; otherwise it is pruned later
     if operation.is_flash:
@@ -264,7 +265,7 @@ def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Sav
 def on_manifest_written(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float
 ) -> tuple[JobState, tuple[Effect, ...]]:
-    """Completes the checkpoint, now that its manifest is written, and continues what it was taken for."""
+    """Completes the checkpoint, whose manifest is written, and continues with its purpose."""
     seconds = now - operation.began_at
     cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
     listed = [file for files in operation.files.values() for file in files]
@@ -309,7 +310,7 @@ def on_manifest_written(
 
 
 def _with_priority_rows(state: JobState, operation: Checkpointing) -> JobState:
-    """What holds once priority rows are saved: nothing has changed if their checkpoint is not the newest any more."""
+    """Records saved priority rows; changes nothing if their checkpoint is no longer the newest."""
     state = state.without(operation).untroubled(operation.purpose)
     if operation.since != state.checkpoint:
         return state
@@ -321,7 +322,7 @@ def _with_priority_rows(state: JobState, operation: Checkpointing) -> JobState:
 def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, code: str, problem: str, now: float
 ) -> JobState:
-    """Handles a failed call to a server, which may have done its part of the barrier: the barrier is void."""
+    """Handles a failed call. The server may have done its part of the barrier, so the barrier is void."""
     if operation.phase is CheckpointPhase.SAVE and code in retry.PASSING_CODES:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     return give_up(state, spec, operation, f"ps-{server}: {problem}", now)
@@ -408,10 +409,11 @@ def _due(state: JobState, spec: TrainingJobSpec, now: float) -> CheckpointPurpos
 
 
 def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPurpose, now: float) -> bool:
-    """Whether a checkpoint that is being taken keeps one of this purpose from being begun.
+    """Whether a checkpoint under way prevents one of this purpose from beginning.
 
-    What the job waits for does not wait for a periodic one whose files or manifest make no progress. The two tiers
-    share only the barrier. A save of priority rows waits for everything else, and nothing waits for it.
+    A checkpoint that the job waits for does not wait for a periodic one whose files or manifest make no progress. The
+    two tiers share only the barrier. A save of priority rows waits for all persistent checkpoints; those wait at most
+    for its barrier.
     """
     if taking.is_flash is not (purpose is CheckpointPurpose.FLASH):
         return taking.phase is CheckpointPhase.BARRIER
@@ -459,7 +461,9 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
 def _trouble(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
 ) -> retry.Trouble:
-    """One that only saves work is tried again after a tenth of the interval: each attempt may hold training up."""
+    """Returns the trouble after a failure. Periodic checkpoints and saves of priority rows are tried again only after a
+    tenth of the interval, since each attempt may delay training.
+    """
     before = state.troubles.get(operation.purpose)
     if operation.is_flash:
         pause = flash.pause(state.flash, spec, 0 if before is None else before.attempts)

@@ -77,7 +77,7 @@ class CheckpointFolder:
         return manifest
 
     def _check_sizes(self, identifier: str, files: Iterable[CheckpointFile]) -> None:
-        """Raises DamagedCheckpointError for a file of a checkpoint that is missing or has another size."""
+        """Raises DamagedCheckpointError if a file of a checkpoint is missing or has another size."""
         for file in files:
             place = f"{self._root}/{file.checkpoint or identifier}/{file.path}"
             try:
@@ -115,10 +115,11 @@ class CheckpointFolder:
             _sync_folder(folder)
 
     def _create(self, path: str, content: bytes, manifest: CheckpointManifest) -> None:
-        """Writes a manifest on a store that has none there, with one condition where it knows conditions.
+        """Writes a manifest only if none exists, by a conditional write where the store supports one.
 
-        Stores refuse in their own words: what is there says whether this checkpoint is complete. The answer to an
-        earlier attempt may have been lost, and where files are not written whole, a part of one may have stayed.
+        Stores report a refused condition differently, so the content at the path decides whether this checkpoint is
+        complete. The answer to an earlier attempt may have been lost; a store that does not write files atomically may
+        have kept a part of one.
         """
         if "mode" not in inspect.signature(self._filesystem.pipe_file).parameters:
             self._filesystem.pipe_file(path, content)
@@ -150,10 +151,10 @@ class CheckpointFolder:
             self.delete(identifier)
 
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
-        """Removes what is older than the newest complete checkpoint, except the `keep` newest that are sound.
+        """Removes checkpoints older than the newest complete one, except the `keep` newest sound ones.
 
-        What those build on stays, too, and so does what damaged newer ones build on: the next one may, as well. Saves
-        of priority rows that are older than the newest complete checkpoint go.
+        Also keeps the checkpoints on which those and newer damaged ones build, since the next one may build on them
+        too. Removes saves of priority rows that are older than the newest complete checkpoint.
         """
         kept: list[str] = []
         needed: set[str] = set()
@@ -187,9 +188,9 @@ class CheckpointFolder:
 
 
 def _is_torn(content: bytes, path: str, manifest: CheckpointManifest) -> bool:
-    """Whether there is only a part of a manifest: a JSON object without its end is no JSON.
+    """Whether the content is only a part of a manifest: a truncated JSON object does not parse.
 
-    Raises FileExistsError unless a whole one lists the same files of the same job.
+    Raises FileExistsError if the content is whole, unless it lists the same files of the same job.
     """
     try:
         there = CheckpointManifest.from_json(content, path)

@@ -38,7 +38,7 @@ class Conductor:
         initial = InitialFolder.of(runtime.job)
 
         def uri_of(checkpoint: str) -> str:
-            if folder is None or is_flash(checkpoint) or "/" in checkpoint:  # another job's is known by its URI
+            if folder is None or is_flash(checkpoint) or "/" in checkpoint:  # another job's id is a URI
                 return checkpoint
             return folder.uri_of(checkpoint)
 

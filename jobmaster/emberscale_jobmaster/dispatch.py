@@ -1,4 +1,4 @@
-"""Hands what concerns an operation to the module of its kind, and asks that module for the calls to make.
+"""Hands events about an operation to the module of its kind, and asks that module for the calls to make.
 
 Events name the operation and the call that they answer. An answer that no operation waits for is ignored: it belongs to
 an earlier call, or to an operation that was given up.
@@ -124,17 +124,17 @@ def on_answer(job: JobState, event: CallAnswer, spec: TrainingJobSpec, now: floa
 
 
 def _refused(event: CheckpointFound) -> tuple[LogEvent, ...]:
-    """Tells of damaged checkpoints."""
+    """Logs damaged checkpoints."""
     return tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
 
 
 def _failed(operation: Operation, event: StorageFailed) -> tuple[LogEvent, ...]:
-    """Tells what the storage could not do for an operation."""
+    """Logs what the storage could not do for an operation."""
     return (LogEvent("storage_failed", type(operation).__name__, event.problem),)
 
 
 def effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
-    """Returns the new calls that operations wait for, and the clean-up of operations that were given up."""
+    """Returns new calls that operations wait for, and the clean-up after operations that were given up."""
     effects: list[Effect] = []
     if before is after:
         return effects

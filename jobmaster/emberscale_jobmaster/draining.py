@@ -1,11 +1,11 @@
-"""Drains of parameter servers: one that is to go gives its rows away first, and its successor gets a share back.
+"""Drains parameter servers: a server that is to go gives its rows away first, and its successor gets a share back.
 
     wanted -> (rows move away) -> drained -> the process goes -> a successor joins -> (rows move to it) -> over
        the process goes too early -> the job recovers as from any lost server
        nobody can take the rows over in time -> given up
 
 A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that, also while the job
-evaluates. Nothing rolls back. For the job's only server, another one is started that holds the rows meanwhile
+evaluates. Nothing rolls back. To drain the job's only server, another server is started to hold the rows meanwhile
 (`state.servers_wanted`).
 """
 
@@ -20,9 +20,9 @@ from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares
 
 
 def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *, replaced: bool = False) -> JobState:
-    """The process of this incarnation is to give away all that it owns, and goes by itself then, or is `replaced`.
+    """Begins to drain the process of this incarnation, which then exits by itself, or is `replaced` by the master.
 
-    Changes nothing while all others are leaving, or have yet to start: it is to ask again.
+    Changes nothing while all other servers are leaving or have yet to start; the caller must ask again.
     """
     name, process = slot_name(Role.PS, index), state.members.slot(Role.PS, index).process
     if state.over or process is None or process.incarnation != incarnation:  # it has a successor
@@ -34,14 +34,14 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *
     servers = len(state.routing.table.servers)
     others = [one for one in range(servers) if one != index and state.members.process(Role.PS, one) is not None]
     takers = any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers)))
-    if not takers and (servers > 1 or index >= servers):  # another one stands in for the only server alone
+    if not takers and (servers > 1 or index >= servers):  # a stand-in is started only for a job's only server
         return state
     to_whom = "" if takers else f" to ps-{servers}, which stands in for it"
     return reshaping.note_step(drained, "PlannedDrain", f"{name} is to give its rows away{to_whom}: {why}", 0.0)
 
 
 def may_go(state: JobState, index: int, incarnation: str) -> bool:
-    """Whether this process owns nothing that would be lost with it."""
+    """Whether the job would lose nothing with this process."""
     if state.over:
         return True
     writes = any(
@@ -53,7 +53,7 @@ def may_go(state: JobState, index: int, incarnation: str) -> bool:
 
 
 def advance(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Notes how far drains have come, has drained servers replaced, and gives up drains that nobody comes for."""
+    """Advances drains, has drained servers replaced, and gives up drains for which no other server starts."""
     if state.over:
         return state
     for index, drain in state.drains.items():
@@ -62,7 +62,7 @@ def advance(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
 
 
 def _given_up(state: JobState, spec: TrainingJobSpec, index: int, drain: Drain, now: float) -> JobState:
-    """Ends a drain whose rows wait for a server that does not start."""
+    """Ends a drain if the server that should take its rows does not start in time."""
     last, seconds = servers_wanted(state, spec) - 1, now - drain.began_at
     waits = drain.phase is DrainPhase.LEAVES and state.members.process(Role.PS, last) is None
     if not waits or not state.routing.ready or seconds < spec.scaling.timeout:

@@ -1,7 +1,7 @@
-"""The effects of the job machine. They are carried out once the state that they belong to is durable.
+"""The effects of the job machine. They are carried out once their state is durable.
 
 An event with the same operation, server and serial number answers a call. A call is tried once, and a failure is
-reported. Losing an effect that has no such answer does no harm.
+reported. Losing an effect without such an answer does no harm.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,18 @@ from emberscale_jobmaster.operations import HandedPull, Image
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.tasks import Task
 
-# To a parameter server. Each answers within its `wait_seconds`; what takes longer goes on behind, and the same call
-# made again attaches to it.
+# To a parameter server. Each answers within its `wait_seconds`; work that takes longer continues in the background, and
+# a repeated call attaches to it.
 
 
 @dataclass(frozen=True)
 class AssignCall:
-    """Adopt a table of a new generation, and load rows from the checkpoint with this id; empty: from nothing.
+    """Adopt a table of a new generation, and load rows from a checkpoint.
 
-    Of another job's checkpoint it is the URI. With `anew`, none of its batches counts as applied. `parity` is how many
-    servers may be lost at a time by the parity that they are to keep; 0: as the manifest's strategy says. With
-    `no_parity`, they are to keep none all the same.
+    * `checkpoint`: its id, or its URI if it is another job's; empty: start without rows.
+    * `anew`: none of the checkpoint's batches counts as applied.
+    * `parity`: the number of lost servers that parity must cover; 0: as the manifest's strategy says.
+    * `no_parity`: keep no parity, whatever the manifest says.
     """
 
     table: RoutingTable
@@ -39,7 +40,7 @@ class AssignCall:
 class HoldCall:
     """Hold pushes for `hold_seconds` from now on, under a table of this version, and report all applied batches.
 
-    `checkpoint` is the id of the one that is to be taken; empty: none.
+    `checkpoint` is the id of the checkpoint that the barrier is for; empty: it is for none.
     """
 
     generation: int
@@ -64,10 +65,11 @@ class SettleCall:
 class SnapshotCall:
     """Take a snapshot for the checkpoint with this id, resume pushes, and report all batches in it.
 
-    `flash_bytes` is what the server may have in Redis, for a flash checkpoint. `weight_bits` is in how many bits a
-    persistent one stores weights; 0: as float32. Of it, only what changed since the one with the id `since` is written;
-    empty: all rows. `tracked`: later ones may build on this one. Priority rows are chosen by what happened since the
-    checkpoint or save `since`, which is complete.
+    * `flash_bytes`: the bytes that a server may keep in Redis for a flash checkpoint.
+    * `weight_bits`: the bits of a weight in a persistent checkpoint; 0: weights are float32.
+    * `tracked`: later checkpoints may build on this one.
+    * `since`: the complete checkpoint since which changes are written; empty: all rows are. For priority rows, the
+      complete checkpoint or save since which changes count.
     """
 
     generation: int
@@ -101,10 +103,11 @@ class SavedCall:
 class PrepareCall:
     """Make room for the rows that a move to this table brings.
 
-    `since` is the version that the server must serve; 0: none, since it owns nothing. `checkpoint` is what a server
-    that replaces a lost one loads its rows from, and `priority` the saves of priority rows over it; empty: none was
-    lost. `lost` are the indexes of servers whose rows the others are to rebuild for their successors; empty: rows move.
-    `parity` and `no_parity` are as of `AssignCall`.
+    * `since`: the version that the server must serve; 0: the server owns nothing and serves none.
+    * `checkpoint`: the checkpoint from which the successor of a lost server loads its rows; `priority`: the saves of
+      priority rows to load over it; empty: no server is replaced.
+    * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
+    * `parity`, `no_parity`: as in `AssignCall`.
     """
 
     move: int
@@ -129,7 +132,7 @@ class CopyCall:
 
 @dataclass(frozen=True)
 class HandOverCall:
-    """Send what has changed until this barrier, keep holding for `hold_seconds`, and report all applied batches."""
+    """Send the changes up to this barrier, keep holding for `hold_seconds`, and report all applied batches."""
 
     generation: int
     barrier: int
@@ -140,9 +143,11 @@ class HandOverCall:
 
 @dataclass(frozen=True)
 class SwitchCall:
-    """Adopt the table of the move, and resume pushes; `applied` is all that any server has applied.
+    """Adopt the table of the move, and resume pushes.
 
-    `pulls` are outstanding, for a server that begins to order the staleness of all.
+    * `applied`: the batches that count as applied on a server that joins, and for the staleness bound of one that
+      begins to order.
+    * `pulls`: the outstanding pulls, for a server that begins to order the staleness of all.
     """
 
     generation: int
@@ -188,15 +193,15 @@ class CallServer:
     seconds: float
 
 
-# To the checkpoint folder. None of them may block another, or anything else, however long it takes.
+# To the checkpoint folder. However long one takes, it must not block anything else.
 
 
 @dataclass(frozen=True)
 class InitialWanted:
-    """Where the job has no checkpoint, take the one of `spec.checkpoint.initialFrom`.
+    """If the job has no checkpoint, start from one of `spec.checkpoint.initialFrom`.
 
-    * `pinned`: the one that the job started from before.
-    * `refused`: by URI, why checkpoints failed when they were loaded.
+    * `pinned`: the checkpoint that the job started from before.
+    * `refused`: by URI, the reason why loading a checkpoint failed.
     """
 
     pinned: Origin | None = None
@@ -207,8 +212,9 @@ class InitialWanted:
 class FindCheckpoint:
     """Look for the newest sound checkpoint that is not among `refused`.
 
-    Where `flash`, the flash checkpoint that is known to be the newest of all, is there, the folder is not asked.
-    `initial` says what to take where the job has no checkpoint at all; None: nothing.
+    * `flash`: the flash checkpoint known to be the newest of all; if Redis still has it, the folder is not read.
+    * `initial`: what to start from if the job has no checkpoint at all; None: nothing.
+
     Answered by `CheckpointFound` or `StorageFailed`.
     """
 
@@ -223,8 +229,10 @@ class FindCheckpoint:
 class WriteManifest:
     """Complete a checkpoint by writing its manifest atomically.
 
-    `applied` are the batches in its rows, `files` are those of all its servers. `partial_rows` is the checkpoint that
-    priority rows complete; empty: it has all rows. Answered by `ManifestWritten` or `StorageFailed`.
+    * `applied`: the batches in its rows. `files`: the files of all its servers.
+    * `partial_rows`: the checkpoint that these priority rows complete; empty: this checkpoint has all rows.
+
+    Answered by `ManifestWritten` or `StorageFailed`.
     """
 
     operation: int
@@ -242,7 +250,7 @@ class WriteManifest:
 
 @dataclass(frozen=True)
 class PruneCheckpoints:
-    """Remove what is older than the newest complete checkpoint, except the `keep` newest that are not damaged.
+    """Remove checkpoints older than the newest complete one, except the `keep` newest that are not damaged.
 
     Answered by `PruningDone` or `StorageFailed`.
     """
@@ -260,7 +268,7 @@ class DeleteCheckpoint:
     checkpoint: str
 
 
-# To who called, and to who watches.
+# To callers, and to watchers.
 
 
 @dataclass(frozen=True)
@@ -279,7 +287,7 @@ class LeasesVoid:
 
 @dataclass(frozen=True)
 class StartedUp:
-    """A process of this role serves `seconds` after it was asked for; the job stood still for `paused_seconds`."""
+    """A process of this role serves `seconds` after it was requested; the job paused for `paused_seconds`."""
 
     role: Role
     seconds: float
@@ -290,8 +298,8 @@ class StartedUp:
 class CheckpointTaken:
     """A checkpoint is complete; says how many seconds of training it cost.
 
-    `bytes` were written, in so many `seconds`; pushes were held for `held_seconds` of them. Weights are stored in
-    `weight_bits`; 0: as float32.
+    Writing `bytes` took `seconds`; pushes were held for `held_seconds` of them. Weights are stored in `weight_bits`
+    bits; 0: as float32.
     """
 
     checkpoint: str
@@ -304,9 +312,9 @@ class CheckpointTaken:
 
 @dataclass(frozen=True)
 class Moved:
-    """The rows are with so many servers, `seconds` after the move began; pushes were held for `paused_seconds` of them.
+    """The rows are on this number of servers, `seconds` after the move began; pushes were held for `paused_seconds`.
 
-    `bytes` were copied in up to so many `rounds`.
+    `bytes` were copied in at most `rounds` rounds.
     """
 
     servers: int
@@ -318,7 +326,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Reloaded:
-    """Lost servers are replaced, `seconds` after they were lost; `forgotten` is what their rows have lost."""
+    """Lost servers are replaced, `seconds` after their loss; `forgotten` describes the batches that their rows lost."""
 
     forgotten: ForgottenShare
     seconds: float

@@ -32,7 +32,7 @@ class TakenOver(_At):
     """A master starts, with the state that it found.
 
     * `awaits_plan`: there is a brain to ask for a first shape.
-    * `alone`: no member that the previous master knew is alive, as after the end of a whole local run.
+    * `alone`: no member that the previous master knew is alive, as after a whole local run has ended.
     * `has_flash_store`: there is a Redis for flash checkpoints.
     """
 
@@ -52,7 +52,7 @@ class TimePassed(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class Registered(_At):
-    """A process joins. The numbers are those of the table that a parameter server has adopted, 0 if none."""
+    """A process joins. The numbers are those of the table that a parameter server has adopted, 0 without one."""
 
     member: MemberId
     process: Process
@@ -71,8 +71,8 @@ class CallReceived(_At):
 class HeartbeatReceived(_At):
     """A heartbeat. `leases` are positions by token; `work` counts once for each `sequence`.
 
-    A parameter server also reports the table that it has adopted, and that it knows all tokens below `next_token` and
-    all barrier numbers below `next_barrier` of that generation, and all checkpoints below `next_checkpoint` of any.
+    A parameter server also reports the table that it has adopted. It may know tokens below `next_token` and barrier
+    numbers below `next_barrier` of that generation, and checkpoints below `next_checkpoint` of any generation.
 
     Answered by `LeasesVoid`.
     """
@@ -92,7 +92,7 @@ class HeartbeatReceived(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskWanted(_At):
-    """A worker asks for work. Answered by `Granted` if there is any."""
+    """A worker asks for work. Answered by `Granted` if there is work."""
 
     member: MemberId
 
@@ -145,9 +145,9 @@ class Exited(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class Rescaled(_At):
-    """The numbers in the manifest were edited, or `waits` has changed; the spec of the step is the edited one.
+    """The numbers in the manifest were edited, or `waits` has changed; the step uses the edited spec.
 
-    * `before`: the shape in force by the manifest of before.
+    * `before`: the shape in force by the previous manifest.
     * `waits`: what keeps the first new parameter server from starting; empty: nothing.
     """
 
@@ -158,7 +158,7 @@ class Rescaled(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class DrainWanted(_At):
-    """A parameter server is to give away all that it owns, as `draining.begin` says."""
+    """A parameter server must give away all that it owns; see `draining.begin`."""
 
     index: int
     incarnation: str
@@ -168,7 +168,7 @@ class DrainWanted(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class SuspensionWanted(_At):
-    """The job is to suspend at a checkpoint taken now."""
+    """The job must suspend at a checkpoint taken now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,16 +181,16 @@ class Advised(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanMissed(_At):
-    """No first plan has come in time."""
+    """No first plan arrived in time."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalAdvised(_At):
-    """The brain advises the checkpoint interval of least cost, in seconds, and the strategy.
+    """The brain advises the cheapest checkpoint interval, in seconds, and the cheapest strategy.
 
-    Of the strategies that the manifest allows, this one is expected to cost least.
+    The strategy is the one, among those that the manifest allows, that is expected to cost least.
     """
 
     seconds: float
@@ -199,7 +199,7 @@ class IntervalAdvised(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class FailuresExpected(_At):
-    """The brain expects a loss of a parameter server of the job every so many seconds."""
+    """The brain expects the job to lose a parameter server once in this number of seconds."""
 
     between_failures: float
 
@@ -209,7 +209,7 @@ class FailuresExpected(_At):
 
 @dataclass(frozen=True)
 class Loaded:
-    """Answers `AssignCall`: `done`, or the progress and the problem that is being retried."""
+    """Answers `AssignCall`: `done`, or the progress and the problem that the server is retrying."""
 
     done: bool
     loaded_bytes: int = 0
@@ -219,9 +219,9 @@ class Loaded:
 
 @dataclass(frozen=True)
 class AppliedReport:
-    """Answers all calls within a barrier: all applied batches.
+    """Answers all calls within a barrier with all applied batches.
 
-    `held_seconds` only for `SnapshotCall`, `pulls` only for `HandOverCall`.
+    Only the answer to `SnapshotCall` has `held_seconds`, and only that to `HandOverCall` has `pulls`.
     """
 
     applied: Applied
@@ -231,9 +231,9 @@ class AppliedReport:
 
 @dataclass(frozen=True)
 class Saved:
-    """Answers `SavedCall`: the files if `done`, or the progress and the problem that is being retried.
+    """Answers `SavedCall`: the files if `done`, or the progress and the problem that the server is retrying.
 
-    `examined_rows` are those among which priority rows were chosen so far.
+    `examined_rows` is the number of rows among which priority rows were chosen so far.
     """
 
     done: bool
@@ -247,7 +247,7 @@ class Saved:
 class Prepared:
     """Answers `PrepareCall`: whether it is done. A CopyReport answers `CopyCall`.
 
-    `loaded_bytes` and `problem` are those of rows that are loaded from a checkpoint.
+    `loaded_bytes` and `problem` concern rows that are loaded from a checkpoint.
     """
 
     done: bool
@@ -287,9 +287,9 @@ class ServerFailed(CallAnswer):
 class CheckpointFound(CallAnswer):
     """The newest sound checkpoint, if any.
 
-    * `damaged`: the newer ones that failed their checks, and how.
-    * `incompatible`: why the job cannot continue from it; empty if it can.
-    * `unusable`: why the job has none, and can start from none of `spec.checkpoint.initialFrom`; empty if it can.
+    * `damaged`: the newer checkpoints that failed their checks, and how.
+    * `incompatible`: why the job cannot continue from this checkpoint; empty if it can.
+    * `unusable`: why the job has no checkpoint and cannot start from one of `spec.checkpoint.initialFrom`; else empty.
     * `newest`: the largest number of a checkpoint, complete or not; 0 if there is none.
     """
 
@@ -312,7 +312,7 @@ class PruningDone(CallAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class StorageFailed(CallAnswer):
-    """The checkpoint folder was not usable; `lacks_credentials`: because this process has none for the store."""
+    """The checkpoint folder was not usable; `lacks_credentials`: this process has no credentials for the store."""
 
     problem: str
     lacks_credentials: bool = False

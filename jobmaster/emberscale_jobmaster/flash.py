@@ -1,7 +1,7 @@
 """Flash checkpoints of a job: when the next one is due, and what the last ones cost.
 
-A flash checkpoint goes to Redis every few seconds (DLRover-RM, section 5.3). It bounds what a lost parameter server
-costs; persistent checkpoints go on at their own interval, and everything that lasts is in them alone.
+A flash checkpoint goes to Redis every few seconds (DLRover-RM, section 5.3). It bounds the cost of losing a parameter
+server. Persistent checkpoints continue at their own interval; only they last.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from emberscale_api.job import FlashMode, TrainingJobSpec
 LEAST_INTERVAL_SECONDS = 15.0
 LONGEST_INTERVAL_SECONDS = 300.0
 _MOST_INTERVAL_SECONDS = FLASH_KEPT_SECONDS / 2
-"""Whatever the manifest says: later, Redis would have forgotten what the next one builds on."""
+"""Overrides the manifest: after a longer interval, Redis would have dropped what the next checkpoint builds on."""
 _COST_SHARE = 0.01
-"""Of the training time: what flash checkpoints may cost where the manifest names no interval."""
+"""The share of training time that flash checkpoints may cost if the manifest names no interval."""
 _LONGEST_PAUSE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Flash:
-    """What is known of a job's flash checkpoints. Times are on the job's clock, in seconds.
+    """The state of a job's flash checkpoints. Times are on the job's clock, in seconds.
 
     * `available`: whether there is a Redis for them.
     * `checkpoint`: the id of the newest complete one whose rows belong to this history; empty if there is none.
     * `taken_at`: when its barrier began. `counted_from`: when the interval to the next one began.
-    * `seconds`: how long it took. `held_seconds`: for how long it held pushes. `cost_seconds`: of training.
-    * `written_bytes`: that it added. `bytes`: of it and of what it builds on.
+    * `seconds`: how long it took. `held_seconds`: how long it held pushes. `cost_seconds`: the training time it cost.
+    * `written_bytes`: the bytes that it added. `bytes`: its size, including the checkpoints on which it builds.
     """
 
     available: bool = False
@@ -46,7 +46,7 @@ def is_wanted(flash: Flash, spec: TrainingJobSpec) -> bool:
 
 
 def interval(flash: Flash, spec: TrainingJobSpec) -> float:
-    """Seconds between flash checkpoints: the manifest's, else as many as keep their cost low."""
+    """Returns the seconds between flash checkpoints: the manifest's, else the interval that keeps their cost low."""
     if spec.checkpoint.flash.interval is not None:
         return min(spec.checkpoint.flash.interval, _MOST_INTERVAL_SECONDS)
     return min(max(LEAST_INTERVAL_SECONDS, flash.cost_seconds / _COST_SHARE), LONGEST_INTERVAL_SECONDS)
@@ -58,12 +58,12 @@ def is_due(flash: Flash, spec: TrainingJobSpec, now: float) -> bool:
 
 
 def pause(flash: Flash, spec: TrainingJobSpec, attempts: int) -> float:
-    """Seconds to the next attempt after this number of failed ones: each holds pushes for a moment."""
+    """Returns the seconds to wait after this number of failed attempts, as each attempt holds pushes briefly."""
     return min(interval(flash, spec) * 2.0 ** min(attempts, 6), _LONGEST_PAUSE_SECONDS)
 
 
 def missing_store(flash: Flash, spec: TrainingJobSpec) -> str:
-    """Says that the manifest asks for flash checkpoints and there is no Redis for them; else empty."""
+    """Returns a warning if the manifest asks for flash checkpoints and there is no Redis for them; else empty."""
     if flash.available or spec.checkpoint.flash.mode is not FlashMode.ENABLED:
         return ""
     return (

@@ -20,10 +20,10 @@ class FlashOutOfReachError(UnavailableError):
 
 
 class FlashManifests:
-    """A connection of its own, so that rows on their way delay nothing else. All methods raise FlashOutOfReachError."""
+    """Uses its own connection, so that row transfers do not delay others. All methods raise FlashOutOfReachError."""
 
     def __init__(self, url: str, job_uid: str) -> None:
-        """Connects when it is used. Raises ValueError for a malformed URL."""
+        """Connects on first use. Raises ValueError for a malformed URL."""
         self._redis = redis.Redis.from_url(
             url,
             socket_timeout=_TIMEOUT_SECONDS,
@@ -41,10 +41,10 @@ class FlashManifests:
         return None if text is None else CheckpointManifest.from_json(text, self._keys.manifest)
 
     def write(self, manifest: CheckpointManifest, confirm: Callable[[], object]) -> CheckpointManifest | None:
-        """Completes a checkpoint, unless a newer one is there; returns the one that it replaces.
+        """Completes a checkpoint, unless a newer one exists; returns the checkpoint that it replaces.
 
-        `confirm` raises if this master was deposed. It is called between the look at the manifest and its replacement,
-        which fails if any other master has written one meanwhile: so a master that was paused overwrites nothing.
+        `confirm` raises if this master was deposed. It is called between the read of the manifest and its replacement,
+        which fails if another master has written a manifest meanwhile. So a paused master overwrites nothing.
         """
         key = self._keys.manifest
         try:
@@ -64,7 +64,7 @@ class FlashManifests:
         return before
 
     def remove_replaced(self, before: CheckpointManifest, manifest: CheckpointManifest) -> None:
-        """Removes the files that only the checkpoint `before` consists of. No later one lists them: names are new."""
+        """Removes the files that only the checkpoint `before` uses. No later one lists them: names are never reused."""
         try:
             self._remove(sorted(self._keys_of(before) - self._keys_of(manifest)))
         except (redis.RedisError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a partial recovery makes rows forget, and the portion of lost samples that it adds (CPR equation 3).
+"""Computes what a partial recovery makes rows forget, and the portion of lost samples that it adds (CPR equation 3).
 
 Rows that go back to a checkpoint lose the batches that came after it. Nobody trains a forgotten batch again, so a row
 cannot lose it twice: a recovery counts the progress since the last checkpoint or since the last partial recovery of the
@@ -19,9 +19,9 @@ from emberscale_jobmaster.state import JobState, samples_in
 def forgotten_by(
     state: JobState, spec: TrainingJobSpec, lost: Collection[int], applied: Applied, source: Source
 ) -> ForgottenShare:
-    """What the rows of these servers, by index, lose of the `applied` batches when they go back to a checkpoint.
+    """Returns the `applied` batches that the rows of these servers, by index, lose by going back to a checkpoint.
 
-    Batches that all of these rows have forgotten before are left out, and each row counts only what is new to it.
+    Omits batches that all of these rows have already forgotten; each row counts only what it forgets anew.
     """
     table, batches = state.routing.table, minus(applied, source.restored.applied)
     buckets = [number for number, owner in enumerate(table.bucket_owners) if owner in lost]
@@ -47,7 +47,7 @@ def forgotten_by(
 
 
 def _known(forgotten: Iterable[ForgottenShare], spans: Iterable[Ranges], number: int) -> tuple[ForgottenShare, ...]:
-    """The recoveries that took something from the bucket or piece of this number."""
+    """Returns the recoveries in which the bucket or piece of this number forgot batches."""
     return tuple(
         share
         for share, ranges in zip(forgotten, spans, strict=True)

@@ -21,7 +21,7 @@ class InitialUnreachableError(UnavailableError):
 
 @dataclass(frozen=True)
 class InitialFound:
-    """What was found: a checkpoint, or why the job cannot start from any; `damaged` by URI are newer ones."""
+    """The checkpoint found, or why the job cannot start from any; `damaged` lists newer damaged ones by URI."""
 
     source: Source | None = None
     damaged: dict[str, str] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 At any time every batch is in exactly one of: `done`, a live lease beyond its commit offset, `returned` (the rest of a
 lease that ended early), or `uncut` (not part of any shard yet). The caller gives leases fencing tokens that ascend over
-the life of the job. A call for a lease that is no longer live says so.
+the life of the job. Calls for a lease that is no longer live report that.
 """
 
 from collections.abc import Container, Mapping
@@ -15,14 +15,14 @@ from emberscale_jobmaster.ranges import Ranges
 
 
 class LedgerError(AssertionError):
-    """A batch is in two places of the ledger, or in none: a defect, after which the ledger cannot be trusted."""
+    """A batch is in two places of the ledger, or in none. This is a defect; the ledger cannot be trusted afterwards."""
 
 
 @dataclass(frozen=True)
 class Lease:
     """Batches [start, stop) that one member works on; those below `committed` are done.
 
-    `shard` is the start of the shard as first cut; a remainder that is leased again keeps it.
+    `shard` is the start of the shard as first cut; a remainder keeps it when it is leased again.
     """
 
     token: int
@@ -117,7 +117,7 @@ class Ledger:
         return replace(ledger, leases={other: lease for other, lease in ledger.leases.items() if other != token})
 
     def revoke(self, tokens: Container[int]) -> "Ledger":
-        """Ends those of the leases that are live; what they had not committed is leased again, lowest first."""
+        """Ends the live leases among these. Batches that they had not committed are leased again, lowest first."""
         ended = [lease for token, lease in self.leases.items() if token in tokens]
         if not ended:
             return self

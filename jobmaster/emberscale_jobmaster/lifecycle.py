@@ -1,4 +1,4 @@
-"""Transitions for members that join, fall silent, fail and exit, for limits that end the job, and for time."""
+"""Transitions for members that join, go silent, fail and exit, for limits that end the job, and for time."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from emberscale_jobmaster.takeover import surpass_history
 
 SHOWN_BAD_RECORDS = 10
 OWN_ERROR = "Error"
-"""The reason of an exit that is the job's own doing, unlike OOMKilled, Killed and NodeLost."""
+"""The reason of an exit that the job itself caused, unlike OOMKilled, Killed and NodeLost."""
 
 
 def register(
@@ -26,9 +26,9 @@ def register(
     generation: int = 0,
     version: int = 0,
 ) -> JobState:
-    """Registers a process, which replaces the one before it. Raises SupersededMemberError.
+    """Registers a process, which replaces its predecessor. Raises SupersededMemberError.
 
-    `generation` and `version` are those of the rows that a parameter server already holds; 0 if it holds none.
+    `generation` and `version` describe the rows that a parameter server already holds; 0 if it holds none.
     """
     before = state.members.slot(member.role, member.index).process
     state = replace(state, members=state.members.register(member.role, member.index, process))
@@ -41,7 +41,7 @@ def register(
 def on_call(
     state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int = 0, version: int = 0
 ) -> JobState:
-    """A member speaks; the numbers are as in `register`. Raises UnknownMemberError or SupersededMemberError."""
+    """Handles a call of a member; numbers are as in `register`. Raises UnknownMemberError, SupersededMemberError."""
     members = state.members.spoke(member)
     if members is not state.members:
         state = replace(state, members=members)
@@ -56,7 +56,7 @@ def give_up_silent(state: JobState, spec: TrainingJobSpec, members: Iterable[Mem
 
 
 def expel_stuck(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
-    """Expels members that send heartbeats but make no progress: they are refused from now on."""
+    """Expels members that send heartbeats but make no progress; the master refuses them from now on."""
     for member in members:
         state = _gone(replace(state, members=state.members.expelled(member)), spec, member)
     return state
@@ -109,12 +109,12 @@ def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh:
 
 
 def count_truncated(state: JobState, records: int) -> JobState:
-    """Counts records with a list of ids that was cut to its column's maximum length."""
+    """Counts records in which a list of ids was cut to its column's maximum length."""
     return replace(state, truncated_records=min(state.truncated_records + records, MAX_COUNT))
 
 
 def count_time(clock: Clock, elapsed: float, training: bool) -> Clock:
-    """The job's clock `elapsed` seconds later; `training` is what the job did in them."""
+    """Returns the job's clock `elapsed` seconds later; `training` says whether the job trained meanwhile."""
     return Clock(clock.active_seconds + elapsed, clock.training_seconds + (elapsed if training else 0.0))
 
 
@@ -131,13 +131,13 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> Jo
 
 
 def past_deadline(active_seconds: float, spec: TrainingJobSpec) -> bool:
-    """Returns whether a job that was active for so long must fail."""
+    """Returns whether a job that was active for this long must fail."""
     deadline = spec.run_policy.active_deadline
     return deadline is not None and active_seconds > deadline
 
 
 def expire_leases(state: JobState, tokens: Iterable[int]) -> JobState:
-    """Revokes leases that no heartbeat has mentioned for too long; their rest goes to other workers."""
+    """Revokes leases that no heartbeat has mentioned for too long; other workers get their remaining batches."""
     return replace(state, ledger=state.ledger.revoke(frozenset(tokens)))
 
 

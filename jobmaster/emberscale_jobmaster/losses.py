@@ -1,4 +1,4 @@
-"""What a lost parameter server costs a job: who is lost, what protects its rows, and the recovery that begins."""
+"""Handles lost parameter servers: determines what is lost and what protects the rows, and begins a recovery."""
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
@@ -28,7 +28,7 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
     if before.get(lost.index) == lost.incarnation:
         return state
     if state.stage in PREPARATION or not (state.routing.ready or state.reload is not None):
-        return unroute(state, spec)  # no row has changed since it was assigned
+        return unroute(state, spec)  # no row has changed since the assignment
     if state.reload is not None and lost.incarnation in {server.incarnation for server in state.reload.lost}:
         return state
     if switching(state) is not None:
@@ -39,12 +39,12 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
 
 
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
-    """Starts the recovery that costs least."""
+    """Starts the cheapest recovery."""
     newest = state.flash.taken_at if state.flash.checkpoint else 0.0
     is_flash_newest = newest > state.checkpointed_at
     survivors = _survivors(state, failure)
     pls = state.pls
-    if not is_flash_newest:  # of a flash checkpoint, its manifest will tell
+    if not is_flash_newest:  # the manifest of a flash checkpoint says this later
         lost = {server.index for server in state.routing.table.owners} - survivors
         newest_persistent = Source(state.checkpoint, state.restored)
         pls += forgotten_by(state, spec, lost, applied_batches(state, spec), newest_persistent).pls
@@ -68,24 +68,24 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
 
 
 def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
-    """All servers go back to the newest checkpoint, of a job that may recover partially; `why` it does not is told."""
+    """Rolls back a job that may recover partially to the newest checkpoint, and tells `why` it does not recover so."""
     told = reshaping.note_step(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
     return _roll_back(told, spec)
 
 
 def _roll_back(state: JobState, spec: TrainingJobSpec) -> JobState:
-    scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
+    scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # also if the manifest was edited meanwhile
     return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
 
 
 def _survivors(state: JobState, failure: Failure) -> frozenset[int]:
-    """The indexes of the servers whose rows are as the routing table says."""
+    """Returns the indexes of the servers that still hold the rows that the routing table gives them."""
     kept = (server for server in state.routing.table.owners if server.index not in failure.servers)
     return frozenset(server.index for server in kept if state.members.has(server))
 
 
 def _await_successors(state: JobState, failure: Failure) -> JobState:
-    """Begins a reload, or begins it again where another server is lost meanwhile. Checkpoints and moves end."""
+    """Begins a reload, or restarts it if another server is lost meanwhile. Ends checkpoints and moves."""
     before = state.reload
     lost = tuple(server for server in state.routing.table.owners if server.index in failure.servers)
     operation = Reload(
@@ -106,7 +106,7 @@ def _await_successors(state: JobState, failure: Failure) -> JobState:
 
 
 def _degraded(state: JobState, servers: tuple[int, ...], reason: str) -> JobState:
-    """The rows of servers are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
+    """Begins to rebuild the rows of servers. Ends operations that need all servers."""
     before = state.rebuilding or Rebuilding({}, reason, state.clock.active_seconds)
     incarnations = {server: state.routing.table.servers[server].incarnation for server in servers}
     lost = replace(before, lost=incarnations, reason=reason, told=False)
@@ -115,12 +115,12 @@ def _degraded(state: JobState, servers: tuple[int, ...], reason: str) -> JobStat
 
 
 def in_parity(state: JobState) -> frozenset[int]:
-    """The servers of which the others can rebuild as many as the parity covers now."""
+    """Returns the servers with rows in the parity: any `kept_parity` of them can be rebuilt now."""
     return _in_parity(state) if state.rebuilding is None else frozenset()
 
 
 def _in_parity(state: JobState) -> frozenset[int]:
-    """As `in_parity`, those included that wait to be rebuilt while nobody has begun with that."""
+    """As `in_parity`, but also while servers wait to be rebuilt and no rebuild has begun."""
     table, parity = state.routing.table, state.parity
     owners = frozenset(server.index for server in table.owners)
     whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
@@ -130,18 +130,18 @@ def _in_parity(state: JobState) -> frozenset[int]:
 
 
 def is_protected(state: JobState) -> bool:
-    """Whether nothing is lost now with as many servers as the parity covers."""
+    """Whether the job can lose as many servers as the parity covers now, and lose no rows."""
     return bool(in_parity(state)) and not state.parity.troubles
 
 
 def may_own(state: JobState, index: int, incarnation: str) -> bool:
-    """Whether this parameter server owns something, or takes part in a move."""
+    """Whether this parameter server owns rows or dense pieces, or takes part in a move."""
     moving = () if state.move is None else state.move.parties
     return (index, incarnation) in holders(state) | {(one.index, one.incarnation) for one in moving}
 
 
 def holders(state: JobState) -> set[tuple[int, str]]:
-    """The servers that may own rows, by index and incarnation."""
+    """Returns the servers that may own rows, by index and incarnation."""
     operation = switching(state)
     servers = state.routing.table.owners if operation is None else operation.parties
     return {(server.index, server.incarnation) for server in servers}

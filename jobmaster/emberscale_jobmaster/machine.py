@@ -66,8 +66,8 @@ class MasterState:
     """The state of one master.
 
     * `job`: must survive the master. `seen`: may be lost with it.
-    * `looked_at`, `counted_at`: the time of the last event, and the time until which the job's clock is counted; both
-      on the clock of the events.
+    * `looked_at`: the time of the last event. `counted_at`: the time up to which the job's clock has been counted. Both
+      are on the clock of the events.
     """
 
     job: JobState
@@ -165,7 +165,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     if state.job.over:
         return state, ()
     elapsed = max(0.0, event.now - state.counted_at)
-    # A job whose phases are short never has as much left to count.
+    # The deadline is checked separately, as a job with short phases never has COUNTED_SECONDS left to count.
     if elapsed >= COUNTED_SECONDS or lifecycle.past_deadline(state.clock(event.now), spec):
         job = lifecycle.on_time_passed(state.job, spec, elapsed)
         state = replace(state, job=job, counted_at=event.now)
@@ -174,7 +174,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     silent = seen.silent(job.members, timeout)
     lapsed: list[int] = []
     stuck: list[MemberId] = []
-    if job.stage not in PREPARATION:  # a worker does not mention what it prepares; its silence alone ends that
+    if job.stage not in PREPARATION:  # heartbeats omit leases of preparation: only silence ends them
         forgotten = min(timeout, max(2.0, 5 * spec.sharding.heartbeat_interval))
         lapsed = seen.lapsed(job.ledger, timeout, forgotten)
         least = SILENT_STUCK_SECONDS if job.stage is Stage.EVALUATE else STUCK_SECONDS
@@ -197,7 +197,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
 def _slow_found(
     job: JobState, seen: Observations, spec: TrainingJobSpec, now: float, clock: float
 ) -> tuple[JobState, Observations, tuple[LogEvent, ...]]:
-    """Compares members with their peers, takes the leases of workers that have become slow, and replaces some."""
+    """Compares members with their peers, revokes the leases of workers that became slow, and replaces some members."""
     if job.stage is not Stage.TRAIN or job.reload is not None:
         return job, seen, ()
     before, seen = seen, seen.compared(job.members, now)
@@ -240,7 +240,7 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
         seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
         coded = kept_parity(job, spec) > 0
-        if coded and seen.has_heard_servers(job.members):  # else one that a master before lost may be lost indeed
+        if coded and seen.has_heard_servers(job.members):  # an earlier master may have lost one
             trouble = rebuilding.trouble_of(job, member, event.generation, event.served)
             seen = seen.troubled(member, trouble)
             job = rebuilding.note_parity(
@@ -275,7 +275,7 @@ def _settled(
         if job is not before.job:
             job = progress.advance(before.job, job, spec)
         begun = restoring.begin_if_due(job, spec, clock)
-        if after.seen.has_heard_servers(begun.members):  # a barrier would end one that is held for a switch
+        if after.seen.has_heard_servers(begun.members):  # a new barrier would end one held for a switch
             begun = reloading.advance_if_due(begun, spec, clock)
             begun = checkpointing.begin_if_due(begun, spec, clock)
             begun = moving.begin_if_due(begun, spec, clock)
@@ -286,7 +286,7 @@ def _settled(
     counted_at = after.counted_at
     if job is not before.job and not before.job.over:
         phase = phase_of(before.job, spec)
-        if phase is not phase_of(job, spec):  # each phase gets its time to the moment
+        if phase is not phase_of(job, spec):  # count the exact time of each phase
             elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
             job = replace(job, clock=lifecycle.count_time(job.clock, elapsed, training=phase is JobPhase.TRAINING))
     seen = after.seen

@@ -31,8 +31,8 @@ class SupersededMemberError(Exception):
 class Process:
     """A registered process. `alive` is False while it is silent for too long.
 
-    `most_parity`: how many servers may be lost at a time by the parity that it keeps when it is told to; 0 of one that
-    ignores that, as versions before `Auto` took parity do.
+    `most_parity`: the largest number of lost servers that it can cover with parity when told to; 0 for a version that
+    ignores the master's choice, from before `Auto` could choose parity.
     """
 
     incarnation: str
@@ -46,21 +46,21 @@ class Process:
 
 
 class DrainPhase(StrEnum):
-    """Where a drain stands."""
+    """The phase of a drain."""
 
     LEAVES = "Leaves"
-    """The server is to own nothing."""
+    """The rows of the server move away."""
     DRAINED = "Drained"
-    """It owns nothing, and may go."""
+    """The server owns nothing, and may go."""
     REPLACED = "Replaced"
-    """A successor has joined, and is to get its share."""
+    """A successor has joined, and gets its share."""
 
 
 @dataclass(frozen=True)
 class Drain:
-    """A parameter server that is to go without loss.
+    """A parameter server that leaves without loss.
 
-    * `incarnation`: the process that goes. `why`: for people.
+    * `incarnation`: the process that leaves. `why`: the reason, for people.
     * `began_at`: on the job's clock, in seconds.
     * `replaced`: whether the master has the process replaced once it owns nothing.
     """
@@ -74,7 +74,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Slot:
-    """One role and index: the process that holds it, if any, and every incarnation that no longer may."""
+    """One role and index: the process that holds it, if any, and all incarnations that may no longer hold it."""
 
     role: Role
     index: int
@@ -103,7 +103,7 @@ class Membership:
         return process if process is not None and process.alive else None
 
     def live(self, *roles: Role) -> dict[str, MemberId]:
-        """The live members of these roles, by slot; all without any."""
+        """Returns the live members of these roles, by slot; of all roles if none is given."""
         return {
             name: MemberId(slot.role, slot.index, slot.process.incarnation)
             for name, slot in self.slots.items()
@@ -118,12 +118,12 @@ class Membership:
         return PsAddress(index, process.incarnation, process.data_address, process.control_address)
 
     def has(self, server: PsAddress) -> bool:
-        """Whether a server of a routing table is alive, and nobody is in its place."""
+        """Whether a server of a routing table is alive and no other process has taken its slot."""
         present = self.server(server.index)
         return present is not None and present.incarnation == server.incarnation
 
     def register(self, role: Role, index: int, process: Process) -> "Membership":
-        """Puts a process in its slot and replaces the one before. Registering twice has no further effect.
+        """Puts a process in its slot and replaces its predecessor. Registering twice has no further effect.
 
         Raises SupersededMemberError.
         """

@@ -29,17 +29,17 @@ _MAX_TEXT = 4096
 _MAX_BAD_RECORDS = 10_000
 _MAX_NAMES = 4096
 _MAX_SUM = 1e100
-"""Of losses: far above any sum of float32 losses, and so far below the largest double that a job can add them up."""
+"""The largest loss sum: far above any sum of float32 losses, and small enough that a job can add them up as doubles."""
 _SUMS = frozenset({"loss_sum", "prediction_sum"})
 _IDENTIFIERS = frozenset({"session"})
-"""Integers that take all 64 bits."""
+"""Fields whose integers use all 64 bits."""
 _REASON = re.compile(r"^[A-Z][A-Za-z0-9]{0,127}$")
 
 
 def check_numbers(said: Message, where: str = "") -> None:
     """Raises InvalidReportError for a number that no process can mean: NaN, infinite or negative, or beyond MAX_COUNT.
 
-    Such a number would make the master's own messages, or its state in Redis, impossible to write or to read.
+    With such a number, the master could not write or read its own messages, or its state in Redis.
     """
     for present in present_fields(said):
         name, field, values, keys = f"{where}{present.name}", present.field, present.values, present.keys
@@ -119,7 +119,7 @@ def _parity_trouble(report: pb.PsReport) -> ParityTrouble | None:
 
 
 def bad_records(records: Iterable[pb.BadRecord]) -> list[BadRecord]:
-    """Malformed records, of one call no more than a bounded number."""
+    """Returns the malformed records of a call, at most a bounded number."""
     return [
         BadRecord(record.file[:_MAX_TEXT], record.line, record.problem[:_MAX_TEXT])
         for record, _ in zip(records, range(_MAX_BAD_RECORDS), strict=False)
@@ -127,7 +127,7 @@ def bad_records(records: Iterable[pb.BadRecord]) -> list[BadRecord]:
 
 
 def drain(request: pb.DrainRequest) -> tuple[int, str, str]:
-    """Returns index and incarnation of the server that is to go, and why. Raises InvalidReportError."""
+    """Returns the index and incarnation of the server to drain, and why. Raises InvalidReportError."""
     if not request.incarnation:
         raise InvalidReportError("incarnation: is required")
     return request.index, request.incarnation, request.reason[:_MAX_TEXT]
@@ -155,9 +155,9 @@ def finding(result: pb.TaskResult, stage: Stage) -> Finding:
 
 
 def check_blocks(blocks: Iterable[pb.Block], file: DataFile, file_number: int) -> None:
-    """Raises InvalidReportError unless the blocks follow each other through the file, without a record between them.
+    """Raises InvalidReportError unless the blocks cover consecutive records of the file, without gaps.
 
-    Bytes say less: those of a compressed file are its text's, and parts of one row group of Parquet share theirs.
+    Byte ranges prove less: those of a compressed file refer to its text, and parts of one Parquet row group share one.
     """
     offset, record = 0, 0
     for block in blocks:
@@ -170,7 +170,7 @@ def check_blocks(blocks: Iterable[pb.Block], file: DataFile, file_number: int) -
 
 
 def wire_task(task: Task) -> pb.Task:
-    """A task as the worker gets it."""
+    """Converts a task for its worker."""
     split = WIRE_SPLITS[task.split] if task.split is not None else pb.SPLIT_UNSPECIFIED
     return message_of(pb.Task, task, kind=pb.TaskKind.Value(task.stage.name), split=split)
 
@@ -185,7 +185,7 @@ def wire_routing(table: RoutingTable, ready: bool) -> pb.Routing:
 
 
 def lease_tokens(state: JobState) -> pb.LeaseTokens:
-    """Which leases of training tasks are in force."""
+    """Returns the leases of training tasks that are in force."""
     live = state.ledger.leases.keys() if state.stage is Stage.TRAIN else ()
     return pb.LeaseTokens(live=live, next=state.next_token)
 

@@ -1,14 +1,14 @@
-"""A live move: rows go to other owners while training goes on, and a barrier is held for the last changes only.
+"""A live move: rows go to other owners while training continues; only the last changes need a barrier.
 
     PREPARE -> COPY -> BARRIER -> SWITCH -> done
-       before SWITCH: whatever fails is undone, and the move is tried again later or not at all
-       a barrier that fails -> COPY, which goes on where it was
+       before SWITCH: a failure undoes the move, which is tried again later or given up
+       a barrier that fails -> COPY, which continues where it was
        from SWITCH on: the next master finishes it; a server that refuses the switch -> the job recovers
        rows of lost servers, rebuilt for their successors (`rebuilding`): from COPY to SWITCH, without a barrier
 
 SWITCH is durable before any server adopts the new table, so the ledger knows of every table that a server may have. A
-server holds the barrier of a move long enough for the next master; where even that lapsed, what the receivers have is
-not all that was pushed, and only a roll-back is safe.
+server holds the barrier of a move long enough for the next master to take over. If even that hold lapses, the receivers
+lack some of the pushes, and only a roll-back is safe.
 """
 
 from emberscale_api.frozen import replace
@@ -43,11 +43,11 @@ KIND = "Move"
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of the barrier, before it has handed over."""
 HANDED_OVER_SECONDS = 30.0
-"""How long it does so once it has: another master takes over within that."""
+"""How long it does so after it has handed over: long enough for another master to take over."""
 PREPARE_SECONDS = 180.0
 """How long servers without rows may take to build the model and its tables."""
 SPARE_SECONDS = 30.0
-"""How long servers may rest while they copy, where nobody waits for the move: training keeps its cores."""
+"""How long servers may rest while they copy if the move is not urgent, so that training keeps its cores."""
 COPY_SECONDS = 60.0
 """How long servers may copy without any progress."""
 BARRIER_SECONDS = 15.0
@@ -57,11 +57,11 @@ WAIT_SECONDS = 1.0
 CALL_SECONDS = 8.0
 AGAIN_SECONDS = 0.25
 KEPT_SECONDS = 2.0
-"""How often a server that is ready hears that the move is still wanted."""
+"""How often the master tells a ready server that the move is still wanted."""
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Begins a move to the wanted servers and shares, and its barrier; drops one that is not wanted any more."""
+    """Begins a move to the wanted servers and shares, and its barrier; drops a move that is no longer wanted."""
     move = state.move
     if move is not None and move.lost:
         is_void = _gone(state, move.parties) and not move.holds
@@ -74,7 +74,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
     target, servers = state.scaling.target, servers_wanted(state, spec)
     if target is None and KIND in state.troubles and _follows_shares(state, servers):
-        return state.untroubled(KIND)  # a recovery or an edit has brought what a move was to bring
+        return state.untroubled(KIND)  # a recovery or an edit has made the move unnecessary
     due = scaling.move_due(state) if target is not None else _shares_due(state, servers)
     if not due or state.rests(KIND, now):
         return state
@@ -95,7 +95,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         shares=wanted_shares(state, servers),
         members=tuple(sorted(owning)),
     )
-    if not _is_wanted(state, spec, move):  # one that is to own something is not there
+    if not _is_wanted(state, spec, move):  # a future owner is missing
         return state
     state = replace(
         state,
@@ -112,10 +112,10 @@ def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tupl
 
 
 def clean_up(before: Move, after: JobState) -> tuple[Effect, ...]:
-    """What remains to be done where a move was given up, or its barrier.
+    """Returns the effects that clean up after a move, or its barrier, was given up.
 
-    A barrier from which some server may have switched is not let go: the next generation ends it. Else a server that
-    has yet to switch would train on what another one owns.
+    Does not release a barrier from which a server may have switched: the next generation ends it. A released server
+    that has not switched would train on rows that another server owns.
     """
     now = after.move
     calls: list[ServerRequest] = []
@@ -133,7 +133,7 @@ def clean_up(before: Move, after: JobState) -> tuple[Effect, ...]:
 
 
 def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared, now: float) -> JobState:
-    """A server is ready to receive, or not yet."""
+    """Handles a server's answer that it is ready to receive, or not yet."""
     operation = answered(operation, server)
     if not answer.done:
         return state.asking(operation, server)
@@ -149,7 +149,7 @@ def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared,
 def on_copied(
     state: JobState, spec: TrainingJobSpec, operation: Move, server: int, answer: CopyReport, now: float
 ) -> JobState:
-    """A server says how far it is. It is asked on: one that hears no more of a move gives it up."""
+    """Handles a server's progress. Keeps asking: a server that hears no more of a move gives it up."""
     before = operation.copied.get(server)
     newly_ready = answer.ready and server not in operation.done
     gets_on = before is None or newly_ready or _reached(answer) != _reached(before)
@@ -167,14 +167,14 @@ def on_copied(
 
 
 def _reached(report: CopyReport) -> tuple[int, int]:
-    """What grows while a server gets on: it sends rows, or takes its own out of the parity before it can."""
+    """Returns what grows while a server makes progress: it sends rows, or first takes its own out of the parity."""
     return report.copied_bytes, report.rounds
 
 
 def on_applied(
     state: JobState, spec: TrainingJobSpec, operation: Move, server: int, answer: AppliedReport, now: float
 ) -> JobState:
-    """A server has held pushes, settled them, or handed its last changes over."""
+    """Handles a server's answer that it has held pushes, settled them, or handed over its last changes."""
     barrier = operation.barrier
     if barrier is None:
         return state
@@ -197,7 +197,7 @@ def on_applied(
 
 
 def on_switched(state: JobState, operation: Move, server: int, now: float) -> tuple[JobState, tuple[Effect, ...]]:
-    """A server has adopted the new table. Once all have, it is in force."""
+    """Handles a server's adoption of the new table, which is in force once all servers have adopted it."""
     operation = answered(operation, server)
     operation = replace(operation, done=operation.done | {server})
     if len(operation.done) < len(operation.parties):
@@ -224,7 +224,7 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
 
 
 def _sized(state: JobState, operation: Move) -> JobState:
-    """The rows are on the servers of the move's shape. A master that took a switch over has that as its target."""
+    """Records that the rows are on the servers of the move's shape, also if it is not the target any more."""
     scaled = state.scaling
     reached = operation.sizes == scaled.sizes and operation.sizes != scaled.target
     return state if reached else scaling.complete_move(state, operation.sizes)
@@ -233,7 +233,7 @@ def _sized(state: JobState, operation: Move) -> JobState:
 def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Move, server: int, code: str, problem: str, now: float
 ) -> JobState:
-    """A call to a server has failed."""
+    """Handles a failed call to a server."""
     if operation.phase is MovePhase.BARRIER:
         return _barrier_failed(state, spec, operation, f"ps-{server}: {problem}", now)
     if code in retry.PASSING_CODES:
@@ -245,7 +245,7 @@ def on_server_failed(
 
 
 def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: float) -> JobState:
-    """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
+    """Repeats calls that are due, and gives up a move without progress; never a switch, which may have happened."""
     if operation.phase is MovePhase.SWITCH and (gone := _gone(state, operation.parties)):
         return recover(state, spec, Failure(gone, f"ps-{gone[0]} is lost, and may have switched"))
     may_wait = operation.phase is MovePhase.COPY and len(operation.done) == len(operation.parties)
@@ -259,17 +259,17 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now:
 
 
 def on_takeover(state: JobState, operation: Move) -> JobState:
-    """A new master finishes what may have been switched, and undoes anything else."""
+    """Finishes a switch under a new master, as a server may have switched; undoes any earlier phase."""
     if operation.phase is not MovePhase.SWITCH:
         return state.without(operation)
     return state.asking(operation, *operation.pending, *operation.again_at)
 
 
 def forget_barrier(state: JobState) -> JobState:
-    """Has the move's barrier lapse instead of letting it go.
+    """Lets the move's barrier lapse instead of releasing it.
 
-    Redis may have lost its last second with the master before, and with it that servers were told to switch. What they
-    report of their version tells before the barrier lapses. A server that was let go would train on what another owns.
+    Redis may have lost the previous master's last second, including the switch. The versions that servers report reveal
+    that before the barrier lapses. A released server would train on rows that another server owns.
     """
     move = state.move
     if move is None or move.phase is not MovePhase.BARRIER:
@@ -320,19 +320,19 @@ def _planned(state: JobState, servers: int) -> RoutingTable:
 
 
 def _shares_due(state: JobState, servers: int) -> bool:
-    """Whether the routing table does not follow the wanted servers and shares, and rows can move now."""
+    """Whether the routing table differs from the wanted servers and shares, and rows can move now."""
     if not scaling.may_move(state) or _follows_shares(state, servers):
         return False
     return not _gone(state, state.routing.table.owners)
 
 
 def _follows_shares(state: JobState, servers: int) -> bool:
-    """Whether the routing table was planned for so many servers, by the wanted shares."""
+    """Whether the routing table was planned for this number of servers and the wanted shares."""
     return servers == len(state.routing.table.servers) and wanted_shares(state, servers) == state.routing.shares
 
 
 def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
-    """Those that serve, and those that will."""
+    """Returns the servers that serve now or will serve."""
     table = state.routing.table
     found = list(table.servers)
     for index in range(max(len(found), servers)):
@@ -343,12 +343,12 @@ def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
 
 
 def _gone(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[int, ...]:
-    """Those whose slots are empty, or have another process."""
+    """Returns the indexes of the servers whose slots are empty or have another process."""
     return tuple(server.index for server in servers if not state.members.has(server))
 
 
 def _is_wanted(state: JobState, spec: TrainingJobSpec, move: Move) -> bool:
-    """Whether the job still is to have these servers and shares, and all servers of the move are there."""
+    """Whether the job still wants these servers and shares, and all servers of the move are alive."""
     servers = servers_wanted(state, spec)
     if servers != len(move.table.servers) or wanted_shares(state, servers) != move.shares:
         return False
@@ -360,7 +360,7 @@ def _is_wanted(state: JobState, spec: TrainingJobSpec, move: Move) -> bool:
 
 
 def is_copied(state: JobState) -> bool:
-    """Whether a move under which servers leave waits for nothing but checkpoints that these still write."""
+    """Whether a move from which servers leave waits only for checkpoints that they still write."""
     move = state.move
     return (
         move is not None and move.phase is MovePhase.COPY and len(move.done) == len(move.parties) and bool(move.leavers)
@@ -368,7 +368,7 @@ def is_copied(state: JobState) -> bool:
 
 
 def _may_hold(state: JobState, move: Move, now: float) -> bool:
-    """Whether all is copied, and no checkpoint holds pushes, or needs servers that are about to leave."""
+    """Whether all rows are copied, and no checkpoint holds pushes or needs servers that are about to leave."""
     if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties) or state.rests(KIND, now):
         return False
     in_the_way = {CheckpointPhase.BARRIER, CheckpointPhase.SAVE} if is_copied(state) else {CheckpointPhase.BARRIER}
@@ -393,13 +393,13 @@ def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
 
 
 def _copied(move: Move) -> tuple[int, int]:
-    """The bytes that were copied, and in how many rounds."""
+    """Returns the bytes that were copied, and the number of rounds."""
     reports = move.copied.values()
     return sum(one.copied_bytes for one in reports), max((one.rounds for one in reports), default=0)
 
 
 def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:
-    """Pushes go on, and so does the copying; another barrier is begun later."""
+    """Gives up the barrier: pushes and copying continue, and another barrier begins later."""
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveHeldUp", problem)
     if retry.exhausted(trouble, now):
         return _given_up(state, spec, operation, problem, now)
@@ -417,7 +417,7 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, pro
 
 
 def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:
-    """The move came to nothing. Another is begun later, unless moves have failed for long."""
+    """Gives up the move. Another begins later, unless moves have failed for too long."""
     if operation.lost:
         return rebuilding.failed(state, spec, operation, problem, now)
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveFailed", problem)

@@ -1,4 +1,4 @@
-"""The master's recent observations: who spoke when, speeds, memory, progressive metrics.
+"""The master's recent observations: last calls of members, speeds, memory, progressive metrics.
 
 None of it is durable. A new master starts without observations, and every deadline starts again.
 
@@ -24,21 +24,21 @@ from emberscale_jobmaster.slowness import Pace, Slowness, factors, judged
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
 
 LONGEST_GAP_SECONDS = 2.0
-"""The master looks more often than that; a longer pause is its own, and counts as this."""
+"""The most that one step adds to the clocks. The master steps more often, so a longer gap is its own pause."""
 STUCK_SECONDS = 60.0
 """The shortest time without progress after which a worker's leases are stuck."""
 SILENT_STUCK_SECONDS = 600.0
-"""The same where progress is not told before a lease is done: in evaluation."""
+"""The same in evaluation, where workers report no progress before a lease is done."""
 STUCK_GAPS = 5.0
-"""The same in gaps between two moves, of the middle of all workers."""
+"""The same as a multiple of the median worker's gap between two moves of its leases."""
 FIRST_BATCH_SECONDS = 180.0
-"""The same before an incarnation has moved, which builds its model and compiles its kernels first; twice, three times
-as long for the second, third incarnation of a slot: where the first batch takes that long, one comes through."""
+"""The same before an incarnation's first move, as it first builds its model and compiles its kernels. The second, third
+incarnation of a slot gets two, three times as long, so that one succeeds even if the first batch takes that long."""
 
 OWN_WORK = ("read", "plan", "compute")
-"""The stages of a worker in which it waits for nobody."""
+"""The stages of a worker without waits for others."""
 SERVICE = ("pull", "push")
-"""The stages of a server in which it waits for nobody."""
+"""The stages of a server without waits for others."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class ServerReport:
     repeated_batches: int
     stage_seconds: Mapping[str, float]
     admission: Mapping[str, AdmissionCounts] = field(default_factory=dict)
-    """By table with admission or eviction, since the tables were made; a roll-back makes them anew."""
+    """By table with admission or eviction, since the tables were created; a roll-back recreates them."""
     delays_for_memory: bool = False
-    """Whether pushes wait, as the server is near its limit of memory."""
+    """Whether pushes wait because the server is near its memory limit."""
     protected_version: int = 0
-    """The routing table under which others hold parity of all its rows; 0: none."""
+    """The version of the routing table under which others hold parity of all its rows; 0: none."""
     parity_trouble: ParityTrouble | None = None
 
 
@@ -118,13 +118,13 @@ class Sighting:
     admission_before: Mapping[str, AdmissionCounts] = field(default_factory=dict)
     """What earlier incarnations counted."""
     trained: int = 0
-    """Samples that a worker has told of in all, until `trained_at`."""
+    """All samples that a worker has reported, up to `trained_at`."""
     trained_at: float | None = None
     pace: Pace = field(default_factory=Pace)
-    """Seconds of a worker's own work per sample, without waits; of a server's work under its lock per batch."""
+    """A worker's own seconds per sample, without waits; a server's seconds per batch under its lock."""
     leases: int = 0
     leased_batches: int = 0
-    """The tasks that a worker was granted in all."""
+    """All batches that were leased to a worker."""
 
     def admission(self) -> Mapping[str, AdmissionCounts]:
         """The counts of all incarnations of a parameter server."""
@@ -134,9 +134,10 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Rest:
-    """A worker that holds the others up gets no lease until then, and then one on trial; `pause` is how long it waits.
+    """A worker that delays the others gets no lease before `until`, and then one on trial.
 
-    `replaced_at`: when it was replaced for that; None: never.
+    * `pause`: the length of the current rest, in seconds.
+    * `replaced_at`: when the worker was replaced for being slow; None: never.
     """
 
     until: float = 0.0
@@ -146,11 +147,11 @@ class Rest:
 
 @dataclass(frozen=True)
 class Relief:
-    """What was done about the share of a parameter server, of this incarnation.
+    """The changes to the share of a parameter server of this incarnation.
 
     * `since`: when it became slow. `changed_at`: when its share changed, or another move ended.
-    * `pause`: how long it keeps a share before it gets more on trial.
-    * `factor`: how many times slower than its peers it was with as much as they have.
+    * `pause`: how long it keeps a share before it gets a larger one on trial.
+    * `factor`: how many times slower than its peers it was with an equal share.
     """
 
     incarnation: str
@@ -251,9 +252,9 @@ class Observations:
     def worked(
         self, member: MemberId, sequence: int, report: WorkReport, now: float, training: bool = True
     ) -> "Observations":
-        """A worker told what it did; a report that is repeated counts once.
+        """Takes a worker's report of its work; a repeated report counts once.
 
-        Its pace is measured while it is `training`.
+        Measures the worker's pace while the job is `training`.
         """
         if not self.is_news(member, sequence):
             return self
@@ -288,7 +289,7 @@ class Observations:
     def served(
         self, member: MemberId, report: ServerReport, now: float = 0.0, training: bool = False
     ) -> "Observations":
-        """A parameter server told what it holds. Its pace is measured while the job is `training`."""
+        """Takes a parameter server's report of its rows. Measures its pace while the job is `training`."""
         known = self.sightings[member.slot]
         told = replace(known, server=report, stage_seconds=report.stage_seconds)
         before = known.server
@@ -300,7 +301,7 @@ class Observations:
         return self._with(member, told)
 
     def troubled(self, member: MemberId, trouble: ParityTrouble | None) -> "Observations":
-        """A parameter server told what keeps its rows from being protected; None where nothing does."""
+        """Takes a parameter server's report of what keeps its rows from being protected; None: nothing does."""
         known = self.sightings[member.slot]
         since = None if trouble is None else (trouble.version, self.watched)
         if since is not None and known.troubled is not None and known.troubled[0] == since[0]:
@@ -308,12 +309,12 @@ class Observations:
         return self._with(member, replace(known, troubled=since))
 
     def troubled_seconds(self, member: MemberId) -> float:
-        """For how long a parameter server has told of such trouble."""
+        """Returns for how long a parameter server has reported such trouble."""
         since = self.sightings[member.slot].troubled
         return 0.0 if since is None else self.watched - since[1]
 
     def slower(self, members: Membership) -> dict[str, float]:
-        """How many times as long as the median of its peers each live member takes for the same work, by slot."""
+        """Returns each live member's time for the same work, relative to the median of its peers, by slot."""
         found: dict[str, float] = {}
         for role in (Role.PS, Role.WORKER):
             paces = {
@@ -325,7 +326,7 @@ class Observations:
         return found
 
     def compared(self, members: Membership, now: float) -> "Observations":
-        """Finds the members that are slower than their peers, or are not any more."""
+        """Updates which members are slower than their peers."""
         slow = judged(self.slow, self.slower(members), now)
         return self if slow == self.slow else replace(self, slow=slow)
 
@@ -405,7 +406,7 @@ class Observations:
         return replace(self, sightings=sightings, leases=leases, positions=positions)
 
     def traffic(self) -> Traffic:
-        """What all workers have exchanged."""
+        """Returns the traffic of all workers."""
         return reduce(Traffic.plus, (seen.traffic for seen in self.sightings.values()), Traffic())
 
     def repeated_batches(self) -> int:
@@ -429,7 +430,7 @@ class Observations:
         return reduce(total_admission, (seen.admission() for seen in self.sightings.values()), {})
 
     def _moved(self, known: Sighting) -> Sighting:
-        """A member whose leases move now; gaps are forgotten slowly."""
+        """Notes that a member's leases move now; the longest gap decays slowly."""
         gap = max(self.free - known.moved_at, 0.9 * (known.gap or 0.0))
         return replace(known, moved_at=self.free, gap=gap)
 

@@ -19,17 +19,17 @@ from emberscale_jobmaster.ranges import Applied, Ranges
 from emberscale_jobmaster.sizes import RoleShapes
 
 STORAGE = -1
-"""Stands for the checkpoint folder, instead of a server's index."""
+"""Stands for the checkpoint folder in place of a server's index."""
 
 
 @dataclass(frozen=True)
 class Restored:
     """The state in a checkpoint, to which parameter servers roll back: batches applied on all, by epoch.
 
-    `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
-    `forgotten` tells what earlier partial recoveries took from the rows. `restores` counts how often the rows were
-    restored from quantised weights before, by their bits. `origin` is the checkpoint of another job that this one
-    started from.
+    * `data`: the (uri, bytes) of each data file that the checkpoint saw; None if the servers started from nothing.
+    * `forgotten`: the batches that the rows lost in earlier partial recoveries.
+    * `restores`: how often the rows were restored from quantised weights before, by the weights' bits.
+    * `origin`: the checkpoint of another job that this one started from.
     """
 
     applied: Mapping[int, Ranges] = field(default_factory=dict)
@@ -45,8 +45,9 @@ class Restored:
 class Source:
     """A checkpoint to restore: its id, and what its manifest says beyond the applied batches.
 
-    `weight_bits`: the fewest in which it stores weights; 0: all are exact. The `checkpoint` of an `initial` one, which
-    is another job's, is the URI of its folder; with `anew`, its rows begin another history: nothing is applied.
+    * `weight_bits`: the fewest bits in which it stores weights; 0: all are exact.
+    * `initial`: it is another job's, and `checkpoint` is the URI of its folder.
+    * `anew`: its rows begin another history, in which no batch is applied.
     """
 
     checkpoint: str
@@ -67,19 +68,19 @@ class RestorePhase(StrEnum):
     FIND = "Find"
     """The newest sound checkpoint is looked for."""
     LOAD = "Load"
-    """The servers adopt the routing table and load their rows."""
+    """All servers adopt the routing table and load their rows."""
 
 
 @dataclass(frozen=True)
 class Restore:
     """Brings all servers of a new generation to the newest sound checkpoint, or to nothing.
 
-    * `deadline`: when, in seconds of the job's clock, it has failed unless it gets on before.
-    * `source`: what is loaded, in phase LOAD; None: from nothing.
-    * `loaded`: bytes that each server has loaded so far.
-    * `problems`: what each server is trying again.
-    * `applied`: what each server that is done has restored.
-    * `again_at`: when a server is asked again whose last call failed.
+    * `deadline`: when it fails unless it makes progress before, in seconds of the job's clock.
+    * `source`: the checkpoint to load, in phase LOAD; None: start from nothing.
+    * `loaded`: the bytes that each server has loaded so far.
+    * `problems`: the problem that each server is retrying.
+    * `applied`: the batches that each finished server has restored.
+    * `again_at`: when to repeat a server's failed call.
     """
 
     id: int
@@ -101,7 +102,7 @@ class ReloadPhase(StrEnum):
     FIND = "Find"
     """The newest sound checkpoint is looked for."""
     LOAD = "Load"
-    """The successors load their rows; the survivors know of the table to come."""
+    """The successors load their rows; the survivors learn of the next table."""
     BARRIER = "Barrier"
     """The survivors hold pushes."""
     SWITCH = "Switch"
@@ -113,17 +114,17 @@ class Reload:
     """Replaces lost servers: their successors load the lost rows from a checkpoint, the survivors keep theirs.
 
     * `reason`: who was lost, for people.
-    * `began_at`, `deadline`: on the job's clock; in phases LOAD and BARRIER it has failed at the deadline unless it
-      gets on before.
-    * `lost`: the servers whose rows are lost. In phase WAIT, one that was silent may speak again.
+    * `began_at`, `deadline`: on the job's clock; phases FIND, LOAD and BARRIER fail at the deadline unless they make
+      progress before.
+    * `lost`: the servers whose rows are lost. In phase WAIT, a silent server may return.
     * `source`: the checkpoint. `priority`: the saves of priority rows to load over it.
     * `number`: names the change of table to the servers, as that of a move.
     * `table`: the next routing table, from phase LOAD on.
     * `loaded`: each successor's progress, in bytes.
-    * `done`: those that have finished their part of this phase.
-    * `barrier`: its number, which ascends as those of all barriers.
+    * `done`: the servers that have finished their part of this phase.
+    * `barrier`: the number of its barrier; the numbers of all barriers ascend.
     * `attempts`: barriers that failed, and calls that were refused.
-    * `held`: what each survivor had applied when it began to hold. `applied`: what all of them had.
+    * `held`: what each survivor had applied when it began to hold. `applied`: what all survivors had applied.
     """
 
     id: int
@@ -147,13 +148,13 @@ class Reload:
 
     @property
     def successors(self) -> tuple[PsAddress, ...]:
-        """Those that load rows."""
+        """The servers that load rows."""
         indexes = {server.index for server in self.lost}
         return tuple(server for server in self.parties if server.index in indexes)
 
     @property
     def survivors(self) -> tuple[PsAddress, ...]:
-        """Those that keep their rows."""
+        """The servers that keep their rows."""
         indexes = {server.index for server in self.lost}
         return tuple(server for server in self.parties if server.index not in indexes)
 
@@ -170,7 +171,7 @@ class CheckpointPurpose(StrEnum):
     SUSPENSION = "Suspension"
     FINAL = "Final"
     FLASH = "Flash"
-    """A periodic one in Redis, which lasts until the next."""
+    """A periodic checkpoint in Redis, which lasts until the next one."""
     PRIORITY = "Priority"
     """Some rows, which complete the newest checkpoint for partial recovery."""
 
@@ -182,7 +183,7 @@ class CheckpointPhase(StrEnum):
     SAVE = "Save"
     """The servers write their snapshots while training continues."""
     WRITE = "Write"
-    """All files are written; the manifest is not known to be."""
+    """All files are written; whether the manifest is, is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,16 @@ class Checkpointing:
     """Takes one checkpoint.
 
     * `checkpoint`: its id, the name of its folder.
-    * `began_at`, `deadline`: seconds of the job's clock; it has failed at the deadline unless it gets on before.
-    * `barrier`: how far all servers agree; it also names the snapshot.
-    * `held_seconds`: for how long pushes were held.
+    * `began_at`, `deadline`: seconds of the job's clock; it fails at the deadline unless it makes progress before.
+    * `barrier`: its barrier, whose number also names the snapshot.
+    * `held_seconds`: how long pushes were held.
     * `written`, `examined`, `problems`, `files`: each server's report on its snapshot.
-    * `again_at`: when a server, or the folder, is asked again whose last call failed.
-    * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
-    * `weight_bits`: in which weights are stored; 0: as float32.
-    * `tracked`: whether later checkpoints may build on it. `since`: the one on which it builds; empty: none. Priority
-      rows complete that one, and `after` is the newest save that does so before them, or else that one itself.
+    * `again_at`: when to repeat a failed call to a server or to the folder.
+    * `flash_bytes`: the bytes that each server may keep in Redis for a flash checkpoint.
+    * `weight_bits`: the bits in which weights are stored; 0: as float32.
+    * `tracked`: whether later checkpoints may build on it.
+    * `since`: the checkpoint on which it builds, or which its priority rows complete; empty: none.
+    * `after`: of priority rows: the newest earlier save that completes `since`, or else `since` itself.
     """
 
     id: int
@@ -243,7 +245,7 @@ class Checkpointing:
 
     @property
     def is_for_priority(self) -> bool:
-        """Whether it has some rows only."""
+        """Whether it has priority rows only."""
         return self.purpose is CheckpointPurpose.PRIORITY
 
     @property
@@ -260,7 +262,7 @@ class MovePhase(StrEnum):
     COPY = "Copy"
     """The servers transfer rows while training continues."""
     BARRIER = "Barrier"
-    """Pushes are held, and the last changes travel."""
+    """Pushes are held, and the last changes are sent."""
     SWITCH = "Switch"
     """The new table counts, and not all servers are known to have adopted it."""
 
@@ -269,8 +271,8 @@ class MovePhase(StrEnum):
 class CopyReport:
     """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round.
 
-    Where the rows of lost servers are rebuilt, `rounds` are pieces of its own rows that the server took out of the
-    parity, and of parity that it sent to other holders; `rebuilt` are the batches in the rows of each, by its index.
+    In a rebuild, `rounds` counts the pieces of its own rows that the server took out of the parity, and the pieces of
+    parity that it sent to other holders. `rebuilt` has the batches in the rows of each lost server, by its index.
     """
 
     ready: bool
@@ -282,9 +284,10 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class HandedPull:
-    """A pull for training whose push has not come: another server orders it from now on.
+    """A pull for training whose push has not come; another server orders it from now on.
 
-    It is for so many `batches` from `batch` on, and `unseen` counts those of other pushes that it may not have seen.
+    * `batches`: the number of batches, from `batch` on.
+    * `unseen`: the batches of other pushes that the pull may not have seen.
     """
 
     session: int
@@ -302,13 +305,13 @@ class Move:
 
     * `number`: names the move to the servers; ascending over the life of the job.
     * `sizes`: the new shape. `table`: the next routing table.
-    * `servers`: by index, those that serve now and those that will; some leave, some join.
-    * `members`: the indexes of those that own something now, or will; empty: all.
-    * `pulls`: outstanding ones, where another server is to order the staleness of all.
-    * `done`: those that have finished their part of this phase.
+    * `servers`: by index, the servers that serve now or will serve; some leave, some join.
+    * `members`: the indexes of the servers that own something now or will; empty: all.
+    * `pulls`: outstanding pulls, if another server takes over ordering the staleness of all.
+    * `done`: the servers that have finished their part of this phase.
     * `copied`: each server's report on its copying.
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
-    * `shares`: by which `table` is planned, as `Routing.shares`.
+    * `shares`: the shares by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
     * `lost`: servers whose rows the others rebuild for their successors, without a barrier; empty: rows move.
     """
@@ -339,12 +342,12 @@ class Move:
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """Their indexes."""
+        """The indexes of the servers that take part."""
         return tuple(server.index for server in self.parties)
 
     @property
     def leavers(self) -> tuple[PsAddress, ...]:
-        """Those that will own nothing."""
+        """The servers that will own nothing."""
         return tuple(server for server in self.parties if server not in self.table.owners)
 
     @property
@@ -368,10 +371,10 @@ AnyOperation = TypeVar("AnyOperation", Restore, Reload, Checkpointing, Move, Pru
 
 
 def answered(operation: AnyOperation, whom: int) -> AnyOperation:
-    """Returns the operation when it no longer waits for `whom`."""
+    """Returns the operation, which no longer waits for `whom`."""
     return replace(operation, pending={index: serial for index, serial in operation.pending.items() if index != whom})
 
 
 def asking_later(operation: AnyOperation, whom: int, at: float) -> AnyOperation:
-    """The operation whose call to `whom` failed and is made again at `at`."""
+    """Returns the operation, which repeats its failed call to `whom` at `at`."""
     return replace(answered(operation, whom), again_at={**operation.again_at, whom: at})

@@ -43,10 +43,11 @@ from emberscale_jobmaster.operations import CopyReport, HandedPull
 
 
 class ServerChannels:
-    """Channels to the parameter servers of a job, one an address, kept open.
+    """Channels to the parameter servers of a job, one per address, kept open.
 
-    `manifest` is the job's, as JSON; `uri_of` says where a checkpoint of an id is. `tell` is called with the answer to
-    each call, from any thread.
+    * `manifest`: the job's manifest, as JSON.
+    * `uri_of`: returns the URI of a checkpoint by its id.
+    * `tell`: is called with the answer to each call, from any thread.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ServerChannels:
         """Begins a call."""
         method, request, read = self._translated(call)
         future = method.future(request, timeout=call.seconds)
-        # Even where nobody waits for the answer: gRPC cancels a call that nothing refers to.
+        # Even if nobody waits for the answer: gRPC cancels a call without references.
         future.add_done_callback(lambda done: self._answered(call, done, read))
 
     def forget(self, keep: Sequence[PsAddress]) -> None:
@@ -143,7 +144,7 @@ class ServerChannels:
                 return stub.Abandon, pb.AbandonRequest(move=asked.move, incarnation=server.incarnation), _nothing
 
     def _begun_with(self, asked: AssignCall | PrepareCall) -> dict[str, Any]:
-        """What a server needs to know of the job that it is to serve."""
+        """Returns what a server needs to know about its job."""
         return {
             "routing": messages.wire_routing(asked.table, ready=False),
             "manifest_json": self._manifest,

@@ -1,7 +1,7 @@
-"""Decides whether servers keep parity of the rows that they load, and how often they may part before they keep none.
+"""Decides whether servers keep parity of the rows that they load, and how many partings end that.
 
-Each load of all servers decides anew: with `ErasureCoding` they keep it, under `Auto` where that is advised and all of
-them can. After too many partings the job forgoes it, and trains on without.
+Every load of all servers decides anew: with `ErasureCoding` servers keep parity; under `Auto` they keep it if the brain
+advises it and all of them can. After too many partings the job forgoes parity, and continues to train without it.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from emberscale_jobmaster.recovery import Parting
 from emberscale_jobmaster.state import JobState, newest_checkpoint, wanted_parity
 
 MOST_PARTINGS = 3
-"""After so many roll-backs because servers do not reach each other, the job keeps no parity.
+"""After this many roll-backs because servers do not reach each other, the job keeps no parity.
 
-Once fewer of these count, servers that load rows keep it again.
+Once fewer of these roll-backs count, servers that load rows keep parity again.
 """
 PARTINGS_SECONDS = 1800.0
-"""Such roll-backs count together within so much of the job's time, and however long without a checkpoint in between."""
+"""Partings count together within this time of the job's clock, and for any time without a checkpoint in between."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """How many servers the parity is to cover, and why, for people.
+    """The number of servers that parity must cover, and why, for people.
 
-    `is_hindered`: parity is advised, and servers of another version stand in the way.
+    `is_hindered`: parity is advised, but servers of another version prevent it.
     """
 
     parity: int
@@ -36,7 +36,7 @@ class _Choice:
 
 
 def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """Decides whether the servers are to keep parity of the rows that they load; tells where that changes."""
+    """Decides whether the servers keep parity of the rows that they load; reports a change as a step."""
     was_forgone = bool(state.forgone)
     if was_forgone and (len(recent_partings(state)) < MOST_PARTINGS or not heeds_that_none_is_kept(state)):
         state = replace(state, forgone="")
@@ -72,9 +72,7 @@ def _choose(state: JobState, spec: TrainingJobSpec) -> _Choice:
 
 
 def _unable_to_keep(state: JobState, parity: int) -> str:
-    """Names the servers with rows that did not say, as they registered, that they keep so much parity if they are told
-    to; empty if all did.
-    """
+    """Names the servers with rows that did not register as able to cover `parity` lost servers; empty if all did."""
     processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
     return ", ".join(
         slot_name(Role.PS, index)
@@ -84,7 +82,7 @@ def _unable_to_keep(state: JobState, parity: int) -> str:
 
 
 def note_parting(state: JobState, told: str) -> JobState:
-    """Servers that live do not reach each other; `told` says which. After too many partings, parity is forgone."""
+    """Notes that live servers do not reach each other; `told` says which. Forgoes parity after too many partings."""
     newest = Parting(state.clock.active_seconds, newest_checkpoint(state))
     state = replace(state, partings=(*recent_partings(state), newest)[-MOST_PARTINGS:])
     if len(state.partings) < MOST_PARTINGS or not heeds_that_none_is_kept(state):
@@ -93,19 +91,20 @@ def note_parting(state: JobState, told: str) -> JobState:
 
 
 def recent_partings(state: JobState) -> tuple[Parting, ...]:
-    """The partings that count together with one that happens now.
+    """Returns the partings that count together with one that happens now.
 
-    These are those of the last PARTINGS_SECONDS, and those since the newest checkpoint: the job is where it was then.
+    These are the partings of the last PARTINGS_SECONDS and those since the newest checkpoint, since which the job has
+    secured no progress.
     """
     since, checkpoint = state.clock.active_seconds - PARTINGS_SECONDS, newest_checkpoint(state)
     return tuple(one for one in state.partings if one.at > since or one.checkpoint == checkpoint)
 
 
 def heeds_that_none_is_kept(state: JobState) -> bool:
-    """Whether any server with rows keeps no parity when it is told so; those of versions before go by the manifest.
+    """Whether any server with rows obeys an order to keep no parity; older versions follow the manifest instead.
 
-    One is enough: the others never meet it, and train on without parity. Servers that all ignore it meet and part
-    again, and then only another roll-back ends the waiting of their pushes.
+    One such server is enough: the others never meet it, and train on without parity. If all servers ignore the order,
+    they meet and part again, and only another roll-back ends the waiting of their pushes.
     """
     processes = [state.members.process(Role.PS, one.index) for one in state.routing.table.owners]
     return any(process is not None and process.most_parity > 0 for process in processes)

@@ -1,29 +1,29 @@
 """Assigns buckets and dense pieces to servers: pure, and with as few moves as balance allows.
 
-Scale-out, scale-in, replacing a server and draining it are one problem: the owners now, and the servers' limits.
-Things without an owner go first, the heaviest first, to the server furthest below its share. Then the server furthest
-above its share gives to the one furthest below, until no transfer brings the two closer.
+Scale-out, scale-in, replacing a server and draining it are one problem, given the present owners and the servers'
+limits. Things without an owner are placed first, the heaviest first, on the server furthest below its share. Then the
+server furthest above its share gives to the one furthest below, until no transfer brings the two closer.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 NOBODY = -1
-"""In the place of an owner: who owned it may not any more, or nobody ever did."""
+"""Stands for a missing owner: the previous owner may not own the thing any more, or there never was one."""
 
 
 def placed(
     owners: Sequence[int], servers: int, weights: Sequence[int] | None = None, limits: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The owner of each thing, in [0, servers), once all are placed; before, `owners` own them, or NOBODY does.
+    """Returns the new owner of each thing, in [0, servers); `owners` are the present ones, or NOBODY.
 
-    * `weights`: what each thing weighs, such as bytes or requests; 1 each without.
-    * `limits`: how strong each server is, such as bytes of memory; all the same without. A share is the part of the
-      whole weight that is due to a server by its limit. A server with the limit 0 owns nothing.
+    * `weights`: the weight of each thing, such as bytes or requests; 1 by default.
+    * `limits`: the capacity of each server, such as bytes of memory; equal by default. A server's share is the part of
+      the whole weight that is proportional to its limit. A server with the limit 0 owns nothing.
     * No two servers differ by more than the heaviest thing in how far they are above or below their shares.
     * With equal weights and limits, no placement with numbers that differ by at most one moves fewer things.
 
-    Raises ValueError where no server may own anything, for weights that are not positive, and for negative limits.
+    Raises ValueError if no server may own anything, for weights that are not positive, and for negative limits.
     """
     weight = [1] * len(owners) if weights is None else list(weights)
     limit = [1] * servers if limits is None else list(limits)
@@ -46,10 +46,10 @@ def placed(
             above[owner] += weight[thing] * whole
     homeless = [thing for thing, owner in enumerate(after) if owner == NOBODY]
     taker = 0
-    if weights is not None:  # else they are in this order already
+    if weights is not None:  # equal weights are sorted already
         homeless.sort(key=lambda one: (-weight[one], one))
     for thing in homeless:
-        if above[taker] + weight[thing] * whole > 0:  # else neighbours stay together
+        if above[taker] + weight[thing] * whole > 0:  # keeps neighbours together
             taker = above.index(min(above))
         after[thing] = taker
         above[taker] += weight[thing] * whole
@@ -70,7 +70,7 @@ def placed(
 
 
 def _given(owned: Sequence[tuple[int, int]], gap: int, whole: int) -> tuple[int, int] | None:
-    """The (weight, thing) that closes a gap between two servers best, the first of equal ones; None where none does."""
+    """Returns the (weight, thing) that best narrows a gap between two servers, the first of equals; None if none."""
     place = bisect_left(owned, (-(-gap // (2 * whole)), 0))  # the first that weighs at least half of the gap
     at_least = owned[place : place + 1]
     below = owned[bisect_left(owned, (owned[place - 1][0], 0)) : place][:1] if place else []

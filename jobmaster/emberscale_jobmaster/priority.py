@@ -1,7 +1,7 @@
 """Saves of priority rows between checkpoints (CPR, section 4.2): when the next is due, and which ones count.
 
 A save has some rows of all servers, as of a barrier. A partial recovery loads the newest checkpoint, and the saves
-since then over it. Whatever else restores rows knows nothing of them.
+since then over it. Other kinds of recovery ignore the saves.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from emberscale_jobmaster.ranges import Applied
 
 @dataclass(frozen=True)
 class PriorityRows:
-    """What was saved since a checkpoint.
+    """The saves since a checkpoint.
 
     * `checkpoint`: its id. `generation`: of the history that the saves belong to.
     * `saves`: their ids, oldest first.
@@ -29,7 +29,7 @@ class PriorityRows:
     began_at: float = 0.0
 
     def followed_by(self, save: str, checkpoint: str, generation: int, applied: Applied) -> "PriorityRows":
-        """What is saved with one more save."""
+        """Returns these rows with one more save."""
         return replace(
             self,
             checkpoint=checkpoint,

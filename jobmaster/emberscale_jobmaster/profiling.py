@@ -13,12 +13,12 @@ from emberscale_jobmaster.state import JobState, committed_samples, phase_of, si
 
 _LEAST_CORES = 0.05
 _FULL = 0.95
-"""The part of a window that must be training for the window to say something about the shape."""
+"""The share of a window that must be training for the window to characterise the shape."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A job at one time. `now` and `training_seconds` in seconds; CPU and stage seconds are since the job began.
+    """A job at one time. `now` and `training_seconds` are in seconds; CPU and stage seconds are since the job began.
 
     `samples` are committed; `trained` has each worker's reported samples, and the time of its last report.
     """
@@ -74,7 +74,7 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
 def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile | None:
     """Returns what happened between two moments, without its time and the cost of checkpoints.
 
-    None where no time passed, or the job had no size in it.
+    Returns None if no time passed, or if the job did not train at both moments and a role has no CPU limit.
     """
     seconds = after.now - before.now
     if seconds <= 0:
@@ -108,7 +108,7 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile 
         for stage, total in after.stage_seconds.items()
     }
     if not (before.training and after.training) and None in (sizes.ps.cpu_cores, sizes.worker.cpu_cores):
-        return None  # what processes without a limit use before they train is not their size
+        return None  # usage before training does not stand for the size of processes without limits
     return JobProfile(
         time=0.0,
         shape=JobShape(workers, sizes.ps.replicas, worker[0], ps[0], worker[1], ps[1]),
@@ -131,8 +131,7 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile 
 def _throughput(before: Moment, after: Moment) -> float:
     """Samples per second of all workers, each over the time between two of its own reports.
 
-    Reports come when heartbeats do: counted against the window's ends, what the last of them brought late or early
-    would be an error of a heartbeat's length in the window's.
+    Reports come with heartbeats. Rates over the window's own length would be wrong by up to a heartbeat interval.
     """
     total = 0.0
     for worker, (samples, at) in after.trained.items():
@@ -143,7 +142,7 @@ def _throughput(before: Moment, after: Moment) -> float:
 
 
 def _complete(moment: Moment) -> bool:
-    """Whether the members of the shape are there, and no others."""
+    """Whether exactly the members of the shape are alive."""
     live = {name for name, _ in moment.incarnations}
     wanted = {f"{Role.PS.value}-{index}" for index in range(moment.sizes.ps.replicas)}
     wanted |= {f"{Role.WORKER.value}-{index}" for index in range(moment.sizes.worker.replicas)}
@@ -151,7 +150,7 @@ def _complete(moment: Moment) -> bool:
 
 
 def _counted(size: RoleShape, used_cores: float, used_memory: int) -> tuple[float, int]:
-    """Cores and memory of a process: its limits, or its usage where it has none."""
+    """Returns the cores and memory of a process: its limits, or its usage if it has none."""
     cores = size.cpu_cores or max(_LEAST_CORES, used_cores / size.replicas)
     return cores, size.memory_bytes or used_memory
 

@@ -1,4 +1,4 @@
-"""Transitions between stages: what follows when a stage is done, and how a job ends or begins to be restored."""
+"""Transitions between stages: the next stage, the end of a job, and the start of a restore."""
 
 from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
@@ -41,7 +41,7 @@ def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobStat
 
 
 def _plans_otherwise(before: JobState, after: JobState, spec: TrainingJobSpec) -> bool:
-    """Whether the operator is to hear of another phase, other members to replace, or another number of servers."""
+    """Whether the phase, the members to replace or the number of servers changed, of which the operator must learn."""
     if phase_of(before, spec) is not phase_of(after, spec):
         return True
     if before.members is not after.members and before.members.given_up() != after.members.given_up():
@@ -50,19 +50,19 @@ def _plans_otherwise(before: JobState, after: JobState, spec: TrainingJobSpec) -
 
 
 def fail(state: JobState, reason: str, message: str) -> JobState:
-    """The job is Failed; the first reason stands."""
+    """Ends the job as Failed; the first reason stands."""
     if state.over:
         return state
     return _ended(state, JobEnd(JobPhase.FAILED, reason, message))
 
 
 def begin_suspension(state: JobState, now: float) -> JobState:
-    """The job is to rest at a checkpoint of now."""
+    """Begins to suspend the job at a checkpoint taken now."""
     return state if state.over or state.suspending else replace(state, suspending_since=now)
 
 
 def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """The job rests at its last checkpoint, and counts what that holds."""
+    """Suspends the job at its last checkpoint, and counts only the batches in it."""
     if state.stage not in PREPARATION:
         state = _at_checkpoint(state, spec)
     where = f"checkpoint {state.checkpoint}" if state.checkpoint else "the start: no checkpoint was taken"
@@ -72,15 +72,15 @@ def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def complete(state: JobState) -> JobState:
-    """The job is Complete."""
+    """Ends the job as Complete."""
     return _ended(state, JobEnd(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
 def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Discards the servers' rows: all leases end, and the servers are assigned again.
 
-    The ledger stays, without leases, until the state that the servers restore is known. Without rows to move, a job
-    that is to have fewer servers has them at once: nobody may start the others any more.
+    The ledger stays, without leases, until the state that the servers restore is known. A pending target with fewer
+    servers takes effect at once, since there are no rows to move, and nobody may start the other servers any more.
     """
     target = state.scaling.target
     if target is not None and target.ps.replicas <= sizes_of(state, spec).ps.replicas:
@@ -168,12 +168,12 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def _awaits_origin(state: JobState, spec: TrainingJobSpec) -> bool:
-    """Whether the checkpoint that the job starts from is not known yet: it says which files are trained already."""
+    """Whether the initial checkpoint, which lists the files that are trained already, is not known yet."""
     return spec.checkpoint.initial_from is not None and not state.routing.ready
 
 
 def _indexing(state: JobState) -> JobState:
-    """Indexes the files that are read. Those that were trained before the job must be as they were."""
+    """Begins to index the files that the job reads. Files that were trained before the job must not have changed."""
     origin, present = state.restored.origin, {file.uri: file.bytes for file in state.training_files}
     if origin is not None and (changed := changed_file(origin, present)):
         advice = "restore it, or give the new data under another name"
@@ -188,7 +188,7 @@ def _indexing(state: JobState) -> JobState:
 
 
 def _ended_by(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose) -> JobState:
-    """A checkpoint of this purpose is complete, and old ones are removed."""
+    """Ends the job after a final checkpoint, or suspends it, now that old checkpoints are removed."""
     state = replace(state, ends_with=None)
     if purpose is CheckpointPurpose.FINAL and state.stage is Stage.SAVE:
         return complete(state)
@@ -204,7 +204,7 @@ def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """The ledgers as `state.restored` has them."""
+    """Returns the state with the progress in `state.restored`."""
     batches = batches_of(state.training_records, spec.training.batch_size)
     ledgers = [Ledger.fresh(batches, state.restored.applied.get(epoch, ())) for epoch in range(spec.training.epochs)]
     evaluated = {result.epoch for result in state.restored.evaluations}
@@ -224,7 +224,7 @@ def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def _changed_file(state: JobState) -> str:
-    """Describes how the data differs from the checkpoint's; empty if it does not, or without a checkpoint."""
+    """Describes how the data differs from the checkpoint's; empty without a difference or a checkpoint."""
     if state.restored.data is None:
         return ""
     found = {file.uri: file.bytes for file in (*state.read_files, *state.evaluation_files)}

@@ -1,10 +1,10 @@
-"""In how many bits a checkpoint stores weights, so that its restores cost no accuracy that matters.
+"""Chooses the bits in which a checkpoint stores weights, so that restores cost no significant accuracy.
 
-Weights are quantised in checkpoints alone, so only a restore costs accuracy, and each adds to the cost of those before.
-Check-N-Run (section 5.2.1) measured how many restores stay below a loss of 0.01% over the life of a job: RESTORES. It
-takes the fewest bits that allow the restores it expects, and 8 bits once there were more. Here that is one budget: a
-restore spends 1 / RESTORES[bits] of it, and the next checkpoint gets the fewest bits with which the restores still
-expected do not overspend what is left.
+Only checkpoints quantise weights, so only a restore costs accuracy, and the costs of restores add up. Check-N-Run
+(section 5.2.1) measured how many restores stay below a loss of 0.01% over the life of a job: RESTORES. It takes the
+fewest bits that allow the restores it expects, and 8 bits after more than that. This module uses one budget instead: a
+restore spends 1 / RESTORES[bits] of it, and the next checkpoint gets the fewest bits with which the expected restores
+do not exceed the rest.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ BELIEVED_BETWEEN_FAILURES = 86_400 / 0.015
 def weight_bits(wanted: Quantization, restores: Mapping[int, int], expected: float) -> int:
     """Returns the bits of a weight in the next checkpoint; 0 stands for float32.
 
-    `restores` are those of the job so far, by the bits of what they restored; `expected` are those still to come, of
-    which there is at least one: else the checkpoint serves nothing.
+    * `restores`: the number of restores so far, by the bits of the restored weights.
+    * `expected`: the number of restores still to come. At least one is assumed, as the checkpoint is useless otherwise.
     """
     match wanted:
         case Quantization.NONE:
@@ -42,5 +42,5 @@ def weight_bits(wanted: Quantization, restores: Mapping[int, int], expected: flo
 
 
 def expected_restores(seconds_left: float, servers: int, between_failures: float | None) -> float:
-    """Restores still to come in so many seconds of training; `between_failures` is what the brain says of the job."""
+    """Returns the restores expected in `seconds_left` of training; `between_failures` is the brain's estimate."""
     return seconds_left / (between_failures or BELIEVED_BETWEEN_FAILURES / max(1, servers))

@@ -1,15 +1,15 @@
 """Rebuilds the rows of lost parameter servers from the parity that the others hold, for the processes in their places.
 
     lost -> (all successors have joined) -> a move with `lost`: PREPARE -> COPY -> SWITCH -> over
-       another server is lost before COPY, and the parity covers all -> lost, with one more
-       another server is lost otherwise, or it fails again and again -> the job rolls back
-       a server speaks again before anybody was told -> over, or the others alone are lost
-       a successor is lost -> the next one, from what is rebuilt already
+       another server is lost before COPY, and the parity covers all -> lost, with one more server
+       another server is lost otherwise, or attempts keep failing -> the job rolls back
+       a lost server returns before COPY -> over, or only the others are lost
+       a successor is lost -> the next attempt, from what is already rebuilt
 
-In COPY, the others take their own rows out of the parity, so that it covers none of them from then on.
+In COPY, the survivors take their own rows out of the parity, which covers none of them from then on.
 
-The others keep their rows, the generation stays, and nobody holds a barrier: what they own does not change, and the
-rows of the lost servers do not either. A batch that only some have applied comes again from its worker.
+The survivors keep their rows, the generation stays, and nobody holds a barrier: neither the survivors' ownership nor
+the lost servers' rows change. Workers retry a batch that only some servers have applied.
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,16 @@ AGAIN_SECONDS = 1.0
 PREPARE_SECONDS = 180.0
 """How long the successor may take to build the model and its tables."""
 PARTED_SECONDS = 5.0
-"""How long servers that have parted may take to hear of another table, or the master of one that is lost."""
+"""How long servers that have parted may take to learn of another table, or the master to learn of a lost server."""
 SILENT_SECONDS = 30.0
-"""How long a server may acknowledge nothing at least; twice as long as one may be silent, if that is longer."""
+"""How long a server may acknowledge nothing; twice the lease timeout if that is longer."""
 _MIB = 1 << 20
 
 
 def trouble_of(state: JobState, member: MemberId, generation: int, report: ServerReport) -> ParityTrouble | None:
-    """What a server says is wrong with the parity of its rows, if that is of the present table and none is lost."""
+    """Returns the trouble that a server reports with the parity of its rows; None unless it concerns the present table
+    and no server is lost.
+    """
     trouble, table = report.parity_trouble, state.routing.table
     if not _is_served_by(state, member, generation) or state.rebuilding is not None:
         return None
@@ -61,11 +63,11 @@ def note_parity(
     report: ServerReport,
     troubled_seconds: float,
 ) -> JobState:
-    """A server says under which table others hold parity of all its rows, and what is wrong with that.
+    """Takes a server's report of the table under which others hold parity of all its rows, and of trouble with that.
 
-    Where servers that live do not get together again, nobody recovers by itself: the job does. `troubled_seconds` is
-    for how long this master has heard of it. What lasts longer may have begun while others still loaded, or while the
-    master was stopped: then who is silent is lost first.
+    Live servers that do not reach each other again cannot recover by themselves, so the job recovers.
+    `troubled_seconds` is how long this master has heard of the trouble. Older trouble may have begun while others still
+    loaded, or while the master was stopped; in that case a silent server is declared lost first.
     """
     if not _is_served_by(state, member, generation):
         return state
@@ -89,7 +91,7 @@ def note_parity(
 
 
 def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
-    """Whether a server owns rows of the present table, which all have."""
+    """Whether a server owns rows of the present table, and all servers have adopted that table."""
     table = state.routing.table
     if generation != table.generation or not state.routing.ready or state.over:
         return False
@@ -97,14 +99,14 @@ def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
 
 
 def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, troubled_seconds: float) -> bool:
-    """Whether pushes wait for what will not come. Servers that change their table part for a moment."""
+    """Whether pushes wait in vain. Servers that change their table part briefly, which is no such case."""
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE)
     patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
     return trains and switching(state) is None and min(trouble.seconds, troubled_seconds) >= patience
 
 
 def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
-    """Why lost servers could not be rebuilt now, for people; empty where they could."""
+    """Explains to people why lost servers could not be rebuilt now; empty if they could."""
     if is_protected(state):
         return ""
     if state.rebuilding is not None:
@@ -131,11 +133,11 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Begins the move to the successors of lost servers once there are all."""
+    """Begins the move to the successors of lost servers once all have joined."""
     lost = state.rebuilding
     if lost is None or state.over:
         return state
-    if not lost.told:  # the job's clock, by which it was lost, is counted once a second
+    if not lost.told:  # the loss was dated by the job's clock, which advances once a second
         lost = replace(lost, told=True, began_at=now)
         one = len(lost.lost) == 1
         succeeded = "it has a successor" if one else "they have successors"
@@ -181,7 +183,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 
 
 def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now: float) -> JobState:
-    """A move came to nothing: another follows, or the job rolls back."""
+    """Handles a failed move: another follows, or the job rolls back."""
     lost, state = state.rebuilding, state.without(move)
     if lost is None or lost.attempts >= MOST_ATTEMPTS:
         return _roll_back(state, spec, f"the rows could not be rebuilt: {problem}")
@@ -189,13 +191,13 @@ def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now
 
 
 def withdrawing(state: JobState) -> JobState:
-    """The others are about to begin: they take their own rows out of the parity."""
+    """Notes that the survivors begin to take their own rows out of the parity."""
     lost = state.rebuilding
     return state if lost is None else replace(state, rebuilding=replace(lost, withdraws=True))
 
 
 def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
-    """All holders have sent what they have rebuilt. They must agree on the batches in it."""
+    """Switches once all holders have sent the rebuilt rows, if they agree on the batches in them."""
     if rebuilt(move) is None:
         names = " and ".join(f"ps-{server}" for server in move.lost)
         return _roll_back(state, spec, f"the servers do not agree on what {names} had applied")
@@ -203,13 +205,13 @@ def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
 
 
 def rebuilt(move: Move) -> Mapping[int, Applied] | None:
-    """The batches in the rebuilt rows of each lost server, None where servers differ about them."""
+    """Returns the batches in the rebuilt rows of each lost server; None if the servers disagree."""
     said = [report.rebuilt for index, report in move.copied.items() if index not in move.lost]
     return said[0] if said and said[0].keys() == {*move.lost} and all(one == said[0] for one in said) else None
 
 
 def completed(state: JobState, move: Move, now: float) -> JobState:
-    """All servers have adopted the table with the successor."""
+    """Completes a rebuild, now that all servers have adopted the table with the successors."""
     lost, sent = state.rebuilding, sum(report.copied_bytes for report in move.copied.values())
     seconds = now - (move.began_at if lost is None else lost.began_at)
     name = " and ".join(slot_name(Role.PS, server) for server in move.lost)

@@ -22,13 +22,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Protection:
-    """The sources of recovery, and what a partial one costs.
+    """The sources of recovery, and the cost of a partial one.
 
-    * `has_checkpoint`: there is a complete one.
+    * `has_checkpoint`: there is a complete checkpoint.
     * `survivors`: how many parameter servers keep their rows.
-    * `pls`: the portion of lost samples after a partial recovery, those of earlier ones included.
+    * `pls`: the portion of lost samples after a partial recovery, including earlier ones.
     * `allowed_pls`: the portion that the job may reach; 0: it may lose nothing.
-    * `parity`: servers of which the others can rebuild any `covered`.
+    * `parity`: the servers with rows in the parity, of which the others can rebuild any `covered`.
     """
 
     has_checkpoint: bool
@@ -41,9 +41,9 @@ class Protection:
 
 @dataclass(frozen=True)
 class RollBack:
-    """All servers, and the ledger with them, go back to the newest sound checkpoint or to nothing: a new generation.
+    """All servers and the ledger go back to the newest sound checkpoint or to nothing, in a new generation.
 
-    `why` says why a job that may recover partially does not; empty for all others.
+    `why` says why a job that may recover partially does not; empty for other jobs.
     """
 
     why: str = ""
@@ -51,7 +51,7 @@ class RollBack:
 
 @dataclass(frozen=True)
 class Partial:
-    """The lost servers alone go back to the newest sound checkpoint; the others keep their rows (CPR section 2.3)."""
+    """Only the lost servers go back to the newest sound checkpoint; the others keep their rows (CPR section 2.3)."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Parity:
 class Parting:
     """A roll-back because servers of a parity group lived, but did not reach each other again.
 
-    * `at`: when, on the job's clock, in seconds. `checkpoint`: the id of the newest complete one then; empty: none.
+    * `at`: on the job's clock, in seconds. `checkpoint`: the id of the newest complete checkpoint then; empty: none.
     """
 
     at: float
@@ -95,9 +95,10 @@ class Rebuilding:
 
     * `lost`: by the index of each server, the incarnation of the process that is lost.
     * `reason`: why they count as lost, for people. `told`: whether the Event `Degraded` has said so.
-    * `began_at`: when the last one was lost. `next_at`: the earliest time of the next attempt. Both on the job's clock.
-    * `attempts`: moves that were begun for them.
-    * `withdraws`: the others may have begun to take their own rows out of the parity. None of them can be rebuilt.
+    * `began_at`: when the last server was lost. `next_at`: the earliest time of the next attempt. Both on the job's
+      clock.
+    * `attempts`: the number of moves begun to rebuild the rows.
+    * `withdraws`: survivors may have begun to take their own rows out of the parity, so none of them can be rebuilt.
     """
 
     lost: Mapping[int, str]
@@ -121,7 +122,7 @@ class Rebuilding:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """How many servers were rebuilt, the last of them, the seconds from the loss on, and the bytes of their rows."""
+    """The number of rebuilt servers. Of the last rebuild: servers' names, seconds since the loss, bytes of rows."""
 
     count: int = 0
     server: str = ""
@@ -130,8 +131,8 @@ class Rebuilt:
 
 
 def choose(failure: Failure, protection: Protection) -> Recovery:
-    """Returns the recovery from a failure: from parity where that covers what is lost, else a partial one where the
-    job allows it and can have it, else a roll-back.
+    """Returns the recovery from a failure: from parity if that covers the lost servers, else a partial recovery if the
+    job allows it and has what it takes, else a roll-back.
     """
     is_covered = 0 < len(failure.servers) <= protection.covered and protection.parity.issuperset(failure.servers)
     if failure.is_loss and is_covered:
@@ -151,7 +152,7 @@ def choose(failure: Failure, protection: Protection) -> Recovery:
 
 
 def too_much_lost(pls: float, allowed: float) -> str:
-    """Why a partial recovery would lose more than the job may lose, for people; empty where it does not."""
+    """Explains to people why a partial recovery would lose more than the job may lose; empty if it would not."""
     if pls <= allowed:
         return ""
     return f"the portion of lost samples would be {pls:.4f}, and faultTolerance.targetPLS allows {allowed:g}"

@@ -1,15 +1,15 @@
 """Takes buckets away from a parameter server that is much slower than its peers, and has it replaced.
 
-A server's time for a batch follows the buckets that it owns. One that is slow for long gets the share that brings its
-time to that of its peers, and a live move takes the rest away. Every batch asks each server that owns anything, whose
-answers then still come late, so one that is slow for its few buckets too is drained and replaced.
+A server's time per batch grows with the buckets that it owns. A server that is slow for long gets the share at which
+its time equals that of its peers, and a live move takes the rest away. Every batch asks each server that owns anything,
+so a server that is slow even for its few buckets still delays all batches; it is drained and replaced.
 
-To copy rows costs a server the CPU that it lacks. One that is extremely slow is replaced at once: the job goes back to
-a checkpoint that is fresh, as a flash checkpoint is, and otherwise the server is drained first.
+Copying rows costs a slow server the CPU that it lacks. An extremely slow server is replaced at once if the job can go
+back to a fresh checkpoint, such as a flash checkpoint; otherwise it is drained first.
 
-One that was replaced not long ago is kept. What a request costs whatever its size stays, so a share is no measure of
-health: such a server gets more on trial, four times as much at once, after a pause that doubles with each trial. So a
-noisy cluster does not move rows for ever.
+A server that replaced a slow one recently is kept. The fixed cost of a request does not shrink with the share, so the
+share does not measure health: a server that is no longer slow gets four times its share on trial, after a pause that
+doubles with each trial. So a noisy cluster does not move rows for ever.
 """
 
 import math
@@ -24,18 +24,18 @@ from emberscale_jobmaster.slowness import SLOW_FACTOR
 from emberscale_jobmaster.state import JobState, wanted_shares
 
 LEAST_SHARE = 0.02
-"""No server is relieved of more; one that is still slow then does not gain by losing more buckets."""
+"""The smallest share of a slow server; one that is still slow with it gains nothing by losing more buckets."""
 STEADY_SECONDS = 10.0
-"""How long the table must have been in force before paces say something about it."""
+"""How long the table must have been in force before paces reflect it."""
 TRIAL_SECONDS, LONGEST_PAUSE_SECONDS = 120.0, 3600.0
 TRIAL_FACTOR = 4.0
-"""By how much a share grows at once."""
+"""The factor by which a trial grows a share."""
 REPLACE_SECONDS = 20.0
 """How long a server keeps fewer buckets before it is drained and replaced."""
 EXTREME_FACTOR = 8.0
-"""A server that is slower than that is replaced without trying it with fewer buckets."""
+"""A server that is at least this much slower is replaced without first trying fewer buckets."""
 FRESH_SECONDS = 60.0
-"""How much training may be done again to spare such a server the copying."""
+"""How many seconds of training may be repeated to spare such a server the copying."""
 AGAIN_SECONDS = 1800.0
 """How long the successor of a slow server is kept, slow or not."""
 
@@ -45,16 +45,17 @@ def relieve(
 ) -> tuple[JobState, Observations, tuple[MemberId, ...], tuple[LogEvent, ...]]:
     """Changes the shares of slow servers and of recovered ones, and begins drains.
 
-    `now` is on the clock of events, `clock` on the job's. A share of 0 stays. The members are to be replaced at once.
+    `now` is on the clock of events, `clock` on the job's. A share of 0 stays. The returned members must be replaced at
+    once.
     """
     servers = state.routing.table.servers
-    if not may_move(state) or len(servers) == 1:  # a lone server's only peers are those that have yet to leave
+    if not may_move(state) or len(servers) == 1:  # a lone server's only peers are leaving
         return state, seen, (), ()
     names = [slot_name(Role.PS, index) for index in range(len(servers))]
     reliefs = {name: relief for name, relief in seen.reliefs.items() if name in names}
     is_placed = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
     factors = seen.slower(state.members)
-    # a server that joins later under the index of one that left is another one
+    # a server that later joins under the same index starts with a full share
     shares = {index: share for index, share in state.shares.items() if index < len(servers) or share == 0.0}
     notes: list[LogEvent] = []
     lost: list[MemberId] = []
@@ -66,7 +67,7 @@ def relieve(
         relief = reliefs.get(name)
         if relief is None:
             relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1 / share)
-        elif relief.incarnation != process.incarnation:  # the slow one is gone
+        elif relief.incarnation != process.incarnation:  # a successor of the slow process
             relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1.0)
             shares[index] = share = 1.0
         slowness, is_kept = seen.slowness(name), _is_kept(state, index, clock)
@@ -113,18 +114,18 @@ def relieve(
 
 
 def _is_kept(state: JobState, index: int, clock: float) -> bool:
-    """Whether a server is the successor of one that was replaced for being slow, not long ago."""
+    """Whether a server recently replaced a slow one."""
     replaced_at = state.replaced_at.get(index)
     return replaced_at is not None and clock - replaced_at < AGAIN_SECONDS
 
 
 def _is_extreme(relief: Relief, share: float, factor: float, now: float) -> bool:
-    """Whether a server is so slow that fewer buckets are not tried."""
+    """Whether a server is too slow to try fewer buckets."""
     return share == 1.0 and factor >= EXTREME_FACTOR and now - relief.changed_at >= STEADY_SECONDS
 
 
 def _drained(state: JobState, index: int, incarnation: str, clock: float) -> JobState:
-    """Begins the drain of a slow server. It may not begin while all others leave, and is asked for again then."""
+    """Begins to drain a slow server. The drain cannot begin while all others leave; the next call tries again."""
     state = draining.begin(state, index, incarnation, _WHY, clock, replaced=True)
     return _noted(state, index, clock) if index in state.drains else state
 
@@ -134,14 +135,14 @@ def _noted(state: JobState, index: int, clock: float) -> JobState:
 
 
 def _redone_seconds(state: JobState, clock: float) -> float:
-    """How much training a roll-back would lose now."""
+    """Returns the seconds of training that a roll-back would repeat now."""
     taken = [state.checkpointed_at] if state.checkpoint else []
     taken += [state.flash.taken_at] if state.flash.checkpoint else []
     return clock - max(taken, default=-math.inf)
 
 
 def _is_replaceable(relief: Relief, share: float, factor: float, now: float) -> bool:
-    """Whether a server with few buckets is still slow for what it owns, and has been tried for long enough."""
+    """Whether a server has had fewer buckets for long enough, and is still slow for its share."""
     return share < 1.0 and now - relief.changed_at >= REPLACE_SECONDS and factor >= SLOW_FACTOR * share
 
 

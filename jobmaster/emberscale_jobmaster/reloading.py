@@ -5,9 +5,9 @@
        a barrier that fails -> LOAD, where nothing is left to load
        no sound checkpoint, too many lost samples, what cannot be finished -> the job rolls back
 
-In the barrier, nothing is settled: without the lost servers no worker can finish a batch. Instead, a successor takes
-for applied what all survivors have applied. Of that, its rows lack what came after the checkpoint: they have forgotten
-it. A batch that only some survivors have is retried by its worker, and stepped on the servers that lack it.
+The barrier settles nothing: without the lost servers no worker can finish a batch. Instead, a successor counts as
+applied what all survivors have applied. Its rows have forgotten the batches after the checkpoint. A batch that only
+some survivors have applied is retried by its worker, and applied on the servers that lack it.
 
 SWITCH is durable before any server adopts the new table, as in a move.
 """
@@ -48,16 +48,16 @@ LOAD_SECONDS = 180.0
 HOLD_SECONDS = 10.0
 """How long a survivor holds pushes without hearing more of the barrier."""
 HELD_SECONDS = 30.0
-"""How long it does so once it only waits for the switch: another master takes over within that."""
+"""How long it does so once it only waits for the switch: long enough for another master to take over."""
 BARRIER_SECONDS = 15.0
 UNREACHABLE = "CheckpointUnreachable"
 ATTEMPTS = 3
-"""Barriers that may fail, and calls that may be refused, before the job rolls back."""
+"""The number of failed barriers, or of refused calls, at which the job rolls back."""
 WAIT_SECONDS = 1.0
 CALL_SECONDS = 8.0
 AGAIN_SECONDS = 0.25
 KEPT_SECONDS = 2.0
-"""How often a server that is ready hears that the change of table is still wanted."""
+"""How often the master tells a ready server that the change of table is still wanted."""
 
 
 def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
@@ -70,9 +70,9 @@ def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
     if operation.phase is not ReloadPhase.WAIT:
         return _waiting(state, operation) if _is_alone(state, operation) else state
     lost = tuple(server for server in state.routing.table.owners if not state.members.has(server))
-    if not lost:  # who was silent speaks again, and nobody has done anything yet
+    if not lost:  # the silent servers are back, and nothing has changed yet
         return replace(state.without(operation), routing=replace(state.routing, ready=True))
-    if len(lost) == len(state.routing.table.owners):  # one that spoke again is lost after all
+    if len(lost) == len(state.routing.table.owners):  # a server that was back is lost after all
         return roll_back(state, spec, operation.reason, NO_SURVIVOR)
     if state.rests(KIND, now) or any(_successor(state, server) is None for server in lost):
         return state
@@ -91,7 +91,7 @@ def effects_of(state: JobState, operation: Reload, whom: int, serial: int) -> tu
 def on_checkpoint_found(
     state: JobState, spec: TrainingJobSpec, operation: Reload, event: CheckpointFound, now: float
 ) -> JobState:
-    """The checkpoint folder was read: the successors load, unless too much would be lost."""
+    """Has the successors load the checkpoint that was found, unless too much would be lost."""
     state, source = _refusing(state.untroubled(KIND), event.damaged), event.source
     if source is None or event.incompatible:
         return roll_back(state, spec, operation.reason, event.incompatible or "no checkpoint can be used")
@@ -120,7 +120,7 @@ def on_checkpoint_found(
 
 
 def on_prepared(state: JobState, operation: Reload, server: int, answer: Prepared, now: float) -> JobState:
-    """A successor says how far it is in loading; a survivor knows of the table to come."""
+    """Handles a successor's progress in loading, or a survivor's answer that it knows the next table."""
     before = operation.loaded.get(server, 0)
     gets_on = answer.loaded_bytes > before or (answer.done and server not in operation.done)
     if answer.problem:
@@ -155,7 +155,7 @@ def on_prepared(state: JobState, operation: Reload, server: int, answer: Prepare
 def on_applied(
     state: JobState, spec: TrainingJobSpec, operation: Reload, server: int, answer: AppliedReport, now: float
 ) -> JobState:
-    """A survivor holds pushes, and later goes on holding them until the switch."""
+    """Handles a survivor's answer that it holds pushes, or keeps holding them until the switch."""
     operation = answered(operation, server)
     if now >= operation.deadline:  # survivors may have let pushes through
         return _barrier_failed(state, spec, operation, "the barrier took too long", now)
@@ -178,7 +178,7 @@ def on_applied(
 def on_switched(
     state: JobState, spec: TrainingJobSpec, operation: Reload, server: int, now: float
 ) -> tuple[JobState, tuple[Effect, ...]]:
-    """A server has adopted the new table. Once all have, training goes on."""
+    """Handles a server's adoption of the new table. Training continues once all servers have adopted it."""
     operation = answered(operation, server)
     operation = replace(operation, done=operation.done | {server})
     if operation.table is None or len(operation.done) < len(operation.parties):
@@ -207,7 +207,7 @@ def on_switched(
 def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Reload, server: int, code: str, problem: str, now: float
 ) -> JobState:
-    """A call to a server has failed."""
+    """Handles a failed call to a server."""
     if operation.phase is ReloadPhase.BARRIER:
         return _barrier_failed(state, spec, operation, f"ps-{server}: {problem}", now)
     if code in retry.PASSING_CODES:
@@ -227,7 +227,7 @@ def on_server_failed(
 
 
 def on_storage_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:
-    """The checkpoint folder cannot be read. It is tried again, as a roll-back would have to; later the job fails."""
+    """Tries an unreadable checkpoint folder again, since a roll-back needs it too; fails the job when patience ends."""
     trouble = retry.failed_again(state.troubles.get(KIND), now, UNREACHABLE, problem)
     if retry.exhausted(trouble, now):
         return fail(state, trouble.reason, trouble.message)
@@ -235,7 +235,7 @@ def on_storage_failed(state: JobState, spec: TrainingJobSpec, operation: Reload,
 
 
 def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, now: float) -> JobState:
-    """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
+    """Repeats calls that are due, and gives up a phase without progress; never a switch, which may have happened."""
     if operation.phase is ReloadPhase.WAIT:
         return state
     if operation.phase is ReloadPhase.SWITCH:
@@ -254,13 +254,13 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
             return roll_back(state, spec, operation.reason, f"{names} loaded nothing for {LOAD_SECONDS:g} s")
         if retry.exhausted(trouble, now):
             return fail(state, trouble.reason, trouble.message)
-        operation = replace(operation, deadline=now + AGAIN_SECONDS)  # they read the storage again and again
+        operation = replace(operation, deadline=now + AGAIN_SECONDS)  # the servers keep retrying the storage
         state = state.having(operation)
     return state.asking_due(operation, now)
 
 
 def on_takeover(state: JobState, operation: Reload) -> JobState:
-    """A new master finishes what may have been switched, and begins anew with anything else."""
+    """Finishes a switch under a new master, as a server may have switched; restarts any earlier phase."""
     if operation.phase is ReloadPhase.SWITCH:
         return state.asking(operation, *operation.pending, *operation.again_at)
     return _waiting(state, operation)
@@ -308,26 +308,26 @@ def _switching(state: JobState, spec: TrainingJobSpec, operation: Reload) -> Job
 
 
 def _too_much(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> str:
-    """Why the reload would lose more than the job may lose, once `applied` is on all survivors; empty otherwise."""
+    """Explains why the reload would lose more than the job may lose, with `applied` on all survivors; else empty."""
     pls = state.pls + _forgotten(state, spec, operation, applied).pls
     return too_much_lost(pls, spec.fault_tolerance.allowed_pls)
 
 
 def _forgotten(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> ForgottenShare:
-    """What the lost rows lack of `applied` in the checkpoint."""
+    """Returns the part of `applied` that the lost rows lack in the checkpoint."""
     assert operation.source is not None, "a checkpoint is found before anything is forgotten"
     lost = forgotten_by(state, spec, {server.index for server in operation.lost}, applied, operation.source)
     return lost.model_copy(update={"priority_saves": len(operation.priority)})
 
 
 def _refusing(state: JobState, damaged: Mapping[str, str]) -> JobState:
-    """Checkpoints are damaged, how is said by id: nothing is loaded from them, and the next one builds on none."""
+    """Excludes `damaged` checkpoints, by id and problem, from loading; the next persistent one has all rows."""
     chain = state.chain if all(map(is_flash, damaged)) else Chain()
     return replace(state, damaged={**state.damaged, **damaged}, chain=chain)
 
 
 def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:
-    """Another barrier is begun, until too many have failed."""
+    """Begins another barrier, or rolls back once too many have failed."""
     if operation.attempts + 1 >= ATTEMPTS:
         return roll_back(state, spec, operation.reason, f"{ATTEMPTS} barriers failed, the last as {problem}")
     loaded = replace(
@@ -343,18 +343,18 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, p
 
 
 def _waiting(state: JobState, operation: Reload) -> JobState:
-    """The operation from its beginning; calls under way count for nothing."""
+    """Restarts the operation; answers to calls under way no longer count."""
     before = operation
     return state.having(Reload(before.id, ReloadPhase.WAIT, before.reason, before.began_at, lost=before.lost))
 
 
 def _is_alone(state: JobState, operation: Reload) -> bool:
-    """Whether a successor is gone before the switch."""
+    """Whether a successor was lost before the switch."""
     if operation.phase in (ReloadPhase.WAIT, ReloadPhase.SWITCH):
         return False
     return not all(state.members.has(server) for server in operation.successors)
 
 
 def _successor(state: JobState, lost: PsAddress) -> PsAddress | None:
-    """The process that has taken the place of a lost server."""
+    """Returns the process that has replaced a lost server, or None."""
     return None if state.members.has(lost) else state.members.server(lost.index)

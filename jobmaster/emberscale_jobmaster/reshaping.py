@@ -1,6 +1,6 @@
 """A change of shape as people follow it: planned, started, copied, held, switched, ended, each step with its duration.
 
-The steps are part of the plan, so that operator and command line tell each of them once.
+The steps are part of the plan, so that the operator and the command line report each of them once.
 """
 
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, describe_
 from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 
 KEPT_STEPS = 12
-"""A change has six steps, a drain and what gives the share back have ten."""
+"""A change has six steps; a drain and the return of the share have ten."""
 _MIB = 1 << 20
 
 
 def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Scaling:
-    """Adds a step; the oldest are forgotten."""
+    """Adds a step; drops the oldest ones."""
     number = max(scaling.next_step, scaling.steps[-1].number + 1 if scaling.steps else 1)
     step = ScalingStep(number, reason, message, round(max(0.0, seconds), 3))
     return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:], next_step=number + 1)
 
 
 def note_step(state: JobState, reason: str, message: str, seconds: float) -> JobState:
-    """Notes a step that people are told of once."""
+    """Notes a step, which is reported to people once."""
     return with_scaling(state, with_step(state.scaling, reason, message, seconds))
 
 
@@ -93,13 +93,13 @@ def note_members(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     scaling = replace(scaling, reshaping=None)
     gone = [(role, index) for role, index in superfluous if state.members.slot(role, index).registrations]
-    if gone and scaling.steps[-1].reason != "GaveUpScaling":  # why it was given up stays to be seen
+    if gone and scaling.steps[-1].reason != "GaveUpScaling":  # keeps the reason for giving up visible
         scaling = with_step(scaling, "EndedMembers", f"{_names(gone)} ended", seconds)
     return with_scaling(state, scaling)
 
 
 def _beyond(more: RoleShapes, less: RoleShapes) -> list[tuple[Role, int]]:
-    """The members of one shape that another lacks."""
+    """Returns the members of one shape that the other lacks."""
     servers, workers = range(less.ps.replicas, more.ps.replicas), range(less.worker.replicas, more.worker.replicas)
     return [*((Role.PS, index) for index in servers), *((Role.WORKER, index) for index in workers)]
 

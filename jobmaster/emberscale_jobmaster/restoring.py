@@ -1,9 +1,9 @@
 """Restores a job: finds the newest sound checkpoint; all servers adopt the routing table and load their rows.
 
 FIND -> LOAD -> done
-   storage out of reach, a server that fails or does not get on -> tried again, under a new generation
+   storage out of reach, a server that fails or makes no progress -> tried again, under a new generation
    a folder without the checkpoints that the job took -> the same: its volume may come back
-   a checkpoint that fails its checksums -> refused, and the one before is tried
+   a checkpoint that fails its checksums -> refused, and the previous one is tried
    no checkpoint left, the manifest refused, or failing for too long -> the job fails
 """
 
@@ -69,10 +69,10 @@ def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> t
 def on_checkpoint_found(
     state: JobState, spec: TrainingJobSpec, operation: Restore, event: CheckpointFound, now: float
 ) -> JobState:
-    """The checkpoint folder was read."""
+    """Loads the checkpoint that was found, or fails the job if it has none that it can use."""
     damaged = {**state.damaged, **event.damaged}
     state = replace(state, damaged=damaged)
-    if event.newest >= state.next_checkpoint:  # what a master before may still be writing is newer than what is seen
+    if event.newest >= state.next_checkpoint:  # an earlier master may still be writing newer ones
         state = replace(state, next_checkpoint=event.newest + LOST_CHECKPOINTS)
     if event.unusable:
         return fail(state, "InitialCheckpointUnusable", event.unusable)
@@ -109,7 +109,7 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
     held = Restored() if source is None else source.restored
     restored = replace(held, applied=on_all(list(operation.applied.values())))
     state = state.without(operation).untroubled(KIND)
-    before = dict(held.restores)  # of these rows: what became of others since the checkpoint is undone
+    before = dict(held.restores)  # of the restored rows: later restores are undone with the roll-back
     if source is not None and (bits := source.weight_bits):
         before[bits] = before.get(bits, 0) + 1
     state = replace(state, restores=before)
@@ -121,7 +121,7 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
 def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Restore, server: int, code: str, problem: str, now: float
 ) -> JobState:
-    """A server could not be assigned. One that knows of a later table says ABORTED; the next attempt goes beyond it."""
+    """Handles a failed assignment. A server that knows a later table answers ABORTED; the next attempt surpasses it."""
     if code in retry.PASSING_CODES:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if code == "INVALID_ARGUMENT":
@@ -133,9 +133,10 @@ def on_server_failed(
 
 
 def on_storage_failed(state: JobState, spec: TrainingJobSpec, event: StorageFailed, now: float) -> JobState:
-    """The folder cannot be read. A job that begins without credentials of the store soon fails.
+    """Handles an unreadable folder. A new job without credentials for the store soon fails.
 
-    Later, the service that gives the job its credentials may only be away, and training waits as for any other reason.
+    Later in a job, the service that issues credentials may only be unavailable, so the job waits as for any other
+    failure.
     """
     if event.lacks_credentials and not state.recoveries and not state.checkpoint:
         patience = retry.CREDENTIALS_PATIENCE_SECONDS
@@ -175,7 +176,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
 
 
 def _told(state: JobState, restored: Restored) -> JobState:
-    """Tells, once, from which checkpoint of which job this one starts."""
+    """Reports once the checkpoint and the job from which this one starts."""
     origin = restored.origin
     if origin is None or state.restored.origin == origin:
         return state
@@ -186,7 +187,7 @@ def _told(state: JobState, restored: Restored) -> JobState:
 
 
 def _folders(spec: TrainingJobSpec) -> str:
-    """The folders in which a checkpoint is looked for."""
+    """Names the folders that are searched for a checkpoint."""
     own, initial = spec.checkpoint.uri, spec.checkpoint.initial_from
     named = [f"spec.checkpoint.uri ({own})"] if own is not None else []
     named += [f"spec.checkpoint.initialFrom.uri ({initial.uri})"] if initial is not None else []

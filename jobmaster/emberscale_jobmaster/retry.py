@@ -11,18 +11,18 @@ LONGEST_PAUSE_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 """For files that a job cannot continue without: its newest checkpoint, and its last one."""
 CREDENTIALS_PATIENCE_SECONDS = 30.0
-"""For the credentials of a job that begins: what gives them to a new pod may know it some seconds after its start."""
+"""For the credentials of a new job: their issuer may learn of a new pod some seconds after the pod's start."""
 
 SUSPENSION_PATIENCE_SECONDS = 60.0
-"""For the checkpoint at which a job is to rest; then it rests at the one before."""
+"""For the checkpoint of a suspension; after that, the job is suspended at the previous checkpoint."""
 LEAST_ATTEMPTS = 3
 PASSING_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
-"""Codes after which the same call to a server is made again: the server is away, and its silence will show."""
+"""Codes after which a call to a server is repeated. If the server is gone, its missing heartbeats will show it."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that fails and is tried again.
+    """A failure that is retried.
 
     * `reason`: one CamelCase word. `message`: what went wrong the last time.
     * `since`: when it failed first. `next_at`: when it is tried again. Both in seconds of the job's clock.
@@ -36,7 +36,7 @@ class Trouble:
     attempts: int = 1
 
     def describe(self, now: float) -> str:
-        """For people."""
+        """Describes the trouble for people."""
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
         return f"{self.message} (tried {times} in {max(0.0, now - self.since):.0f} s, and tried again)"
 

@@ -54,7 +54,7 @@ _LONG_SAVE_SECONDS = 0.5
 _CHECKPOINT_COSTS = 16
 _START_UPS = 64
 _ABOUT = 1.1
-"""By how much an expectation changes before it is worth a note."""
+"""The factor by which an expectation must change before it is noted."""
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ class ClosingError(Exception):
 
 @dataclass(frozen=True)
 class Handled:
-    """The result of an event: the job after it by its spec, and the effects that answer its sender."""
+    """The result of an event: the job afterwards, its spec, and the effects that answer the sender."""
 
     job: JobState
     spec: TrainingJobSpec
@@ -177,16 +177,16 @@ class JobRuntime:
                 self._await_durable(version)
             except StoreUnavailableError:
                 for answer in answers:
-                    if isinstance(answer, Granted):  # the worker will never hear of it
+                    if isinstance(answer, Granted):  # the worker never learns of the grant
                         self._step(GrantLost(now=self.now(), token=answer.task.token))
                 raise
         return Handled(job, spec, answers)
 
     def rescale(self, servers: int, workers: int, waits: str) -> None:
-        """Goes on with these numbers of processes, as an edited manifest says; 0: it leaves the number open.
+        """Continues with the numbers of processes of an edited manifest; 0: the manifest leaves the number open.
 
         `waits` says what keeps new parameter servers from starting. Raises as `handle` does, and ValidationError for
-        numbers that no manifest may have.
+        numbers that a manifest may not have.
         """
         with self._changed:
             self._refuse_if_unwritable()  # the spec changes with a step, or not at all
@@ -259,9 +259,9 @@ class JobRuntime:
         return sum(costs) / len(costs) if costs else 0.0
 
     def advise_recovery(self, seconds: float, strategy: FaultToleranceStrategy) -> None:
-        """The cheapest strategy and its interval between checkpoints, in seconds.
+        """Notes the cheapest strategy and its interval between checkpoints, in seconds.
 
-        What the manifest says stands, and under `FullRecovery` the default interval does.
+        The manifest takes precedence. Under `FullRecovery` the advice is ignored, so the default interval applies.
         """
         job, _ = self.snapshot()
         is_open = self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.FULL_RECOVERY
@@ -273,7 +273,7 @@ class JobRuntime:
             _log.info("checkpoint_interval_changed", seconds=round(after, 3), before=round(before, 3))
 
     def expect_failures(self, between_seconds: float) -> None:
-        """Notes how long parameter servers last, unless it is about what was noted before."""
+        """Notes the expected seconds between losses of parameter servers, unless they have changed little."""
         known = self.snapshot()[0].between_failures
         if known is None or not known / _ABOUT <= between_seconds <= known * _ABOUT:
             self.note(FailuresExpected(now=self.now(), between_failures=between_seconds))
@@ -292,7 +292,7 @@ class JobRuntime:
             self._version += 1
             _log_changes(before.job, self._state.job, self.spec)
         else:
-            self._state = replace(self._state, job=before.job)  # equal; comparing the same again costs nothing
+            self._state = replace(self._state, job=before.job)  # equal; identical objects compare faster next time
         answers: list[Granted | LeasesVoid] = []
         for effect in effects:
             match effect:
@@ -403,9 +403,9 @@ class JobRuntime:
             self.note(TimePassed(now=self.now()))
 
     def _members_wait(self) -> bool:
-        """Whether a save takes so long that members wait for it in their calls: they cannot be heard, yet are alive.
+        """Whether a save takes so long that calls of members wait for it, so that live members seem silent.
 
-        The master's time stands still then, as if it was paused itself. Once the store has failed, calls are refused
+        The master's time stands still then, as if it were paused itself. Once the store has failed, calls are refused
         at once, and `hear` notes them.
         """
         since = self._saving_since

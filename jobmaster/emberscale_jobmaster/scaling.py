@@ -2,7 +2,7 @@
 
 A change of the number of workers, or of the resources of any process, takes effect at once: workers join and leave
 between batches, limits change under running processes. Another number of parameter servers takes three steps: the
-missing ones start; rows move to their new owners (`moving`); and those that no longer own anything stop. Training
+missing ones start; rows move to their new owners (`moving`); servers that no longer own anything stop. Training
 continues throughout (DLRover-RM section 5.2).
 """
 
@@ -33,7 +33,7 @@ class Advice:
 
 
 def await_plan(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """A new job without sizes starts no members before it has a plan."""
+    """Keeps a new job without sizes from starting members before it has a plan."""
     begun = state.scaling.sizes is not None or state.stage is not Stage.DISCOVER or bool(state.members.slots)
     if begun or state.over or not spec.leaves_sizes_open:
         return state
@@ -94,20 +94,22 @@ def follow_manifest(
 ) -> JobState:
     """Follows the numbers in the manifest, which may have been edited.
 
-    Where rows are, another number of parameter servers becomes the target of a move. So does a larger one while rows
-    are lost, unless the job is `resumed`: it recovers on as many servers as it had, whether the others come or not.
-    `before` is the shape in force by the manifest as it was; `now` is on the job's clock, `wall` in seconds since 1970;
-    `waits` says what keeps new servers from starting, None: as before.
+    If servers have rows, another number of them becomes the target of a move. So does a larger number while rows are
+    lost, unless the job is `resumed`: the job recovers on its previous number of servers, whether others start or not.
+
+    * `before`: the shape in force by the previous manifest.
+    * `now`: on the job's clock. `wall`: in seconds since 1970.
+    * `waits`: what keeps new servers from starting; None: as before.
     """
     scaling = state.scaling
-    servers = min(len(state.routing.table.servers), (scaling.sizes or before).ps.replicas)  # without one that stands in
+    servers = min(len(state.routing.table.servers), (scaling.sizes or before).ps.replicas)  # without a stand-in
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
     if state.over or scaling.waits_for_plan:
         return with_scaling(state, scaling)
     operation, in_force = switching(state), scaling.sizes or before
     move = operation if isinstance(operation, Move) else None
     heading, leaving = in_force, replace(before.ps, replicas=servers or before.ps.replicas)
-    if move is not None:  # it comes to its end, whatever the manifest says meanwhile
+    if move is not None:  # a switch is finished, whatever the manifest says meanwhile
         heading, leaving = RoleShapes(move.sizes.ps, in_force.worker), move.sizes.ps
     wanted = within_manifest(scaling.target or heading, spec)
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
@@ -154,7 +156,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
 
 
 def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:
-    """The job keeps its number of parameter servers."""
+    """Gives up the target: the job keeps its number of parameter servers."""
     message = f"stays at {describe_sizes(sizes_of(state, spec))}: {why}"
     scaling = state.scaling
     refused = scaling.refused_ps
@@ -172,21 +174,21 @@ def move_due(state: JobState) -> bool:
 
 
 def may_move(state: JobState) -> bool:
-    """Returns whether rows can move: while the job trains, or while it evaluates and a server is to go.
+    """Returns whether rows can move: while the job trains, or while it evaluates and a server is being drained.
 
-    The time that such a server has may end before the evaluation does.
+    The time left to a drained server may end before the evaluation does.
     """
     trains = state.stage is Stage.TRAIN or (state.stage is Stage.EVALUATE and bool(state.drains))
     return trains and not state.over and not state.suspending and state.routing.ready
 
 
 def is_urgent(state: JobState) -> bool:
-    """Whether rows must move soon: a server is to go, is slow, or may run out of memory."""
+    """Whether rows must move soon: a server is being drained, is slow, or may run out of memory."""
     return state.scaling.target is None or bool(state.drains) or state.scaling.reason in URGENT
 
 
 def complete_move(state: JobState, sizes: RoleShapes) -> JobState:
-    """The rows are on as many servers as this shape has. The workers are those planned last; a later target stays."""
+    """Records that the rows are on this shape's servers. Keeps the workers planned last, and a later target."""
     scaling, target = state.scaling, state.scaling.target
     if target is not None and target.ps.replicas == sizes.ps.replicas:
         return with_scaling(state, replace(scaling, sizes=target, target=None))

@@ -36,9 +36,9 @@ from emberscale_jobmaster.store import JobStore
 
 _SPARE_THREADS = 64
 _CALLS_PER_MEMBER = 3
-"""A member's heartbeat, its wait for a task or for a routing table, and one more."""
+"""Threads per member: for its heartbeat, its wait for a task or a routing table, and one more call."""
 _OPEN_REPLICAS = 256
-"""Members of a role for which there are threads where the manifest does not bound it."""
+"""The number of members of a role that get threads if the manifest does not bound it."""
 _GRACE_SECONDS = 0.5
 
 _log = structlog.get_logger()
@@ -48,7 +48,7 @@ class MasterProcess:
     """One running master; without the address of a brain, its job keeps the sizes that it has.
 
     `on_deposed` is called when another master has taken over, `on_shutdown` when this one is asked to end. `alone`: no
-    other process of the job is alive. With an `operator_token`, no other steers the job.
+    other process of the job is alive. With an `operator_token`, only its holder may steer the job.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MasterProcess:
         self._metrics_server.server_close()
 
     def _bind(self) -> None:
-        """Once: a server cannot bind its own address again."""
+        """Binds the address, only once: a server cannot bind its own address again."""
         if self._bound:
             return
         try:
@@ -135,7 +135,7 @@ class MasterProcess:
         self._bound = True
 
     def _own_status(self) -> pb.MemberStatus:
-        """The master as a member of its job; every term is one start of a master."""
+        """Returns the master's status as a member of its job; every term is one start of a master."""
         memory, times = self._process.memory_info().rss, self._process.cpu_times()
         self._peak_memory = max(self._peak_memory, memory)
         return pb.MemberStatus(

@@ -239,7 +239,7 @@ class MasterService(rpc.MasterServicer):
 
     @_answering
     def ReportExit(self, request: pb.ReportExitRequest, context: grpc.ServicerContext) -> pb.ReportExitReply:
-        """The operator saw a process end."""
+        """Takes the operator's report that a process ended."""
         member = messages.member_id(request.member, Role.MASTER, Role.PS, Role.WORKER)
         _log.info("exited", member=member.slot, exit_code=request.exit_code, reason=request.reason)
         self._runtime.handle(
@@ -256,7 +256,7 @@ class MasterService(rpc.MasterServicer):
 
     @_answering
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
-        """A parameter server is to go; answers when it may, or after the wait."""
+        """Drains a parameter server; answers when it may go, or after the wait."""
         return self._drained(request, replaced=False)
 
     @_answering
@@ -277,7 +277,7 @@ class MasterService(rpc.MasterServicer):
 
     @_answering
     def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:
-        """Takes a checkpoint and leaves the job Suspended; answers when it is."""
+        """Takes a checkpoint and suspends the job; answers once the job is Suspended."""
         self._runtime.handle(SuspensionWanted(now=self._runtime.now()))
         state = self._runtime.wait_until(lambda state: state if state.over else None, context.time_remaining())
         if state is None:
@@ -293,7 +293,7 @@ class MasterService(rpc.MasterServicer):
         return pb.ShutdownReply()
 
     def _caller(self, member: pb.Member, *roles: Role) -> MemberId:
-        """The member that calls, once it is known that it may call."""
+        """Returns the calling member after checking that it may call."""
         caller = messages.member_id(member, *roles)
         self._runtime.hear(caller)
         return caller

@@ -19,9 +19,9 @@ class RoleShapes:
 
 @dataclass(frozen=True)
 class Reshaping:
-    """A change of shape under way: from which to which, and since when on the job's clock.
+    """A change of shape under way: the old and new shape, and when it began on the job's clock.
 
-    `joined`: the roles of which no new member is waited for.
+    `joined`: the roles whose new members have all joined, or are no longer waited for.
     """
 
     before: RoleShapes
@@ -36,13 +36,13 @@ class Scaling:
 
     * `sizes`: the shape in force; None while it is the manifest's own.
     * `target`: a shape with another number of parameter servers, for which the missing ones are being started;
-      `target_since` is when that began, `missing_since` since when one is missing, None: none is.
-    * `changed_at`: when the shape changed last, which the cooldown counts from. All on the job's clock, in seconds.
-    * `refused_ps`: the number of parameter servers that the manifest asks for and that could not be had; it is tried
-      again once the manifest asks for another.
+      `target_since` is when that began; `missing_since` is since when one is missing, None: none is.
+    * `changed_at`: when the shape changed last; the cooldown begins then. All on the job's clock, in seconds.
+    * `refused_ps`: the number of parameter servers that the manifest asks for but that did not all start; it is tried
+      again once the manifest asks for another number.
     * `waits`: what keeps the first new parameter server from starting, as the operator says; empty: nothing.
-    * `reshaping`: the change that people follow; `steps`: the last steps of all changes; `next_step`: beyond the number
-      of any step, also of those that the store has lost.
+    * `reshaping`: the change that people follow; `steps`: the last steps of all changes; `next_step`: greater than the
+      number of any step, including those that the store has lost.
     * `reason` (CamelCase), `message`, `plan_version` (of the brain's plan that was followed last, 0: none) and `since`
       (of the last change, in seconds since 1970) are for people.
     """
@@ -72,7 +72,7 @@ def manifest_sizes(spec: TrainingJobSpec) -> RoleShapes:
 
 
 def within_manifest(sizes: RoleShapes, spec: TrainingJobSpec) -> RoleShapes:
-    """The nearest shape that the manifest allows: what it states stands."""
+    """Returns the nearest shape that the manifest allows; numbers and resources that it states take precedence."""
     return RoleShapes(_within(sizes.ps, spec.ps), _within(sizes.worker, spec.worker))
 
 
@@ -84,7 +84,7 @@ def combined(sizes: RoleShapes, target: RoleShapes) -> RoleShapes:
 
 
 def describe_change(before: RoleShapes, after: RoleShapes) -> str:
-    """Describes the difference; empty without one."""
+    """Describes the difference; empty if there is none."""
     parts = [
         f"{name} {old.describe()} -> {new.describe()}"
         for name, old, new in (("workers", before.worker, after.worker), ("PS", before.ps, after.ps))

@@ -1,8 +1,8 @@
 """Finds members that are much slower than their peers, and for how long they have been.
 
 A member's pace is the time that a unit of its work takes: a sample of a worker, or a batch of a parameter server. It is
-compared with the median of the other members of its role, so that a machine that is busy for all of them changes
-nothing. A clear factor must last before a member counts as slow, and a much smaller one before it no longer does.
+compared with the median of the other members of its role, so that load which slows all of them changes nothing. A
+member counts as slow once a clear factor has lasted, and no longer counts once a much smaller factor has lasted.
 """
 
 import math
@@ -16,11 +16,11 @@ PACE_SECONDS = 8.0
 """A pace is the median over this number of seconds."""
 _SLICE_SECONDS = 1.0
 WARM_UP_SECONDS = 5.0
-"""A process that has just begun to work compiles, allocates and fills caches; its pace says nothing for so long."""
+"""How long the pace of a new process is ignored, while it compiles, allocates and fills caches."""
 SLOW_FACTOR, CALM_FACTOR = 4.0, 2.0
-"""A member becomes slow at the first of them, and is no longer slow below the second."""
+"""A member becomes slow at the first factor, and is no longer slow below the second."""
 SLOW_SECONDS, CALM_SECONDS = 5.0, 5.0
-"""For how long the factor must last."""
+"""How long the factor must last."""
 _NEWS = 2.0
 """A factor is reported again once it has changed by this much, so that the status does not flicker."""
 
@@ -34,7 +34,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of work a unit: the median over slices of a second. One that took no units joins the next."""
+    """Seconds of work per unit: the median over slices of a second. A slice without units is merged with the next."""
 
     slices: tuple[_Slice, ...] = ()
     began: float | None = None
@@ -55,7 +55,7 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds a unit; None before there is anything to go by."""
+        """Seconds per unit; None before the first measurement."""
         paces = [one.seconds / one.units for one in self.slices if one.units > 0]
         return statistics.median(paces) if paces else None
 
@@ -65,8 +65,8 @@ class Slowness:
     """A member that takes `factor` times as long as its peers.
 
     * `since`: when that began. `lasting`: it has been so for long enough to act on.
-    * `calm_since`: since when it is not slow any more; None: it still is.
-    * `told`: the factor as people are told of it.
+    * `calm_since`: since when it is no longer slow; None: it is still slow.
+    * `told`: the factor as reported to people.
     """
 
     since: float
@@ -85,7 +85,7 @@ def factors(paces: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _median_without(ascending: Sequence[tuple[float, str]], place: int) -> float:
-    """The median of all but one."""
+    """Returns the median of all but one."""
     lower, upper = (
         ascending[middle + (middle >= place)][0] for middle in ((len(ascending) - 2) // 2, (len(ascending) - 1) // 2)
     )
@@ -119,6 +119,6 @@ def _judged(before: Slowness | None, factor: float, now: float) -> Slowness | No
 
 
 def _rounded(factor: float) -> float:
-    """One significant figure, as nobody knows it better."""
+    """Rounds to one significant figure, as the measurement is no more precise."""
     digit = 10.0 ** math.floor(math.log10(factor))
     return round(factor / digit) * digit

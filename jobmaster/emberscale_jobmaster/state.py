@@ -63,7 +63,7 @@ class Routing:
     """The routing table, and whether every parameter server has adopted it. A table without servers assigns nothing.
 
     * `left`: servers that have given away all that they owned in this generation.
-    * `shares`: by which the table was planned, by index; empty: all servers own alike.
+    * `shares`: the shares by which the table was planned, by index; empty: all servers have equal shares.
     """
 
     table: RoutingTable = NOTHING_ASSIGNED
@@ -98,26 +98,28 @@ class JobState:
 
     * `restore`, `reload`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and
       the checkpoints. All checkpoints but the last one have their snapshots.
-    * `forgotten`: what partial recoveries took from the rows, oldest first.
-    * `troubles`: what is tried again, by `restoring.KIND`, `moving.KIND` or the purpose of a checkpoint.
-    * `next_version`: of a routing table; greater than any that a server may have adopted. `next_generation`: of a
-      history; greater than any that a master before may have begun.
-    * `shares`: how much each parameter server is to own relative to the others, by index; 1.0 where nothing is said.
-      A server with the share 0 is to own nothing. Rows move until the routing table follows.
-    * `drains`: servers that are to go, by index, until their successors have their shares.
+    * `forgotten`: the batches that rows lost in partial recoveries, oldest first.
+    * `troubles`: failures that are retried, by `restoring.KIND`, `reloading.KIND`, `moving.KIND` or the purpose of a
+      checkpoint.
+    * `next_version`: the version of the next routing table; greater than any that a server may have adopted.
+      `next_generation`: the next generation; greater than any that an earlier master may have begun.
+    * `shares`: the share of each parameter server relative to the others, by index; 1.0 if absent. A server with the
+      share 0 owns nothing. Rows move until the routing table follows.
+    * `drains`: servers that are being drained, by index, until their successors have their shares.
     * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
-    * `parity`, `rebuilding`, `rebuilt`: whose rows the others can rebuild, whose they rebuild now, and whose they did.
-    * `coded`: how many servers may be lost at a time by the parity that they were told to keep; 0: they keep none.
-    * `partings`: the newest roll-backs of servers that lived, but did not reach each other; oldest first.
-    * `forgone`: why the job keeps no parity after too many of these, for people; empty: it keeps what it is to keep.
-    * `reloads`: partial recoveries.
+    * `parity`: the servers whose rows the others can rebuild. `rebuilding`: those that are being rebuilt now.
+      `rebuilt`: those that were rebuilt.
+    * `coded`: the number of lost servers that the parity which servers were told to keep covers; 0: they keep none.
+    * `partings`: the newest roll-backs because live servers did not reach each other; oldest first.
+    * `forgone`: why the job keeps no parity after too many partings, for people; empty: parity is not forgone.
+    * `reloads`: the number of partial recoveries.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `chain`: the persistent checkpoints on which the next one may build. `checkpoint_costs`: of the newest ones.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `restores`: how often the rows were restored from quantised weights, by their bits.
     * `between_failures`: seconds between losses of a parameter server that the brain expects.
     * `damaged`: checkpoints that failed their checksums, and how.
-    * `ends_with`: the purpose of a checkpoint that ends the job, once it is complete.
+    * `ends_with`: the purpose of a complete checkpoint that ends or suspends the job.
     """
 
     clock: Clock = Clock()
@@ -135,7 +137,7 @@ class JobState:
     bad_records: int = 0
     bad_record_samples: tuple[BadRecord, ...] = ()
     truncated_records: int = 0
-    """Records with a list of ids that workers cut to its `maxLength`; one that is trained again counts again."""
+    """Records in which workers cut a list of ids to its `maxLength`; a record that is trained again counts again."""
     own_errors: int = 0
     recoveries: int = 0
     reloads: int = 0
@@ -161,9 +163,9 @@ class JobState:
     advised_interval: float | None = None
     """Seconds between checkpoints that the brain advises."""
     advised_strategy: FaultToleranceStrategy = FaultToleranceStrategy.FULL_RECOVERY
-    """Which the brain expects to cost least, of those that the manifest allows."""
+    """The strategy that the brain expects to cost least, among those that the manifest allows."""
     suspending_since: float | None = None
-    """When the job was told to rest, on its clock; None unless it was."""
+    """When the job was told to suspend, on its clock; None unless it was."""
     ends_with: CheckpointPurpose | None = None
     outcome: JobEnd | None = None
     plan_version: int = 1
@@ -266,7 +268,7 @@ class JobState:
 
     @property
     def suspending(self) -> bool:
-        """Whether the job is to rest at a checkpoint."""
+        """Whether the job is being suspended at a checkpoint."""
         return self.suspending_since is not None
 
     @property
@@ -311,14 +313,14 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
 
 
 def wanted_workers(state: JobState, spec: TrainingJobSpec) -> frozenset[str]:
-    """The names of the workers that should run; those that have left for a smaller shape are not among them."""
+    """The names of the workers that should run, without those that a smaller shape has removed."""
     return frozenset(slot_name(Role.WORKER, index) for index in range(wanted_sizes(state, spec).worker.replicas))
 
 
 def servers_wanted(state: JobState, spec: TrainingJobSpec) -> int:
-    """The number of parameter servers in the routing table that the job is to have.
+    """Returns the wanted number of parameter servers in the routing table.
 
-    Where all servers of the job's shape are being drained, one more stands in for them until one has a successor.
+    If all servers of the job's shape are being drained, one more stands in for them until one has a successor.
     """
     servers = (state.scaling.target or sizes_of(state, spec)).ps.replicas
     trains = state.routing.ready and not state.suspending and not state.over
@@ -338,7 +340,7 @@ def routed_servers(state: JobState, spec: TrainingJobSpec) -> int:
 def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
     """Returns the share of each server relative to the others; empty if all are equal.
 
-    One that is being drained is to own nothing, until another process has taken its place.
+    A server that is being drained has the share 0 until another process has taken its place.
     """
     if not state.drains and not state.shares:
         return ()
@@ -355,12 +357,12 @@ def _is_drained(state: JobState, index: int) -> bool:
 
 
 def limits_of(shares: tuple[float, ...]) -> tuple[int, ...] | None:
-    """The limits by which `placed` follows shares, to a thousandth; None: all alike."""
+    """Returns the limits with which `placed` follows shares, to a thousandth; None: all are equal."""
     return tuple(max(1, round(share * 1000)) if share > 0.0 else 0 for share in shares) or None
 
 
 def switching(state: JobState) -> Move | Reload | None:
-    """The operation whose table only some servers may have adopted. There is one at most: a reload ends a move."""
+    """Returns the operation whose table only some servers may have adopted; at most one, as a reload ends moves."""
     move, reload = state.move, state.reload
     if move is not None and move.phase is MovePhase.SWITCH:
         return move
@@ -374,7 +376,7 @@ def live_servers(state: JobState, spec: TrainingJobSpec) -> tuple[PsAddress, ...
 
 
 def missing_servers(state: JobState, sizes: RoleShapes) -> list[str]:
-    """The names of the parameter servers of a shape that are not there."""
+    """Returns the names of the parameter servers of a shape that are not alive."""
     return [slot_name(Role.PS, index) for index in range(sizes.ps.replicas) if state.members.server(index) is None]
 
 
@@ -415,22 +417,22 @@ def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
 
 
 def allowed_pls(state: JobState, spec: TrainingJobSpec) -> float:
-    """The portion of lost samples that the job may reach. Under `Auto`, nothing is lost unless that is advised."""
+    """Returns the portion of lost samples that the job may reach; 0 under `Auto` unless partial recovery is advised."""
     partial = FaultToleranceStrategy.PARTIAL_RECOVERY
     is_chosen = partial in (spec.fault_tolerance.strategy, state.advised_strategy)
     return spec.fault_tolerance.allowed_pls if is_chosen else 0.0
 
 
 def wanted_parity(state: JobState, spec: TrainingJobSpec) -> int:
-    """How many servers are to be covered by parity, once all load rows. Under `Auto`, none unless that is advised."""
+    """Returns how many lost servers parity should cover, once all load rows; 0 under `Auto` unless advised."""
     coded = FaultToleranceStrategy.ERASURE_CODING
     return spec.allowed_parity if coded in (spec.fault_tolerance.strategy, state.advised_strategy) else 0
 
 
 def kept_parity(state: JobState, spec: TrainingJobSpec) -> int:
-    """How many servers the parity covers that is kept now; 0: none is, as under `Auto` where too few have rows.
+    """Returns the number of lost servers that the present parity covers; 0 without parity, as with too few servers.
 
-    With `ErasureCoding` it is what the manifest says even while parity is forgone: that job is unprotected.
+    With `ErasureCoding` this is the manifest's number even while parity is forgone: such a job counts as unprotected.
     """
     if spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
         return spec.fault_tolerance.parity
@@ -443,7 +445,7 @@ def newest_checkpoint(state: JobState) -> str:
 
 
 def newest_flash(state: JobState) -> str:
-    """The flash checkpoint that is newer than all others that the ledger knows of; empty if none is."""
+    """The flash checkpoint that is newer than all other checkpoints that the ledger knows; empty if there is none."""
     newest = state.flash.checkpoint
     if not newest or newest in state.damaged:
         return ""

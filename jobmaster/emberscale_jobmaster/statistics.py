@@ -18,7 +18,7 @@ from emberscale_api.job.status import EVALUATION_BINS, EvaluationResult
 def auc(positives: npt.ArrayLike, negatives: npt.ArrayLike) -> float:
     """AUC from counts per bin of predictions, ascending, with label 1 and with label 0; shape [bins] both.
 
-    The trapezoid rule over bins: predictions in the same bin are ties and count half. NaN where a label is absent.
+    Applies the trapezoid rule over bins: predictions in the same bin are ties and count half. NaN if a label is absent.
     """
     ones = np.asarray(positives, dtype=np.float64)
     zeros = np.asarray(negatives, dtype=np.float64)
@@ -90,7 +90,7 @@ class RateMeter:
         return RateMeter(self.window, tuple(kept), self.began)
 
     def rate(self, now: float) -> float | None:
-        """Samples per second; None before there is anything to go by."""
+        """Samples per second; None before the first measurement."""
         if self.began is None or now <= self.began or not self.slices:
             return None
         recent = sum(samples for when, samples in self.slices if when > now - self.window)
@@ -112,8 +112,7 @@ class Slice:
 class ProgressiveWindow:
     """Progressive validation: loss and AUC of predictions made before the update.
 
-    Over the last `window` seconds, or fewer, as long as they hold `enough` samples: what is older than that says how
-    the model was, not how it is.
+    Covers the last `window` seconds, or fewer if these hold `enough` samples, as older samples describe an older model.
     """
 
     window: float = 60.0
@@ -153,7 +152,7 @@ class ProgressiveWindow:
 
 
 def eta_seconds(remaining: int, samples_per_second: float | None) -> float:
-    """Seconds until `remaining` samples are trained; negative where that is not known."""
+    """Seconds until `remaining` samples are trained; negative if unknown."""
     if remaining == 0:
         return 0.0
     return remaining / samples_per_second if samples_per_second else -1.0

@@ -36,7 +36,7 @@ _MIB = 1 << 20
 
 
 def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> pb.JobStatus:
-    """Everything about the job but its master as a member."""
+    """Returns the full status of the job, except the master as a member."""
     phase = phase_of(state, spec)
     reason, message = explanation(state, spec)
     samples = committed_samples(state, spec)
@@ -247,7 +247,7 @@ def _slowness(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: 
     else:
         remedy = relief.remedy(state, slot.index)
         relieved = seen.reliefs.get(name)
-        if remedy and relieved is not None:  # as fast as its peers, since it has less to do
+        if remedy and relieved is not None:  # it may keep up with its peers only because it owns less
             return pb.Slowness(factor=relieved.factor, seconds=max(0.0, now - relieved.since), remedy=remedy)
     if slowness is None:
         return None

@@ -31,10 +31,10 @@ from emberscale_jobmaster.operations import Source
 from emberscale_jobmaster.store import JobStore
 
 _MOST_CALLS = 32
-"""The most calls under way; while this number hangs, further calls fail at once."""
+"""The largest number of calls under way; while that many hang, further calls fail at once."""
 
 _CREDENTIAL_ERRORS = frozenset({"DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError"})
-"""Errors of the libraries of stores (botocore, google-auth), which this process need not have: no credentials."""
+"""Names of the errors for missing credentials in libraries that may not be installed (botocore, google-auth)."""
 
 StorageEffect = FindCheckpoint | WriteManifest | PruneCheckpoints | DeleteCheckpoint
 _log = structlog.get_logger()
@@ -43,7 +43,7 @@ _log = structlog.get_logger()
 class CheckpointStorage:
     """Carries out effects on one folder. `tell` is called with the outcome of each, from any thread.
 
-    A job without a `folder` takes no checkpoints, but may start from one of the folder `initial`.
+    A job without a `folder` takes no checkpoints, but may start from a checkpoint in the folder `initial`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class CheckpointStorage:
 
     def _write(self, manifest: CheckpointManifest, operation: int) -> None:
         if not is_flash(manifest.id):
-            self._store.confirm()  # a master that was deposed writes nothing, and removes nothing
+            self._store.confirm()  # a deposed master must neither write nor remove anything
             self._own.write(manifest)
         elif self._flash is not None:
             with self._flash_turn:
@@ -148,14 +148,14 @@ class CheckpointStorage:
                 self._remove_replaced(self._flash, before, manifest)
 
     def _remove_replaced(self, flash: FlashManifests, before: CheckpointManifest, manifest: CheckpointManifest) -> None:
-        """The checkpoint is complete whether or not this succeeds; what stays is swept by its server, or expires."""
+        """Removes replaced files. A failure is harmless: the server sweeps what remains, or it expires."""
         try:
             flash.remove_replaced(before, manifest)
         except FlashOutOfReachError as error:
             _log.warning("flash_checkpoint_stays", checkpoint=before.id, problem=str(error))
 
     def _newest_flash(self) -> CheckpointManifest | None:
-        """The newest flash checkpoint; None where Redis cannot be used or holds none: the next tier is asked then."""
+        """Returns the newest flash checkpoint; None if Redis is unusable or holds none: the folder is then read."""
         try:
             return None if self._flash is None else self._flash.newest()
         except (DamagedCheckpointError, FlashOutOfReachError) as error:
@@ -164,7 +164,7 @@ class CheckpointStorage:
 
     def _find(self, effect: FindCheckpoint) -> CheckpointFound:
         damaged: dict[str, str] = {}
-        with self._flash_turn:  # what is found is not replaced before it is loaded
+        with self._flash_turn:  # a found checkpoint must not be replaced before it is loaded
             self._found_by = max(self._found_by, effect.operation)
             flash = self._newest_flash()
         number = 0 if flash is None else flash.number
@@ -195,7 +195,7 @@ class CheckpointStorage:
         return self._found(effect, None if flash is None else _source(flash), damaged, "", newest)
 
     def _started(self, effect: FindCheckpoint, flash: CheckpointManifest | None, newest: int) -> CheckpointFound:
-        """Where the job has no checkpoint in the folder: that in Redis, else the one of another job."""
+        """Returns the checkpoint of a job without one in the folder: that in Redis, else that of another job."""
         if flash is not None or self._initial is None or effect.initial is None:
             return self._found(effect, None if flash is None else _source(flash), {}, "", newest)
         found = self._initial.find(effect.initial)

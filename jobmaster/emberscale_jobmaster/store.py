@@ -1,10 +1,10 @@
 """The durable state in Redis, written by one master at a time.
 
-The fencing token of the writer is the term, which counts masters, together with the holder, a random name: a Redis that
-lost everything counts from 1 again, and then two masters may have the same term. Blocks and bad records are written
-ahead of the state that refers to them; writing the same thing twice changes nothing.
+The writer's fencing token is the term, which counts masters, together with the holder, a random name. A Redis that lost
+everything counts from 1 again, and then two masters may have the same term. Blocks and bad records are written ahead of
+the state that refers to them; writing the same thing twice changes nothing.
 
-All keys expire when no master has written for long. By then the job was deleted while no operator ran, or it continues
+All keys expire when no master has written for long. By then the job was deleted while no operator ran, or can continue
 from its checkpoint.
 """
 
@@ -26,7 +26,7 @@ from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_jobmaster.state import JobState
 
 _ATTEMPTS = 3
-"""To save before others that write all the time, or a connection that breaks, count as an unusable Redis."""
+"""The attempts to save, against concurrent writers or broken connections, before Redis counts as unusable."""
 _TIMEOUT_SECONDS = 5.0
 _KEPT_SECONDS = 14 * 24 * 3600
 
@@ -35,14 +35,14 @@ _state_json = TypeAdapter(JobState)
 
 
 class StoreUnavailableError(UnavailableError):
-    """Redis does not answer, or not as it should."""
+    """Redis does not answer, or answers with an error."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"Redis at {url} cannot be used: {problem}")
 
 
 class UnreadableStateError(InvalidError):
-    """The state in Redis was written by something else than this version."""
+    """The state in Redis was not written by this version."""
 
 
 class DeposedError(Exception):
@@ -50,7 +50,7 @@ class DeposedError(Exception):
 
 
 class _Found(Enum):
-    """Whom a master finds to be the one that writes."""
+    """The writer that a master finds in Redis."""
 
     US = auto()
     ANOTHER = auto()
@@ -60,7 +60,7 @@ class _Found(Enum):
 class JobStore:
     """The state of one job in Redis. All methods may raise StoreUnavailableError.
 
-    The store also keeps what was written ahead in memory, to write it again to a Redis that lost everything.
+    The store also keeps blocks and bad records in memory, to rewrite them to a Redis that lost everything.
     """
 
     def __init__(self, url: str, job_uid: str) -> None:
@@ -79,7 +79,7 @@ class JobStore:
         """How many masters the job has had, this one included; 0 before `open`."""
 
     def open(self) -> JobState | None:
-        """Deposes the master before, if any, and returns the state that it left. Raises UnreadableStateError."""
+        """Deposes the previous master, if any, and returns the state that it left. Raises UnreadableStateError."""
         with self._answering():
             transaction = self._redis.pipeline()
             transaction.incr(self._keys.term)
@@ -144,9 +144,9 @@ class JobStore:
         self._redis.close()
 
     def _write(self, document: bytes) -> _Found:
-        """Writes if this master is the one that writes; returns whom it found.
+        """Writes if this master is the writer; returns which writer it found.
 
-        A transaction and no script: a script that does not end holds up the jobs of all, so jobs may not run any.
+        Uses a transaction rather than a script: a script that hangs blocks all jobs, so jobs may not run scripts.
         """
         for _ in range(_ATTEMPTS - 1):
             with suppress(redis.WatchError):
@@ -154,7 +154,7 @@ class JobStore:
         return self._compare_and_write(document)
 
     def _compare_and_write(self, document: bytes) -> _Found:
-        """Raises redis.WatchError, and has written nothing, where the fencing token changed meanwhile."""
+        """Raises redis.WatchError without writing if the fencing token changed meanwhile."""
         keys = self._keys
         with self._redis.pipeline() as transaction:
             transaction.watch(keys.term, keys.holder)  # type: ignore[no-untyped-call]  # so it is in redis-py
@@ -189,7 +189,7 @@ class JobStore:
 
 
 def redacted(url: str) -> str:
-    """A Redis URL as it may be shown: without its password."""
+    """Returns a Redis URL without its password, fit to be shown."""
     scheme, separator, rest = url.partition("://")
     credentials, _, place = rest.rpartition("@")
     return f"{scheme}{separator}{'***@' if credentials else ''}{place}"

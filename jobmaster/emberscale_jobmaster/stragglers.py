@@ -1,13 +1,13 @@
-"""What becomes of a worker that is much slower than its peers (DLRover-RM section 5.1).
+"""Handles workers that are much slower than their peers (DLRover-RM section 5.1).
 
-Sizes follow speed at all times (`tasks.shard_batches`). A worker that is slow for long loses the leases that it holds,
-whose rest goes to others, and from then on holds one lease at a time, down to a single batch. So an epoch waits at its
-end for one of its batches at most.
+Shard sizes always follow speed (`tasks.shard_batches`). A worker that is slow for long loses its leases, whose
+remaining batches go to others. From then on it holds one lease at a time, down to a single batch, so the end of an
+epoch waits for at most one of its batches.
 
-Smaller shards do not suffice where the bound on staleness binds: while a slow worker computes a gradient, all others
-together may push `bound` batches, and would push `factor` times as many as there are of them. Such a worker rests. It
-gets a lease on trial from time to time, with growing pauses, and is replaced, since another process may run elsewhere
-or undisturbed. One that is replaced and slow again is not replaced soon.
+Smaller shards do not suffice if the staleness bound limits the others: while a slow worker computes a gradient, all
+others together may push `bound` batches, but could push `factor` times their number. Such a worker rests. It gets a
+lease on trial from time to time, with growing pauses, and is replaced, since another process may run elsewhere or
+undisturbed. If its replacement is slow too, that is not replaced soon.
 """
 
 import math
@@ -20,21 +20,21 @@ from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import LEASES_PER_WORKER, shard_batches
 
 TRIAL_SECONDS = 10.0
-"""How long a worker that holds the others up rests before its first trial; then twice, four times as long."""
+"""How long a worker that delays the others rests before its first trial; later rests double."""
 LONGEST_REST_SECONDS = 160.0
 TRIAL_BATCHES = 2
 REPLACE_SECONDS = 20.0
-"""How long a worker that holds the others up is slow before it is replaced."""
+"""How long a worker that delays the others is slow before it is replaced."""
 LATE_REPLACE_SECONDS = 1200.0
-"""The same of one that holds nobody up, and does little itself."""
+"""The same for a worker that delays nobody, and only does little work itself."""
 AGAIN_SECONDS = 600.0
-"""How long one that was replaced is kept, slow or not."""
+"""How long the replacement of a slow worker is kept, slow or not."""
 
 
 def leases_for(
     state: JobState, seen: Observations, spec: TrainingJobSpec, member: MemberId, now: float
 ) -> tuple[int, int]:
-    """How many leases a worker may hold now, and how many batches the next one has; (0, 0): it rests."""
+    """Returns how many leases a worker may hold now, and the batches of the next one; (0, 0): it rests."""
     bounds = spec.sharding
     peers = [seen.speed(name) for name in state.members.live(Role.WORKER)]
     speed = seen.speed(member.slot)
@@ -66,7 +66,7 @@ def newly_slow(before: Observations, after: Observations) -> list[str]:
 
 
 def resting(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Observations:
-    """Lets workers rest that delay the others, and ends the rest of workers that are fast again."""
+    """Rests workers that delay the others, and ends the rest of workers that are fast again."""
     rests = dict(seen.rests)
     for name in state.members.live(Role.WORKER):
         rest = rests.get(name, Rest())

@@ -1,6 +1,6 @@
-"""How a master begins: with numbers beyond all that masters before may have given, whatever the store has lost.
+"""Starts a master with numbers greater than any that earlier masters may have given, whatever the store has lost.
 
-Servers tell of tables, tokens, barriers and checkpoints that the ledger does not know; the job goes on beyond these.
+Servers report tables, tokens, barriers and checkpoints that the ledger does not know; the job continues beyond these.
 """
 
 from emberscale_api.frozen import replace
@@ -14,13 +14,13 @@ from emberscale_jobmaster.state import JobState, Routing, Stage, switching
 
 _LOST_NUMBERS = 10_000
 LOST_CHECKPOINTS = _LOST_VERSIONS = 100
-"""More than a master gives while the store loses what it was given last."""
+"""More numbers than a master gives within the writes that the store may lose."""
 MOST_NUMBER = 1 << 52
 MOST_VERSION = 1 << 31
-"""The largest number and the largest version of a table that a server is believed to know.
+"""The largest number and the largest table version that the master accepts from a server's report.
 
 Numbers begin at the clock's microseconds, which reach 2^52 in the year 2112. Messages hold numbers twice as large, so
-those that follow a believed one fit, too.
+the numbers after an accepted one fit, too.
 """
 
 
@@ -36,8 +36,8 @@ def initial(wall: float) -> JobState:
 def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool = False) -> JobState:
     """Continues a job under a new master; `wall` is the present, in seconds since 1970.
 
-    A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those. So does
-    a job whose master is `alone`: all processes ended with the master before, and so did a suspension that it began.
+    A suspended job becomes active again: its processes were told to exit, so it waits for new ones and assigns those.
+    So does a job whose master is `alone`: all processes ended with the previous master, and so did its suspension.
     """
     state = replace(
         state,
@@ -45,10 +45,10 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
         next_barrier=state.next_barrier + _LOST_NUMBERS,
     )
     state = with_fresh_numbers(state, wall)
-    if state.members.slots:  # else no master before had any server to assign
+    if state.members.slots:  # else no earlier master had a server to assign
         state = _with_fresh_generation(state, wall)
     holds_rows = state.routing.ready or state.reload is not None
-    if holds_rows and not state.over:  # else a restore looks which checkpoints there are
+    if holds_rows and not state.over:  # else a restore finds the existing checkpoints
         state = replace(
             state,
             next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS,
@@ -63,9 +63,10 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
 
 
 def _with_fresh_generation(state: JobState, wall: float) -> JobState:
-    """Generations that no master before began: none begins one each microsecond, and what the last one wrote is lost.
+    """Returns the state with a next generation that no earlier master began, even one whose last writes were lost.
 
-    One that has no servers yet may have been assigned by it, to others than the ledger will choose now.
+    No master begins a generation each microsecond. Also replaces a generation without servers: the previous master may
+    have assigned it to servers that this ledger does not know.
     """
     state = replace(state, next_generation=max(state.next_generation, int(wall * 1_000_000)))
     if state.routing.table.servers:
@@ -75,10 +76,11 @@ def _with_fresh_generation(state: JobState, wall: float) -> JobState:
 
 
 def with_fresh_numbers(state: JobState, wall: float) -> JobState:
-    """Tokens, barrier numbers and scaling steps that no master before gave, even one whose last writes were lost.
+    """Returns the state with tokens, barrier numbers and scaling steps that no earlier master gave.
 
-    `wall` is in seconds since 1970. No master gives a token or a number each microsecond, or a step each second: where
-    two take over from the same ledger, since what the first wrote is lost, the second begins beyond those of the first.
+    `wall` is in seconds since 1970. No master gives a token or a number each microsecond, or a step each second. So if
+    two masters take over from the same ledger, since the writes of the first were lost, the second begins beyond the
+    first.
     """
     first = int(wall * 1_000_000)
     scaling = replace(state.scaling, next_step=max(state.scaling.next_step, int(wall)))
@@ -93,10 +95,10 @@ def with_fresh_numbers(state: JobState, wall: float) -> JobState:
 def surpass_history(
     state: JobState, server: MemberId, generation: int, version: int, spec: TrainingJobSpec
 ) -> JobState:
-    """A parameter server has adopted a table of this generation and version; (0, 0): none.
+    """Handles a parameter server that has adopted a table of this generation and version; (0, 0): none.
 
-    A table that this ledger does not know of means that it is old, or new: the store has lost the last of it, or
-    all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
+    If the ledger does not know the table, the store has lost the ledger's last writes, or all of it. Grants under that
+    table must not count, so the job recovers under greater numbers.
     """
     table = state.routing.table
     following = switching(state)
@@ -116,10 +118,10 @@ def surpass_history(
 
 
 def surpass_numbers(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
-    """A server has heard of these numbers, from a master whose ledger the store has lost.
+    """Handles a server that knows larger numbers, from a master whose writes the store has lost.
 
-    It fences what has a lower token, unless it is told that the lease lives, and refuses barriers with lower numbers:
-    the leases begin anew, beyond them.
+    The server fences leases with lower tokens unless told that they live, and refuses barriers with lower numbers. So
+    all leases end, and new ones get greater tokens.
     """
     if state.over or generation != state.routing.table.generation:
         return state
@@ -132,9 +134,9 @@ def surpass_numbers(state: JobState, generation: int, next_token: int, next_barr
 
 
 def surpass_checkpoints(state: JobState, next_checkpoint: int) -> JobState:
-    """A server has heard of all checkpoints below this number, perhaps from a master whose ledger the store has lost.
+    """Handles a server that may know all checkpoints below this number, from a master whose writes the store lost.
 
-    It begins none of them again: their files may be those of a complete checkpoint.
+    The job does not reuse their numbers: their files may belong to a complete checkpoint.
     """
     if state.over or not state.next_checkpoint < next_checkpoint <= MOST_NUMBER:
         return state

@@ -62,9 +62,9 @@ Finding = Discovered | Indexed | Tally | None
 def acquire(
     state: JobState, spec: TrainingJobSpec, member: MemberId, batches: int, leases: int | None = None
 ) -> tuple[JobState, Task | None]:
-    """Leases the next work to a worker, `batches` batches where it is data; None where there is nothing for it now.
+    """Leases the next task to a worker, of `batches` batches if the task is data; None if there is none for it now.
 
-    It may hold so many `leases` of data at once; LEASES_PER_WORKER unless told otherwise.
+    The worker may hold this number of `leases` of data at once; by default LEASES_PER_WORKER.
 
     A worker prepares data one task at a time. If it asks again while it holds such a task, it never received the task
     and gets the same one.
@@ -87,7 +87,7 @@ def acquire(
 def report_progress(
     state: JobState, spec: TrainingJobSpec, member: MemberId, committed: dict[int, int]
 ) -> tuple[JobState, list[int]]:
-    """Commits a worker's progress, `committed` being positions by token; returns the tokens that it must drop.
+    """Commits a worker's progress; `committed` has positions by token. Returns the tokens that the worker must drop.
 
     Raises InvalidReportError for a position beyond the lease.
     """
@@ -104,7 +104,7 @@ def report_progress(
 def finish(state: JobState, spec: TrainingJobSpec, member: MemberId, token: int, finding: Finding) -> JobState:
     """Ends a finished task. A token that the worker has lost changes nothing.
 
-    Raises InvalidReportError where the finding is not of the task's kind, or no file or task has as much.
+    Raises InvalidReportError if the finding is not of the task's kind, or has more records or samples than possible.
     """
     lease = state.ledger.leases.get(token)
     if lease is None or lease.holder != member:
@@ -130,14 +130,14 @@ def finish(state: JobState, spec: TrainingJobSpec, member: MemberId, token: int,
 
 
 def file_of(state: JobState, number: int) -> tuple[Split, int]:
-    """Which file the INDEX task of batch `number` is about: its split, and its number there."""
+    """Returns the file of the INDEX task of batch `number`: its split, and its number in the split."""
     if number < len(state.training_files):
         return Split.TRAINING, number
     return Split.EVALUATION, number - len(state.training_files)
 
 
 def file_at(state: JobState, number: int) -> DataFile:
-    """The file that the INDEX task of batch `number` is about."""
+    """Returns the file of the INDEX task of batch `number`."""
     return (*state.training_files, *state.evaluation_files)[number]
 
 
@@ -145,7 +145,7 @@ def _may_lease(state: JobState) -> bool:
     if state.over:
         return False
     if state.suspending:
-        # What somebody may have pushed in part must be settled before a snapshot; nothing new is begun.
+        # Partially pushed batches must be settled before a snapshot; no new batch begins.
         return state.stage is Stage.TRAIN and bool(state.ledger.returned)
     return state.stage in PREPARATION or state.stage in (Stage.TRAIN, Stage.EVALUATE)
 
@@ -183,7 +183,7 @@ def _with_records(state: JobState, number: int, records: int) -> JobState:
 
 
 MOST_RECORDS = 1 << 40
-"""Of a file: 250 times as many as all files of Criteo's Terabyte data set have together."""
+"""The most records of a file: 250 times as many as all files of Criteo's Terabyte data set have together."""
 LEASES_PER_WORKER = 2
 """A worker may hold the lease that it works on and the next one."""
 
@@ -191,10 +191,10 @@ LEASES_PER_WORKER = 2
 def shard_batches(
     available: int, speed: float | None, peers: Sequence[float | None], minimum: int, maximum: int
 ) -> int:
-    """The size for a worker of `speed` samples/s, within [minimum, maximum].
+    """Returns the shard size for a worker of `speed` samples/s, within [minimum, maximum].
 
-    `peers` are the speeds of all live workers, this one included; None means not measured yet, and counts as the
-    middle of those that are.
+    `peers` are the speeds of all live workers, this one included. None means not measured yet, and counts as the median
+    of the measured speeds.
     """
     known = [peer for peer in peers if peer is not None and peer > 0]
     middle = statistics.median(known) if known else 1.0

@@ -1,6 +1,7 @@
-"""Which phase may follow which: of each operation, and of the job as people see it.
+"""The allowed transitions between the phases of each operation, and of the job as people see it.
 
-The machine checks every step of an operation against its table, so that a defect ends the master before it is durable.
+The machine checks every step of an operation against its table, so that a defect ends the master before its effect is
+durable.
 `deploy/site/state_diagrams.py` draws the tables into docs/architecture.md.
 """
 
@@ -22,7 +23,7 @@ from emberscale_jobmaster.operations import (
 
 @dataclass(frozen=True)
 class Transition:
-    """One step from a phase to another. `before` is empty where it begins, `after` where it is over."""
+    """One step from a phase to another. `before` is empty at the beginning, `after` at the end."""
 
     before: str
     after: str
@@ -107,7 +108,7 @@ JOB = (
     Transition(JobPhase.SAVING, JobPhase.COMPLETE, "the last checkpoint is complete"),
     Transition(JobPhase.COMPLETE, "", ""),
 )
-"""Besides, a job that is not over can be suspended or fail in any phase; one that is suspended begins as Pending."""
+"""In addition, an unfinished job can be suspended or fail in any phase; a suspended job resumes as Pending."""
 
 _TABLES: Mapping[str, tuple[Transition, ...]] = {
     "Restore": RESTORE,
@@ -122,7 +123,7 @@ _ALLOWED = {
 
 
 def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
-    """Raises LedgerError where an operation's phase does not follow from the one that it had."""
+    """Raises LedgerError if an operation's phase does not follow from its previous phase."""
     left = {operation.id: operation for operation in before}
     steps: list[tuple[Operation, str, str]] = []
     for operation in after:
@@ -137,7 +138,7 @@ def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
 
 
 def _name(operation: Operation) -> str:
-    """What people call it: a move of lost servers' rows is a rebuild."""
+    """Returns the name that people use: a move of lost servers' rows is a rebuild."""
     if isinstance(operation, Move) and operation.lost:
         return "Rebuild"
     return type(operation).__name__

@@ -16,7 +16,7 @@ from emberscale_jobmaster.statistics import ProgressiveWindow
 _TRUNCATED_SHARE = 0.01
 _ENOUGH_SAMPLES = 1000
 _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
-"""What a sigmoid makes of 0 and of 1: a model that returns probabilities can predict nothing outside."""
+"""The sigmoids of 0 and 1: a model that returns probabilities cannot predict anything outside this range."""
 
 
 def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
 
 
 def _are_sigmoids_of_probabilities(window: ProgressiveWindow) -> bool:
-    """Whether all predictions are sigmoids of numbers from 0 to 1, and the labels say that they should not be."""
+    """Whether all predictions are sigmoids of numbers from 0 to 1, unlike the share of positive labels."""
     if not window.slices:
         return False
     positives = np.sum([part.positives for part in window.slices], axis=0)
