@@ -1,9 +1,9 @@
-"""Checkpoints: writing a server's part of a snapshot, and reading what all servers wrote, with any number of them.
+"""Checkpoints: writing one server's part of a snapshot, and reading the parts of any number of servers.
 
-* `files`, `encoding`: the files of one server, and how rows lie in them.
+* `files`, `encoding`: the files of one server, and the layout of rows in them.
 * `writer`, `chains`: writing a snapshot, all rows or those that changed; `reader`: loading what one server owns.
 * `flash`, `flash_redis`, `flash_inventory`: the same in Redis.
-* `priority`, `choosing`: saves of priority rows between checkpoints, and which rows these are.
+* `priority`, `choosing`: saves of priority rows between checkpoints, and the choice of these rows.
 * `work`: progress, retries and the end of work on storage, and reading ahead.
 """
 

@@ -2,12 +2,12 @@
 
 The reader's changes are kept until the master names the checkpoint on which the next one builds (`TableStore.take`):
 
-* the newest one, which is complete then: what changed before it is forgotten,
-* the one on which the newest one builds: the changes in the newest one are taken again, whether or not it failed,
+* the newest, which is then complete: changes before it are forgotten,
+* the one on which the newest builds: the changes in the newest are taken again, whether or not it failed,
 * any other, or none: all rows are written, and changes are recorded from then on.
 
-While rows are copied to a server that does not own them yet, a checkpoint leaves them out: the sender's part has them.
-Once the server owns them, its next part has all rows.
+A checkpoint omits rows that are being copied to a server that does not own them yet: the sender's part has them. Once
+the server owns them, its next part has all rows.
 """
 
 import weakref
@@ -27,7 +27,7 @@ from emberscale_trainer.table.snapshot import Lock
 
 @dataclass(frozen=True, eq=False)
 class ChainDraft:
-    """A checkpoint that is to be written: the rows as of a barrier, and what they build on; None: they are all."""
+    """A checkpoint to write: the rows as of a barrier, and the link that they build on; None: they are all rows."""
 
     snapshot: Snapshot
     lock: Lock
@@ -44,9 +44,9 @@ class ChainWriter:
         self._newest: Link | None = None
 
     def begin(self, tables: TableStore, lock: Lock, owned: Ownership, *, tracked: bool, since: str) -> ChainDraft:
-        """Takes the rows that changed since the checkpoint with this id, or all of them where that is not known.
+        """Takes the rows that changed since the checkpoint `since`, or all rows if the changes are unknown.
 
-        To be called within the barrier, under `lock`, which guards the tables. `owned` is what the server owns now.
+        The caller is within the barrier and holds `lock`, which guards the tables. `owned` is what the server owns now.
         With `tracked`, later checkpoints may build on this one. Raises MemoryError.
         """
         if not tracked or self._followed is None or self._followed() is not tables:
@@ -74,13 +74,13 @@ class ChainWriter:
         weight_bits: int = 0,
         seen: Seen | None = None,
     ) -> list[CheckpointFile]:
-        """Writes the server's files below the checkpoint's folder `uri`; returns all that its part consists of.
+        """Writes the server's files below the checkpoint's folder `uri`; returns all files of its part.
 
-        `seen` gets all rows that are written. As `write_part` in all else.
+        `seen` gets all rows that are written. Otherwise as `write_part`.
         """
         written, link = write_part(draft.snapshot, specs, share, uri, work, weight_bits, draft.before, seen)
         with draft.lock:
-            if draft.snapshot.ended:  # a later one has begun, and has the changes
+            if draft.snapshot.ended:  # a later checkpoint has taken the changes
                 raise AbandonedError
             if draft.tracked:
                 self._newest = link
@@ -90,7 +90,7 @@ class ChainWriter:
 
 
 def owned_rows(tables: TableStore, owned: Ownership) -> tuple[int, ...]:
-    """The rows of each table that are owned; of the dense one, all."""
+    """Returns the number of owned rows of each table; of the dense table, of all rows."""
     last = len(tables.specs) - 1
     return tuple(
         int(tables.bucket_rows(number)[np.ones_like(owned.buckets) if number == last else owned.buckets].sum())

@@ -1,4 +1,4 @@
-"""Which priority rows to save: what rows were when they were saved last, a sample of pushes, and the best records."""
+"""Chooses priority rows to save, by the values of rows when last saved, a sample of pushes, and the best scores."""
 
 from typing import Any
 
@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 from emberscale_trainer.table import RowLayout
 
 _LEAST_MERGED = 1 << 16
-"""Noted values, or sampled keys, that are worth a merge."""
+"""The number of noted values, or sampled keys, that justifies a merge."""
 
 _LEAST_ROOM = 1024
-"""Records for which there is room beyond those that are kept."""
+"""The room for records beyond those that are kept."""
 
 Keys = NDArray[np.int64]
 Records = NDArray[np.uint8]
 
 
 class SavedValues:
-    """What rows of one table were when they were saved last: a value [width] by key.
+    """The values of rows of one table when they were last saved: a value [width] by key.
 
-    Values that are noted later wait until they are as many as those that are merged: `n` rows take n log n, and twice
-    their memory for a while.
+    Newly noted values wait until they are as many as the merged ones: `n` rows take n log n time, and temporarily twice
+    their memory.
     """
 
     def __init__(self, dtype: type[np.generic], width: int) -> None:
@@ -31,19 +31,19 @@ class SavedValues:
         self._waiting = 0
 
     def __len__(self) -> int:
-        """Rows of which a value is known."""
+        """The number of rows with a known value."""
         self._merge()
         return len(self._keys)
 
     def note(self, keys: Keys, values: NDArray[Any]) -> None:
-        """Rows were saved: their keys [n] and values [n, width], which may be overwritten later."""
+        """Notes saved rows: their keys [n] and values [n, width], which may be overwritten later."""
         self._later.append((keys.copy(), values.copy()))
         self._waiting += len(keys)
         if self._waiting >= max(_LEAST_MERGED, len(self._keys)):
             self._merge()
 
     def forget(self, keys: Keys) -> None:
-        """The rows of these keys, int64 [n], were retired: they count as never saved."""
+        """Notes that the rows of these keys, int64 [n], were retired; they count as never saved."""
         if len(keys):
             self._merge()
             places, is_known = self._find(np.sort(keys))
@@ -51,16 +51,16 @@ class SavedValues:
             self._values = np.delete(self._values, places[is_known], axis=0)
 
     def of(self, keys: Keys) -> NDArray[Any]:
-        """The values of these keys, [n, width]; zeros for rows that were never saved."""
+        """Returns the values of these keys, [n, width]; zeros for rows that were never saved."""
         self._merge()
-        order = np.argsort(keys)  # to look for neighbours one after another: their values share cache lines
+        order = np.argsort(keys)  # neighbours are looked up together, as their values share cache lines
         places, is_known = self._find(keys[order])
         found = np.zeros((len(keys), self._values.shape[1]), self._values.dtype)
         found[order[is_known]] = self._values[places[is_known]]
         return found
 
     def _find(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The places of ascending keys, or where they would be, and which of them are known."""
+        """Returns the places of ascending keys, or their insertion points, and which of the keys are known."""
         places = np.searchsorted(self._keys, keys)
         is_known = np.zeros(len(keys), np.bool_)
         within = np.searchsorted(places, len(self._keys))
@@ -73,7 +73,7 @@ class SavedValues:
         keys = np.concatenate([keys for keys, _ in self._later])
         values = np.concatenate([values for _, values in self._later])
         self._later, self._waiting = [], 0
-        order = np.argsort(keys, kind="stable")  # of equal keys, the last was noted last
+        order = np.argsort(keys, kind="stable")  # stable: among equal keys, the last was noted last
         keys = keys[order]
         is_last = np.ones(len(keys), np.bool_)
         is_last[:-1] = keys[1:] != keys[:-1]
@@ -85,7 +85,7 @@ class SavedValues:
 
 
 class SampledKeys:
-    """Keys of a sample of the pushes to one table: as many distinct ones as may be saved (CPR-SSU)."""
+    """Distinct keys of a sample of the pushes to one table, at most as many as may be saved (CPR-SSU)."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -94,26 +94,26 @@ class SampledKeys:
         self._waiting = 0
 
     def add(self, keys: Keys) -> bool:
-        """A push had these keys, int64 [n]; whether they are so many that a call of `keep` is worth it."""
+        """Adds the keys of a push, int64 [n]; returns whether enough have accumulated to call `keep`."""
         self._later.append(keys.copy())
         self._waiting += len(keys)
         return self._waiting >= max(_LEAST_MERGED, len(self._listed))
 
     def keep(self, most: int) -> None:
-        """Keeps so many keys, and drops others at random."""
+        """Keeps at most `most` keys, and drops others at random."""
         listed = np.unique(np.concatenate([self._listed, *self._later]))
         self._listed = listed if len(listed) <= most else np.sort(self._random.choice(listed, most, replace=False))
         self._later, self._waiting = [], 0
 
     def take(self, most: int) -> Keys:
-        """The kept keys, ascending; the list begins anew."""
+        """Returns the kept keys, ascending, and starts a new list."""
         self.keep(most)
         taken, self._listed = self._listed, np.zeros(0, np.int64)
         return taken
 
 
 def among(keys: Keys, listed: Keys) -> NDArray[np.bool_]:
-    """Which of the keys [n] are in a list, ascending [m]: takes n log m."""
+    """Returns which of the keys [n] are in a list, ascending [m], in n log m time."""
     if not len(listed):
         return np.zeros(len(keys), np.bool_)
     found: NDArray[np.bool_] = listed[np.minimum(np.searchsorted(listed, keys), len(listed) - 1)] == keys
@@ -121,9 +121,9 @@ def among(keys: Keys, listed: Keys) -> NDArray[np.bool_]:
 
 
 class First:
-    """The records with the highest positive scores, of chunks that come one after another.
+    """The records with the highest positive scores, from a sequence of chunks.
 
-    They take the memory of `most` records, and an eighth more.
+    Takes the memory of `most` records plus an eighth.
     """
 
     def __init__(self, most: int, layout: RowLayout) -> None:
@@ -133,7 +133,7 @@ class First:
         self._count = 0
 
     def add(self, records: Records, scores: NDArray[np.float64]) -> None:
-        """Records, uint8 [n, stride], which may be overwritten later, and their scores, float64 [n]."""
+        """Adds records, uint8 [n, stride], which may be overwritten later, with their scores, float64 [n]."""
         room = len(self._scores)
         chosen = np.flatnonzero(scores > 0)
         while len(chosen):
@@ -157,6 +157,6 @@ class First:
         self._count = most
 
     def records(self) -> Records:
-        """Those with the highest scores, in no particular order."""
+        """Returns the records with the highest scores, in no particular order."""
         self._reduce()
         return self._records[: self._count]

@@ -1,4 +1,4 @@
-"""How rows lie in a file of a checkpoint: as in their slab, or with quantised weights."""
+"""The encoding of rows in a checkpoint's files: as in their slab, or with quantised weights."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +15,8 @@ from emberscale_trainer.table import MalformedBlockError, PackedRows, RowLayout,
 class RowEncoding:
     """The encoding of one table's rows in a file.
 
-    * `layout`: how they lie in memory.
-    * `weight_bits`: of a weight in the file; 0: records are as in memory.
+    * `layout`: their layout in memory.
+    * `weight_bits`: the bits of a weight in the file; 0: records are as in memory.
     """
 
     layout: RowLayout
@@ -39,7 +39,7 @@ class RowEncoding:
 
     @property
     def suffix(self) -> str:
-        """How names of such files end."""
+        """The suffix of such files."""
         return rows_suffix(self.weight_bits)
 
     def encode(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -42,9 +42,9 @@ class TablePart(_Part):
     * `files`: in the server's folder, or `<earlier checkpoint>/<name>` in its folder there. They hold whole records,
       in any order. Rows of later files replace those of earlier ones, and a file that ends with RETIRED holds the keys
       of rows, int64 each, that were retired before its successors were written.
-    * `rows`: that the table has in the end.
-    * `stride`: bytes of a record in memory.
-    * `evicted`: whether rows of the table are, so that each says when it was touched.
+    * `rows`: the number of rows that result from all files.
+    * `stride`: the bytes of a record in memory.
+    * `evicted`: whether the table has eviction, so that each row says when it was last touched.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TablePart(_Part):
 
     @classmethod
     def of(cls, spec: TableSpec, files: Sequence[str], rows: int) -> "TablePart":
-        """The share of a table that is in these files."""
+        """Returns the share of a table in these files."""
         return cls(
             name=spec.name,
             files=list(files),
@@ -70,7 +70,7 @@ class TablePart(_Part):
 
     @property
     def layout(self) -> RowLayout:
-        """How the records are laid out."""
+        """The layout of the records."""
         return RowLayout(self.dimension, state_floats(self.optimizer, self.dimension), self.evicted)
 
 
@@ -94,7 +94,7 @@ class PartitionFile(_Part):
     def of(
         cls, index: int, owned: Ownership, specs: Sequence[TableSpec], stored: Sequence[TablePart], parameters: int
     ) -> "PartitionFile":
-        """What a server holds of its tables, in their order: `specs` and `stored`."""
+        """Returns the partition of a server; `specs` and `stored` have its tables in their order."""
         sketches = sum(map(holds_sketches, specs))
         return cls(
             index=index,
@@ -107,7 +107,7 @@ class PartitionFile(_Part):
         )
 
     def to_json(self) -> bytes:
-        """Returns the file without the fields of features that are off: the previous version does not know them."""
+        """Returns the file without the fields of features that are off, which the previous version does not know."""
         return self.model_dump_json(indent=1, exclude_defaults=True).encode()
 
     @property
@@ -167,10 +167,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class CheckpointFiles:
-    """A checkpoint's manifest, and what it lists.
+    """A checkpoint's manifest, and the files that it lists.
 
-    All methods raise DamagedCheckpointError for what the storage holds but is not what was written, and
-    StorageUnreachableError where the storage does not answer.
+    All methods raise DamagedCheckpointError if a file is not as it was written, and StorageUnreachableError if the
+    storage does not answer.
     """
 
     def __init__(self, uri: str, work: Work | None = None) -> None:
@@ -207,7 +207,7 @@ class CheckpointFiles:
         return listed
 
     def _name(self, listed: CheckpointFile) -> str:
-        """What errors call a file."""
+        """Returns the name of a file in errors."""
         return _beside(self._uri.rstrip("/"), listed)
 
     def _check(self, key: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Flash checkpoints: a server's rows in Redis, as a base of all rows and increments of what changed since.
+"""Flash checkpoints: a server's rows in Redis, as a base of all rows and increments of later changes.
 
 emberscale:<uid>:flash:manifest                          by the master, last; only of the newest checkpoint
 emberscale:<uid>:flash:<checkpoint>/ps-<i>/*.json        what the server held, and how often each batch was applied
@@ -41,16 +41,16 @@ CHUNK_BYTES = 4 << 20
 """A value in Redis ends with the chunk of records that reaches this size."""
 _ROOM_FOR_INCREMENT = 1.25
 _MOST_INCREMENTS = 100
-"""Of a chain: each adds files to the manifest, however few rows change."""
+"""The longest chain: each increment adds files to the manifest, however few rows change."""
 _READY_FILES = 3
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """What Redis holds of one server: a base and its increments.
+    """The rows of one server in Redis: a base and its increments.
 
-    * `files`: by table, the names of files in order. `written`: the same by path.
-    * `base_bytes`: of the base alone. `increments`: how many follow it.
+    * `files`: by table, the names of files in order. `written`: the same files by path.
+    * `base_bytes`: the bytes of the base. `increments`: the number of increments.
     """
 
     files: tuple[tuple[str, ...], ...]
@@ -60,13 +60,13 @@ class _Chain:
 
     @property
     def bytes(self) -> int:
-        """Of base and increments together."""
+        """The bytes of the base and all increments."""
         return sum(file.bytes for file in self.written.values())
 
 
 @dataclass(frozen=True, eq=False)
 class FlashDraft:
-    """A flash checkpoint that is to be written: the rows as of a barrier, and the chain that they continue."""
+    """A flash checkpoint to write: the rows as of a barrier, and the chain that they continue."""
 
     snapshot: Snapshot
     tables: TableStore
@@ -83,17 +83,17 @@ class FlashWriter:
         self._url = url
         self._keys = FlashKeys.of(job_uid)
         stem = hashlib.sha256(incarnation.encode()).hexdigest()[:12]
-        self._stems = (f"{stem}-{number:08d}" for number in count(1))  # no file of this job has had one of these names
+        self._stems = (f"{stem}-{number:08d}" for number in count(1))  # names that no file of this job has had
         self._writing = threading.Lock()
         self._followed: weakref.ref[TableStore] | None = None
         self._chain: _Chain | None = None
         self._unclean = False
 
     def begin(self, tables: TableStore, lock: Lock, limit: int) -> FlashDraft:
-        """Takes the rows that changed since the last flash checkpoint, or all of them where a new base is due.
+        """Takes the rows that changed since the last flash checkpoint, or all rows if a new base is due.
 
-        To be called within the barrier, under `lock`, which guards the tables. `limit` is how many bytes this server
-        may have in Redis. Raises MemoryError.
+        The caller is within the barrier and holds `lock`, which guards the tables. `limit` is the number of bytes that
+        this server may keep in Redis. Raises MemoryError.
         """
         followed, before = None if self._followed is None else self._followed(), self._chain
         rows = tables.rows()
@@ -111,7 +111,7 @@ class FlashWriter:
         return FlashDraft(tables.snapshot(Reader.FLASH, lock), tables, lock, None, sum(sizes), limit)
 
     def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[CheckpointFile]:
-        """Writes what the draft holds, and returns all files that this server's part consists of.
+        """Writes the draft, and returns all files of this server's part.
 
         Raises FlashUnusableError and AbandonedError.
         """
@@ -156,7 +156,7 @@ class FlashWriter:
         return [*after.written.values(), *documents]
 
     def _renew(self, link: "_Link", draft: FlashDraft, before: _Chain) -> None:
-        """Has Redis keep the chain for longer, which tells whether it still has all of it."""
+        """Renews the expiry of the chain in Redis, which reveals whether Redis still has all of it."""
         keys = [self._keys.of_file("", path) for path in before.written]
         found = link.redis.pipelined(("EXPIRE", key, FLASH_KEPT_SECONDS) for key in keys)
         missing = sum(answer == 0 for answer in found)
@@ -167,7 +167,7 @@ class FlashWriter:
             link.inventory.sweep(keys)
 
     def _make_room(self, inventory: FlashInventory, draft: FlashDraft) -> None:
-        """Removes what no checkpoint needs, and what a base replaces where both together would be too large."""
+        """Removes what no checkpoint needs, and also the old base if it does not fit beside the new one."""
         if draft.all_bytes > draft.limit:
             raise FlashUnusableError(
                 f"the rows take {draft.all_bytes >> 20} MiB here, and spec.checkpoint.flash.maxBytes gives each server "
@@ -177,7 +177,7 @@ class FlashWriter:
             inventory.clear()
 
     def _make_room_again(self, inventory: FlashInventory, draft: FlashDraft) -> None:
-        """Redis is full: the next checkpoint is a base, and where there is no room for one, all of the old one goes."""
+        """Handles a full Redis: the next checkpoint is a base. If this one was a base, removes the old chain."""
         self._forget(draft)
         if draft.before is None:
             with suppress(FlashUnusableError):
@@ -234,7 +234,7 @@ class _Link:
         self.written.append(file)
 
     def undo(self) -> None:
-        """Removes what Redis took. After any other failure the connection is broken: the next one sweeps."""
+        """Removes the files that Redis accepted. After a broken connection, the next checkpoint sweeps instead."""
         with suppress(FlashUnusableError):
             self.inventory.remove(self._sent)
 
@@ -257,7 +257,7 @@ def _documents(tables: TableStore, after: _Chain, share: Share) -> list[tuple[st
 
 
 class FlashFiles(CheckpointFiles):
-    """As CheckpointFiles, in Redis. What cannot be read counts as damaged: the next tier is a better place to ask."""
+    """As CheckpointFiles, in Redis. Unreadable files count as damaged, so that the next tier is tried."""
 
     def __init__(self, url: str, job_uid: str, checkpoint: str, work: Work) -> None:
         self._uri = checkpoint
@@ -271,7 +271,7 @@ class FlashFiles(CheckpointFiles):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """Sees that all chunks are there, of all servers, before the rows of any are loaded."""
+        """Checks that all chunks of all servers exist before any rows are loaded."""
         files = self.manifest.files
         keys = [self._keys.of_file(self._uri, file.path) for file in files]
         try:

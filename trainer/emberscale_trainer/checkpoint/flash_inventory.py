@@ -1,7 +1,7 @@
-"""What Redis may hold of one server's flash checkpoints, and the removal of what no checkpoint needs any more.
+"""Keeps track of one server's flash checkpoint files in Redis, and removes those that no checkpoint needs.
 
-A key is noted in a set before it is written, and struck off after it is removed. So whatever a broken connection or a
-killed server leaves behind is found by the next one, without a search through the keys of all jobs.
+A key is added to a set before it is written, and taken out after it is removed. So the next server finds whatever a
+broken connection or a killed server has left, without a search through the keys of all jobs.
 """
 
 from collections import deque
@@ -25,27 +25,27 @@ class FlashInventory:
         self._noted = False
 
     def note(self, key: str) -> None:
-        """Sends word of a key that is about to be written."""
+        """Notes a key that is about to be written."""
         self._redis.send(("SADD", self._set, key))
         if not self._noted:
             self._redis.send(("EXPIRE", self._set, FLASH_KEPT_SECONDS))
             self._noted = True
 
     def sweep(self, kept: Collection[str] = ()) -> int:
-        """Removes what neither the manifest names nor `kept`; returns the bytes that the manifest names here."""
+        """Removes files that neither the manifest nor `kept` names; returns the bytes of those in the manifest."""
         noted, named = self._noted_keys(), self._named()
         self._remove(noted - named - set(kept))
         return sum(self._redis.pipelined(("STRLEN", key) for key in sorted(noted & named)))
 
     def clear(self) -> None:
-        """Removes everything. The manifest goes first if it names any of it: what it names is there, or it is not."""
+        """Removes everything; first the manifest if it names a file here, so that no manifest names a missing file."""
         noted = self._noted_keys()
         if noted & self._named():
             self._redis.remove([self._manifest])
         self._remove(noted)
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Removes keys that no manifest names, whatever was refused before."""
+        """Removes keys that no manifest names, even after refused commands."""
         self._remove(set(keys))
 
     def _noted_keys(self) -> set[str]:
@@ -56,7 +56,7 @@ class FlashInventory:
         [text] = self._redis.pipelined([("GET", self._manifest)])
         try:
             manifest = None if text is None else CheckpointManifest.from_json(text, self._manifest)
-        except DamagedCheckpointError:  # nobody can restore from it
+        except DamagedCheckpointError:  # a damaged manifest cannot be restored from
             manifest = None
         return set() if manifest is None else {self._keys.of_file(manifest.id, file.path) for file in manifest.files}
 

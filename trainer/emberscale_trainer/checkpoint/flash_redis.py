@@ -1,4 +1,4 @@
-"""A connection to the Redis for flash checkpoints, which keeps several commands under way and never waits for long."""
+"""A connection to the Redis for flash checkpoints that pipelines commands and never waits for long."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,10 +13,10 @@ from redis.retry import Retry
 from emberscale_api.errors import UnavailableError
 
 PATIENCE_SECONDS = 5.0
-"""How long Redis may take nothing, or answer nothing."""
+"""How long Redis may accept or answer nothing."""
 _WINDOW = 8
-"""Commands without an answer: enough that neither side waits for the other, and little memory. Half of those that
-write carry a file."""
+"""The most unanswered commands: enough that neither side waits for the other, in little memory. Half of the writing
+commands carry a file."""
 
 Command = tuple[str | int | memoryview, ...]
 
@@ -33,7 +33,7 @@ class FlashRedis:
     """One connection, for one piece of work in one thread. All methods raise FlashUnusableError."""
 
     def __init__(self, url: str) -> None:
-        """Connects when it is entered."""
+        """Connects when the context is entered."""
         self._client = redis.Redis.from_url(
             url,
             socket_timeout=PATIENCE_SECONDS,
@@ -59,19 +59,19 @@ class FlashRedis:
         self._client.close()
 
     def send(self, command: Command) -> None:
-        """Sends a command, and takes older answers where many are out. The arguments may change afterwards."""
+        """Sends a command, and reads older answers if many are outstanding. The arguments may change afterwards."""
         if self._waiting >= _WINDOW:
             self._answer()
         self._send(command)
 
     def flush(self) -> None:
-        """Takes all answers; raises the first refusal."""
+        """Reads all answers; raises the first refusal."""
         while self._waiting:
             self._answer()
         self._raise()
 
     def pipelined(self, commands: Iterable[Command]) -> Iterator[Any]:
-        """The answers to commands, in order."""
+        """Yields the answers to commands, in order."""
         for command in commands:
             if self._waiting >= _WINDOW:
                 yield self._answer()
@@ -80,7 +80,7 @@ class FlashRedis:
             yield self._answer()
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Removes keys, whatever was refused before."""
+        """Removes keys, even after refused commands."""
         self._refusal = None
         while self._waiting:
             self._answer(raises=False)

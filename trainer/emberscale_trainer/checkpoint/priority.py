@@ -40,10 +40,10 @@ from emberscale_trainer.table import (
 from emberscale_trainer.table.snapshot import Lock
 
 SAMPLED_EVERY = 2
-"""SSU looks at one of so many pushes (section 5.1)."""
+"""SSU samples one push out of this number (section 5.1)."""
 
 _NOTING = (RecoveryPriority.MFU, RecoveryPriority.SCAR)
-"""Those that compare rows with what they were when they were saved last."""
+"""The priorities that compare rows with their values when last saved."""
 
 Watch = Callable[[TableStore, NDArray[np.uint32], Keys], None]
 """Gets the tables, and the counts and keys of a push, as `PriorityWriter.watch` says."""
@@ -53,12 +53,12 @@ _Noted = dict[int, tuple[Keys, NDArray[Any]]]
 
 
 def has_priority_rows(spec: TableSpec) -> bool:
-    """Whether rows of a table are saved by priority: those of embedding tables."""
+    """Whether rows of a table are saved by priority, as those of embedding tables are."""
     return spec.column >= 0 and not holds_sketches(spec)
 
 
 class PriorityWriter:
-    """One server's saves of priority rows. Without a priority it follows nothing.
+    """One server's saves of priority rows. Without a priority it tracks nothing.
 
     `checkpoint_begins`, `watch` and `begin` are called under the lock of the tables, the others by any thread.
     """
@@ -76,9 +76,9 @@ class PriorityWriter:
         self._pushes = 0
 
     def checkpoint_begins(self, tables: TableStore, uri: str, *, whole: bool) -> None:
-        """All rows, or else all that changed, are saved as they are now: what changes from now on can be chosen.
+        """Notes a checkpoint that saves the present rows: later changes are candidates for saves.
 
-        `uri` is the checkpoint's folder, below which they will be.
+        `uri` is the checkpoint's folder. `whole`: it has all rows; else those that changed.
         """
         if self._priority is RecoveryPriority.NONE:
             return
@@ -96,23 +96,23 @@ class PriorityWriter:
             self._saved, self._sampled = {}, {}
 
     def note(self, number: int, spec: TableSpec, records: Records) -> None:
-        """Rows of a table, uint8 [n, stride], are in the files of the checkpoint that began last."""
+        """Notes that rows of a table, uint8 [n, stride], are in the files of the checkpoint that began last."""
         if self._priority not in _NOTING or not has_priority_rows(spec):
             return
         with self._turn:
             self._values(number, spec).note(keys_of(records), self._value(spec, records))
 
     def forget(self, retired: Sequence[Keys]) -> None:
-        """Rows were retired before the checkpoint that begins: their keys, int64 [n], by table."""
+        """Notes the keys, int64 [n] by table, of rows that were retired before the checkpoint that begins."""
         with self._turn:
             for number, saved in self._saved.items():
                 saved.forget(retired[number])
 
     @property
     def watch(self) -> Watch | None:
-        """To be called at each push with its keys, int64 [n], `counts` of them for each table of a request in turn.
+        """Must be called at each push with its keys, int64 [n], `counts` of them for each table of a request in turn.
 
-        None where pushes do not matter.
+        None if pushes do not matter.
         """
         return self._pushed if self._priority is RecoveryPriority.SSU else None
 
@@ -130,11 +130,10 @@ class PriorityWriter:
             first += count
 
     def begin(self, tables: TableStore, lock: Lock, since: str) -> Snapshot:
-        """The rows that changed since the last checkpoint; all, of a server that has taken part in none.
+        """Takes the rows that changed since the last checkpoint; all rows if the server has taken part in none.
 
-        `since` is the id of the checkpoint or save that was completed last: nothing else that was written after it
-        counts, and where a checkpoint did not, all rows may have changed. To be called within a barrier. Raises
-        MemoryError.
+        `since` is the id of the last completed checkpoint or save: nothing written after it counts. If a later
+        checkpoint was not completed, all rows may have changed. The caller is within a barrier. Raises MemoryError.
         """
         self._follow(tables)
         self._count(tables, since)
@@ -144,7 +143,7 @@ class PriorityWriter:
             return tables.snapshot(Reader.PRIORITY, lock)
 
     def _count(self, tables: TableStore, since: str) -> None:
-        """Rows count as saved as of `since`."""
+        """Counts rows as saved as of `since`."""
         (save, noted), self._written = self._written, ("", {})
         if save == since:
             self._completed = noted
@@ -156,9 +155,9 @@ class PriorityWriter:
     def write(
         self, snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work
     ) -> list[CheckpointFile]:
-        """Writes the rows that come first below the folder `uri`, with weights as float32; returns the files.
+        """Writes the rows of highest priority below the folder `uri`, with weights as float32; returns the files.
 
-        What the snapshot took is given back: a row that is left out now may come first next time. Raises
+        Gives back the changes of the snapshot: a row that is omitted now may have priority next time. Raises
         StorageUnreachableError and AbandonedError.
         """
         completed, self._completed = self._completed, {}
@@ -183,7 +182,7 @@ class PriorityWriter:
         return written
 
     def _chosen(self, snapshot: Snapshot, number: int, spec: TableSpec, share: Share, work: Work) -> Records:
-        """The rows of one table that come first, uint8 [n, stride]."""
+        """Returns the rows of one table with the highest priority, uint8 [n, stride]."""
         most = _most(share.rows[number])
         first = First(most, RowLayout.of(spec))
         sampled = self._sampled.pop(number).take(most) if number in self._sampled else np.zeros(0, np.int64)
@@ -194,7 +193,7 @@ class PriorityWriter:
         return first.records()
 
     def _scores(self, number: int, spec: TableSpec, records: Records, sampled: Keys) -> NDArray[np.float64]:
-        """How much has happened to rows since they were saved, float64 [n]; 0: nothing."""
+        """Returns a score of the changes to rows since they were saved, float64 [n]; 0: no change."""
         keys = keys_of(records)
         if self._priority is RecoveryPriority.SSU:
             return among(keys, sampled).astype(np.float64)
@@ -205,7 +204,7 @@ class PriorityWriter:
             changes: NDArray[np.float64] = np.sqrt(np.square(now.astype(np.float64) - saved).sum(1))
             return changes
         pushes, before = now[:, 0].astype(np.float64), saved[:, 0].astype(np.float64)
-        return np.where(pushes < before, pushes, pushes - before)  # fewer: the row was retired, and is a new one
+        return np.where(pushes < before, pushes, pushes - before)  # fewer: a new row under the key of a retired one
 
     def _values(self, number: int, spec: TableSpec) -> SavedValues:
         if number not in self._saved:
@@ -214,7 +213,7 @@ class PriorityWriter:
         return self._saved[number]
 
     def _value(self, spec: TableSpec, records: Records) -> NDArray[Any]:
-        """What decides about rows, [n, width]: their weights, or how often they were pushed."""
+        """Returns the values that decide the priority, [n, width]: weights, or numbers of pushes."""
         fields = RowLayout.of(spec).fields(np.ascontiguousarray(records))
         if self._priority is RecoveryPriority.SCAR:
             weights: NDArray[Any] = fields["weights"]
@@ -223,5 +222,5 @@ class PriorityWriter:
 
 
 def _most(rows: int) -> int:
-    """The most rows of a table in one save."""
+    """Returns the largest number of rows of a table in one save."""
     return math.ceil(PRIORITY_SHARE * rows)

@@ -1,4 +1,4 @@
-"""Loads from a checkpoint what one server owns, however many servers wrote it."""
+"""Loads one server's rows from a checkpoint that any number of servers wrote."""
 
 import os
 import threading
@@ -18,13 +18,13 @@ from emberscale_trainer.table import TableStore, keys_of
 from emberscale_trainer.table.layout import KEY_BYTES
 
 _MOST_THREADS = 3
-"""That load tables, each from its own connection: one alone indexes rows more slowly than Redis sends them."""
+"""Threads that load tables, each from its own connection: one alone indexes rows more slowly than Redis sends them."""
 
 
 def load_partition(
     files: CheckpointFiles, owned: Ownership, tables: TableStore, parameters: int, *, anew: bool = False
 ) -> AppliedBatches:
-    """Fills `tables`, the dense one last, with the rows that are owned; returns the batches that they have seen.
+    """Fills `tables`, the dense one last, with the owned rows; returns the batches that they have seen.
 
     `parameters` is the length of the dense vector. With `anew`, the rows begin another history: no batch counts as
     applied, dense pieces count one step, which makes them live, and no row was touched since. Every file that is read
@@ -84,7 +84,7 @@ def _load(
 
 
 def _untouched(records: NDArray[np.uint8], table: TablePart) -> NDArray[np.uint8]:
-    """The records, uint8 [n, stride], as if the last push of each came before the first batch."""
+    """Returns the records, uint8 [n, stride], as if each was last pushed before the first batch."""
     fresh = records.copy()
     table.layout.fields(fresh)["touched"] = 0
     return fresh
@@ -115,12 +115,12 @@ def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) 
         for _, records in _read_changes(files, part, table, table.files):
             yield records
         return
-    seen = np.zeros(0, np.int64)  # sorted: keys of which all older files tell nothing any more
+    seen = np.zeros(0, np.int64)  # sorted: keys whose rows in older files are outdated
     owned = part.owned
     for retired, records in _read_changes(files, part, table, table.files[::-1]):
         keys = keys_of(records)
         fresh = ~among(keys, seen)
-        if table is not part.dense:  # others were given away after an earlier checkpoint
+        if table is not part.dense:  # not owned ones were given away after an earlier checkpoint
             fresh &= owned.among(keys, dense=False)
         if fresh.any():
             yield records[fresh]
@@ -144,7 +144,7 @@ def _read_changes(
 def read_dense(
     files: CheckpointFiles, parts: Sequence[PartitionFile], initial: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The dense vector, float32 [parameters]; pieces that were never stepped are those of `initial`, of that shape.
+    """Returns the dense vector, float32 [parameters]; pieces without a step come from `initial`, of the same shape.
 
     Raises as CheckpointFiles does.
     """
@@ -158,10 +158,9 @@ def read_dense(
 
 
 def server_history(files: CheckpointFiles, index: int) -> tuple[dict[int, list[tuple[int, int, int]]], dict[int, int]]:
-    """The runs of batches that a server applied, by epoch, and the steps of each of its dense pieces with parameters.
+    """Returns the runs of batches that a server applied, by epoch, and the steps of its dense pieces with parameters.
 
-    The steps are counted in the rows themselves, where they change, and know nothing of the record of batches. Raises
-    as CheckpointFiles does.
+    The rows themselves count the steps, independently of the record of batches. Raises as CheckpointFiles does.
     """
     part = files.parse(f"ps-{index}/partition.json", PartitionFile)
     last = -(-part.parameters // piece_length(part.parameters))
@@ -181,7 +180,7 @@ def _pieces(records: NDArray[np.uint8], part: PartitionFile) -> NDArray[np.int64
 
 
 def _load_applied(files: CheckpointFiles, parts: Sequence[PartitionFile]) -> AppliedBatches:
-    """One record for all servers: a snapshot is taken at a barrier, so they agree on what is applied."""
+    """Returns one record for all servers: they agree on it, since a snapshot is taken at a barrier."""
     loaded = [files.parse(f"ps-{part.index}/applied.json", AppliedFile) for part in parts]
     return AppliedBatches.merged(
         [AppliedBatches.from_runs((item.epoch, item.runs) for item in file.epochs) for file in loaded]

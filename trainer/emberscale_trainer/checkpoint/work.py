@@ -1,7 +1,7 @@
-"""Work on checkpoint storage beside its caller.
+"""Background work on checkpoint storage.
 
-`Work` goes on behind a call: how far it is, what it waits for, and how it is ended. `ahead` reads what comes next while
-the caller uses what came before.
+`Work` has the progress of background work, its current problem, and a way to end it. `ahead` reads the next items while
+the caller uses the previous ones.
 """
 
 import threading
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 600.0
 """How long a failing operation of the storage is retried."""
 
 MISSING_SECONDS = 20.0
-"""The same for a missing file: what another machine has just written may not be visible at once."""
+"""The same for a missing file: a file that another machine has just written may not be visible at once."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
 
@@ -33,18 +33,18 @@ _END: Any = object()
 
 
 class StorageUnreachableError(UnavailableError):
-    """The storage has refused an operation for too long; nothing is known about what it holds."""
+    """The storage has refused an operation for too long; its content is unknown."""
 
 
 class AbandonedError(Exception):
-    """Nobody wants the work any more."""
+    """The work is no longer wanted."""
 
 
 def _is_of_storage(error: BaseException) -> bool:
     """Whether the storage failed: with an OSError, or with an error of the library behind a file system.
 
-    That of s3fs, for one, lets its own errors through where a connection cannot be made. Other errors of Python, and
-    those of this project, say something else.
+    For example, the library behind s3fs raises its own errors if it cannot connect. Other errors of Python, and those
+    of this project, do not mean that the storage failed.
     """
     library = type(error).__module__.partition(".")[0]
     is_foreign = library != "builtins" and not library.startswith("emberscale")
@@ -54,9 +54,9 @@ def _is_of_storage(error: BaseException) -> bool:
 class Work:
     """The progress of reading or writing a checkpoint. Other threads may read it meanwhile.
 
-    * `moved_bytes`: read or written so far.
-    * `examined_rows`: among which those to write were chosen so far.
-    * `problem`: what is being tried again, for people; empty where nothing is.
+    * `moved_bytes`: the bytes read or written so far.
+    * `examined_rows`: the rows examined so far to choose those to write.
+    * `problem`: the failure that is being retried, for people; empty if there is none.
     """
 
     def __init__(self, patience_seconds: float = PATIENCE_SECONDS, missing_seconds: float | None = None) -> None:
@@ -88,8 +88,8 @@ class Work:
     def patiently(self, what: str, operation: Callable[[], _Result]) -> _Result:
         """Returns what `operation` returns, and retries it while the storage fails; errors call it `what`.
 
-        Raises AbandonedError, FileNotFoundError for a file that stays missing, and StorageUnreachableError for all
-        other errors that stay.
+        Raises AbandonedError, FileNotFoundError for a file that stays missing, and StorageUnreachableError for other
+        persistent errors.
         """
 
         def is_over(state: tenacity.RetryCallState) -> bool:
@@ -127,8 +127,8 @@ class Work:
 def ahead(source: Iterator[_Item], count: int) -> Generator[_Item, None, None]:
     """Yields the items of `source`, of which up to `count` are read ahead. Raises what the source raises, in its place.
 
-    The source runs in a thread of its own. Where the generator is closed before its end, the thread ends soon, once
-    the source has yielded or raised.
+    The source runs in its own thread. If the generator is closed before its end, the thread ends once the source has
+    yielded or raised.
     """
     pool = ThreadPoolExecutor(1, "read-ahead")
     read = partial(next, source, _END)

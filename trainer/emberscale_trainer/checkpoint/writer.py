@@ -1,4 +1,4 @@
-"""Writes a snapshot's files; the training goes on meanwhile (Check-N-Run, section 4: decoupled checkpointing)."""
+"""Writes a snapshot's files while training continues (Check-N-Run, section 4: decoupled checkpointing)."""
 
 import os
 import zlib
@@ -51,10 +51,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Link:
-    """The rows of one server in a checkpoint, for a later one that builds on it.
+    """The rows of one server in a checkpoint, for a later checkpoint that builds on it.
 
     * `names`: by table, the files in order, as `TablePart.files` has them. `files`: all of them.
-    * `left_out`: the buckets and pieces with rows that the server held and did not own yet. No file has these.
+    * `left_out`: the buckets and pieces of rows that the server held but did not own yet. No file has these rows.
     """
 
     checkpoint: str
@@ -63,7 +63,7 @@ class Link:
     left_out: Ownership
 
     def lacks(self, owned: Ownership) -> bool:
-        """Whether the files lack rows that the server owns by now, and that need not have changed since."""
+        """Whether the files lack rows that the server now owns, which may not have changed since."""
         return bool((self.left_out.buckets & owned.buckets).any() or (self.left_out.pieces & owned.pieces).any())
 
     def names_from_later(self, table: int) -> list[str]:
@@ -197,7 +197,7 @@ def _write_table(
 
 
 def _stem(spec: TableSpec) -> str:
-    """How the names of a table's files begin."""
+    """Returns the prefix of the names of a table's files."""
     if holds_sketches(spec):
         return f"sketches-{-1 - spec.number}"
     return "dense" if spec.column < 0 else f"table-{spec.number}"
@@ -242,7 +242,7 @@ class _Folder:
                     if self._local:
                         file.flush()
                         os.fsync(file.fileno())
-            except FileNotFoundError as error:  # someone has removed the folder: that may pass, too
+            except FileNotFoundError as error:  # the folder was removed, and may come back
                 raise OSError(str(error)) from error
 
         self._work.patiently(path, attempt)

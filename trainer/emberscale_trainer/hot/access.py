@@ -1,7 +1,7 @@
-"""How often each row of a table is accessed: FAE's embedding logger (section 4.1.2).
+"""Counts the accesses to each row of a table: FAE's embedding logger (section 4.1.2).
 
-A table here grows with the ids that it meets, where the paper's has a fixed number of rows. So the logger is a hash
-table from id to count, and holds the ids that were seen; an id that was not has no accesses and is never hot.
+Tables here grow with the ids that they meet, whereas the paper's have a fixed number of rows. So the logger is a hash
+table from id to count with only the ids that were seen; an unseen id has no accesses and is never hot.
 """
 
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ class Accesses:
 
     @property
     def estimated_rows(self) -> float:
-        """How many rows the table has at least, by Chao's estimator: rows seen once tell of those not seen at all.
+        """A lower bound on the table's rows, by Chao's estimator: rows seen once indicate how many were never seen.
 
         Bias-corrected form of Chao (1984), `rows + f1 * (f1 - 1) / (2 * (f2 + 1))`, with f1 and f2 the rows seen once
         and twice.

@@ -1,4 +1,4 @@
-"""Which rows are hot, and which records access hot rows only: FAE's classifiers (section 4.2)."""
+"""Finds hot rows, and records that access only hot rows: FAE's classifiers (section 4.2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from emberscale_trainer.hot.kernels import fill_set, tag_ids, tag_lists
 from emberscale_trainer.hot.optimizer import Calibration
 
 _STEP = 1.02
-"""By which the threshold grows until a hot set fits that was estimated too small."""
+"""The factor by which the threshold grows until a hot set fits whose size was underestimated."""
 
 _LEAST_INT64 = -(2**63)
 

@@ -1,7 +1,7 @@
 """The threshold for a budget: FAE's statistical optimizer (section 4.1.3).
 
-It asks the profiler for the size of the hot set at one threshold after another, and halves the interval in which the
-smallest one lies that the budget has room for.
+A bisection asks the profiler for the size of the hot set at successive thresholds, to find the smallest threshold whose
+hot set fits the budget.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _PRECISION = 1.001
 """Ratio of the ends of the interval at which the search stops."""
 
 _SHARE_OF_WHOLE_TABLES = 0.5
-"""Of a budget: the rest is for the popular rows of large tables, without which no record is all hot."""
+"""The share of a budget for small tables. The rest is for popular rows of large ones, or no record would be all hot."""
 
 
 @dataclass(frozen=True, slots=True)

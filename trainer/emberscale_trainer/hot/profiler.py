@@ -1,6 +1,6 @@
-"""How large the hot set is at a threshold: FAE's profiler (section 4.1.2, equations 1 to 4).
+"""Estimates the size of the hot set at a threshold: FAE's profiler (section 4.1.2, equations 1 to 4).
 
-A few chunks of a table's embedding logger tell it, without a walk through all of its entries.
+The estimate needs only a few chunks of a table's embedding logger, not all of its entries.
 """
 
 import math

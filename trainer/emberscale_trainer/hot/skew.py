@@ -23,7 +23,7 @@ _CURVE_POINTS = 200
 
 @dataclass(frozen=True, slots=True)
 class SkewRequest:
-    """What to find out.
+    """The parameters of a skew measurement.
 
     `budgets` are bytes of hot rows, ascending. Batches have `batch_size` records, of `workers` workers. A ratio `rate`
     of the records is profiled.
@@ -57,7 +57,7 @@ class TableSkew:
 
 @dataclass(frozen=True, slots=True)
 class ExactBudget:
-    """What a full pass says of a budget.
+    """The results of a full pass for a budget.
 
     `rows_at_threshold` is the rows with at least t of all accesses, of the tables that are not hot as a whole: what the
     estimate is of. `access_share` and `hot_share` are those of the sample's hot set over all records; `best_...` those
@@ -74,7 +74,7 @@ class ExactBudget:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSkew:
-    """What a budget of bytes for hot rows is good for.
+    """The benefit of a budget of bytes for hot rows.
 
     `estimated_rows` (with `estimated_half_width`) is the profiler's estimate of the rows at the threshold, in tables
     that are not hot as a whole; `rows` and `bytes` are those of the hot set that was then made. `access_share` and

@@ -1,9 +1,9 @@
-"""Parity of the rows of parameter servers: what some servers keep so that the rows of others can be rebuilt.
+"""Parity of the rows of parameter servers, which servers keep so that lost rows of others can be rebuilt.
 
 `code`     the arithmetic of P and Q, and the decoding of one or two lost rows
-`layout`   where the parity of which rows is
-`blocks`   the bytes of it that one server holds
-`holding`  what a server holds for the others: parity, and how far that of each of them goes
+`layout`   the placement of parity on servers
+`blocks`   the bytes of parity that one server holds
+`holding`  what a server holds for the others: parity, and the last item of each server in it
 """
 
 from emberscale_trainer.parity.blocks import ParityBlocks

@@ -13,7 +13,7 @@ from emberscale_trainer.table.memory import address_of
 from emberscale_trainer.table.slab import Segment
 
 _MOST_SEGMENTS = 1 << 20
-"""More than a table can have; a delta that names a later one is no delta."""
+"""More than a table can have; a delta that names a later one is invalid."""
 
 _PIECE_BYTES = 256 << 10
 """Rows that are decoded or sent at a time."""
@@ -29,7 +29,7 @@ class ParityBlocks:
         self._blocks: dict[tuple[int, int], Segment] = {}
         self._halves: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self.nbytes = 0
-        """Bytes of all blocks; what was never written takes no memory."""
+        """The bytes of all blocks; unwritten parts take no memory."""
         self._directories = {source: _Directory(self._tables) for source in range(layout.members) if source != member}
 
     def apply(self, source: int, deltas: NDArray[np.uint8]) -> None:
@@ -55,7 +55,7 @@ class ParityBlocks:
                 raise
 
     def halves(self, lost: frozenset[int], table: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-        """What another holder lacks to decode rows of two lost members, once no other's are left in the parity.
+        """Yields the parity that another holder needs to decode rows of two lost members, once only theirs are in it.
 
         Yields stripes, the first row in each, and uint8[rows, stride]. The rest of these stripes is zero.
         """
@@ -67,7 +67,7 @@ class ParityBlocks:
                         yield stripe, first, rows
 
     def take_half(self, table: int, stripe: int, first: int, rows: NDArray[np.uint8]) -> None:
-        """Takes what another holder has of a stripe, to decode it. Raises ValueError for what is not of its shape."""
+        """Takes another holder's parity of a stripe, to decode it. Raises ValueError for another shape."""
         layout = self._tables[table] if 0 <= table < len(self._tables) else None
         if layout is None or not 0 <= first <= layout.segment_rows - len(rows) or rows.shape[1] != layout.stride:
             raise ValueError(f"rows {first} on of stripe {stripe} of table {table} are not of these tables")
@@ -78,7 +78,7 @@ class ParityBlocks:
             half[first : first + len(rows)] = rows
 
     def decoded(self, lost: frozenset[int], member: int, table: int) -> Iterator[NDArray[np.uint8]]:
-        """The slots of a lost member that this one decodes, once nothing but the rows of the lost is in the parity.
+        """Yields the slots of a lost member that this one decodes, once the parity has only rows of lost members.
 
         Yields uint8[rows, stride] of a table.
         """

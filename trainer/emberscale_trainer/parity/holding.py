@@ -1,12 +1,12 @@
-"""What one server holds for the other members of its group: parity, and how far that of each of them goes.
+"""What one server holds for the other members of its group: parity, and the last item of each member in it.
 
-A source numbers what it sends from 1, and sends each holder one item for each push. A holder keeps an item until the
-source has declared it stored, which says that all holders have it; only then it applies the item. A push that died in
-the middle has reached some holders: when its server is lost, the others agree on the last number that all of them
-have, and drop what is beyond it. So the rows that they rebuild, and the record of the batches in them, are those of
-one moment; a batch that was acknowledged is in them, and one that was not may be.
+A source numbers its items from 1, and sends each holder one item per push. A holder keeps an item until the source has
+declared it stored, which means that all holders have it; only then it applies the item. An interrupted push has reached
+only some holders: when its server is lost, the others agree on the last number that all of them have, and drop later
+items. So the rebuilt rows, and the record of the batches in them, are of one moment. They have every acknowledged
+batch, and may have unacknowledged ones.
 
-There is no clock, no thread, no socket and no row here.
+This module has no clock, thread, socket or row.
 """
 
 from collections import deque
@@ -29,17 +29,17 @@ class Blocks(Protocol[_Sent]):
 
 
 class SourceOverError(Exception):
-    """The source counts as lost, or has withdrawn its rows: nothing more of it is taken."""
+    """The source counts as lost, or has withdrawn its rows; its items are no longer accepted."""
 
 
 @dataclass
 class _Source(Generic[_Deltas]):
-    """What came from one source.
+    """The items of one source.
 
-    * `received`, `applied`: the last item that came, and the last that is in the parity.
-    * `kept`: those in between: the batch, if it is of one, and the deltas, which the first item has none of.
-    * `batches`: those in the parity.
-    * `lost`: nothing more is taken. `withdrawn`: nothing of its rows is left in the parity.
+    * `received`, `applied`: the last item that arrived, and the last that is in the parity.
+    * `kept`: the items in between: the batch, if the item has one, and the deltas, which the first item lacks.
+    * `batches`: the batches in the parity.
+    * `lost`: no more items are accepted. `withdrawn`: the parity has none of its rows any more.
     """
 
     received: int = 0
@@ -77,11 +77,11 @@ class Holding(Generic[_Deltas]):
         one.received += 1
 
     def received(self, source: int) -> int:
-        """The number of items that came from a source."""
+        """Returns the number of items that arrived from a source."""
         return self._sources[source].received
 
     def lose(self, source: int) -> int:
-        """Takes no more from a source, as it is lost; returns the number of its items that came."""
+        """Accepts no more items from a lost source; returns the number of its items that arrived."""
         one = self._sources[source]
         one.lost = True
         return one.received
@@ -99,13 +99,13 @@ class Holding(Generic[_Deltas]):
         one.received = agreed
 
     def withdraw(self, source: int) -> None:
-        """A source that lives has sent all its rows once more: nothing of them is left in the parity."""
+        """Notes that a live source has sent all its rows again, so that none of them is left in the parity."""
         one = self._of(source)
         self._apply(source, one.received)
         one.withdrawn = True
 
     def applied(self, source: int) -> AppliedBatches:
-        """The batches of a source that are in the parity."""
+        """Returns the batches of a source that are in the parity."""
         return self._sources[source].batches
 
     def _of(self, source: int) -> _Source[_Deltas]:

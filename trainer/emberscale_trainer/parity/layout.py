@@ -1,9 +1,9 @@
-"""Where the parity of which rows is.
+"""The placement of parity on the members of a group.
 
-The members of a group are its servers, numbered from 0. A stripe of a table has a segment of every member but its
+The members of a group are its servers, numbered from 0. A stripe of a table has a segment of every member except its
 holders, which keep the parity of the stripe: one for each server that may be lost at a time. The holders of a stripe
-follow each other, and those of the next stripe begin one further, so that all members hold as much: the left-symmetric
-rotation of RAID 5 and 6, shifted by the table so that tables of a single segment are spread, too.
+are adjacent, and those of the next stripe begin one member later, so that all members hold equally much: the
+left-symmetric rotation of RAID 5 and 6, shifted by the table so that tables of a single segment are spread, too.
 
 A member without rows in a stripe adds nothing to its parity: empty slots are zero.
 """

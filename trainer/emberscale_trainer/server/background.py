@@ -29,7 +29,7 @@ class Background(Generic[_Result]):
         return self._result
 
     def abandon(self) -> None:
-        """Tells the work to end soon, because nothing waits for it any more."""
+        """Makes the work end soon, because nothing waits for it any more."""
         self.work.abandon()
 
     def _carry_out(self) -> None:

@@ -17,17 +17,17 @@ Batch = tuple[int, int]
 
 
 class NotHeldError(Exception):
-    """The barrier is not held here (any more), or has not reached the step that the call requires."""
+    """The barrier is not held here, or has not reached the step that the call requires."""
 
 
 @dataclass(slots=True)
 class _Held:
     """The barrier that is held.
 
-    * `since`: when its `hold` came.
+    * `since`: when its `hold` arrived.
     * `until`: when it lapses unless another call renews it.
     * `settling`: batches that are admitted, because other servers have applied them.
-    * `settled`: when the last of them was applied; None before that, and before `settle`.
+    * `settled`: when the last of these batches was applied; None before that, and before `settle`.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Outcome:
 
     * `applied`: all batches in the rows.
     * `held_seconds`, `settled_seconds`: how long pushes were held, in total and after they were settled.
-    * `repeated`: the same call came before, and its work is done.
+    * `repeated`: the same call arrived before, and its work is done.
     """
 
     applied: AppliedBatches
@@ -92,7 +92,7 @@ class Barrier:
         return self._named(number, now).settled is not None
 
     def renew(self, number: int, seconds: float, now: float) -> None:
-        """Holds a settled barrier for so many seconds more. Raises NotHeldError."""
+        """Holds a settled barrier for `seconds` more. Raises NotHeldError."""
         held = self._named(number, now)
         if held.settled is None:
             raise NotHeldError(f"barrier {number} is not settled")
@@ -104,7 +104,7 @@ class Barrier:
         return None if held is None or batch in held.settling else held.until
 
     def is_held(self, now: float) -> bool:
-        """Whether pushes are held, but for the batches to settle."""
+        """Whether pushes are held, except those of the batches to settle."""
         return self._current(now) is not None
 
     def applied(self, batch: Batch, now: float) -> None:

@@ -72,7 +72,7 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What an assignment ended with."""
+    """The result of an assignment."""
 
     rows: dict[str, int]
     applied: AppliedBatches
@@ -80,7 +80,7 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Saving:
-    """A snapshot that is being written, or was: that of a barrier of a generation."""
+    """A snapshot of a barrier of a generation, which is being written or already written."""
 
     generation: int
     barrier: int
@@ -89,14 +89,14 @@ class _Saving:
 
 @dataclass(frozen=True)
 class _Staging:
-    """Tables that are being made for a move to a server without rows: empty, or loaded from a checkpoint."""
+    """The new tables of a server that joins by a move: empty, or loaded from a checkpoint."""
 
     move: int
     background: Background[bool]
 
 
 class _Kind(Enum):
-    """What is saved; the kinds do not disturb each other."""
+    """The kind of a save; saves of different kinds do not disturb each other."""
 
     PERSISTENT = auto()
     FLASH = auto()
@@ -104,19 +104,19 @@ class _Kind(Enum):
 
 
 def _kind_of(uri: str) -> _Kind:
-    """The kind of what is saved in this folder, or under this id of a flash checkpoint."""
+    """Returns the kind of the save in this folder, or under this id of a flash checkpoint."""
     if is_flash(uri):
         return _Kind.FLASH
     return _Kind.PRIORITY if is_priority(id_in(uri)) else _Kind.PERSISTENT
 
 
 _Write = Callable[[Sequence[TableSpec], Share, Work], list[CheckpointFile]]
-"""Writes what a snapshot holds of these tables."""
+"""Writes these tables' rows of a snapshot."""
 
 
 @dataclass(frozen=True)
 class FlashStore:
-    """Where the job's flash checkpoints are."""
+    """The location of the job's flash checkpoints."""
 
     url: str
     job_uid: str
@@ -154,7 +154,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     # The names of the methods are the proto's.
 
     def Assign(self, request: master_pb2.AssignRequest, context: grpc.ServicerContext) -> master_pb2.AssignReply:
-        """Begins to load the rows of a routing table, or attaches to that, and reports the progress."""
+        """Begins to load the rows of a routing table, or attaches to that loading, and reports the progress."""
         with _told(context):
             background = self._assign(request)
             loaded = background.result(request.wait_seconds)
@@ -222,7 +222,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         return loaded
 
     def _prioritise(self, job: TrainingJob) -> None:
-        """Saves rows by the priority of the job from now on."""
+        """Sets the job's priority for later saves of rows."""
         self._priority = PriorityWriter(job.spec.fault_tolerance.priority)
         self._state.watched_by(self._priority.watch)
 
@@ -276,7 +276,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         )
 
     def _begin(self, request: master_pb2.SnapshotRequest, tables: TableStore, lock: Lock) -> _Write:
-        """Takes the snapshot of a checkpoint of either tier; returns how it is written."""
+        """Takes the snapshot of a checkpoint or a save of priority rows; returns the function that writes it."""
         kind = _kind_of(request.uri)
         if kind is _Kind.PRIORITY:
             priority = self._priority
@@ -311,7 +311,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def _save(
         self, request: master_pb2.SnapshotRequest, tables: TableStore, applied: AppliedBatches, write_share: _Write
     ) -> None:
-        """Called at the moment of the snapshot, before any other push. The kinds do not disturb each other."""
+        """Begins to write a snapshot; called at the moment of the snapshot, before any other push. Abandons an earlier
+        save of the same kind only.
+        """
         owned, specs, kind = self._state.owned, tables.specs, _kind_of(request.uri)
         share = Share(self._index, owned, applied, tables.dense_parameters, owned_rows(tables, owned))
         earlier = self._savings.pop(kind, None)
@@ -466,7 +468,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         return master_pb2.AbandonReply()
 
     def Resume(self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext) -> master_pb2.ResumeReply:
-        """Releases a barrier, and gives up the snapshot that was taken in it: nothing will ask for its files."""
+        """Releases a barrier, and abandons the snapshot taken in it, as nobody will ask for its files."""
         barrier = request.barrier
         with _told(context):
             self._require(barrier.incarnation)
@@ -483,7 +485,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
 @contextmanager
 def _told(context: grpc.ServicerContext) -> Iterator[None]:
-    """Ends the call with the status that an error has in the contract."""
+    """Ends the call with the status code of an error, by `_STATUS`."""
     try:
         yield
     except tuple(_STATUS) as error:
@@ -491,7 +493,7 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
 
 
 def _wanted_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest, job: TrainingJob) -> int:
-    """How many servers the job is to be able to lose at a time by parity; 0: none is kept."""
+    """Returns the number of lost servers that parity must cover; 0: no parity is kept."""
     if request.no_parity:
         return 0
     tolerance = job.spec.fault_tolerance
@@ -500,7 +502,7 @@ def _wanted_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest
 
 
 def _empty_tables(job: TrainingJob) -> TableStore:
-    """The job's tables without rows: every key has its initial weights, every dense piece the model's."""
+    """Returns the job's tables without rows: keys have their initial weights, dense pieces those of the model."""
     resolved = resolve_model(job.spec)
     initial = flat_copy(build_model(job.spec.model, resolved, job.spec.training.seed)).numpy()
     return TableStore(resolved.tables, DensePieces.of(initial, job.spec.optimizers.dense))

@@ -3,8 +3,8 @@
 The core has no clock, no thread and no I/O. The caller supplies the time, carries out the decisions, and repeats
 waiting requests after every event that may change the decision, and at the time in `Wait.until`.
 
-A push takes three steps, between which nothing else may happen: `push` answers OK, `record` notes the batch as applied,
-and the caller steps the rows. An error between the second and the third step must end the process.
+A push takes three steps, and nothing else may happen in between: `push` answers OK, `record` notes the batch as
+applied, and the caller steps the rows. An error between the second and the third step must end the process.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ SWITCH_SECONDS = 10.0
 """The time for which a request of a newer version waits for the switch to it."""
 
 _ENDED_SESSIONS = 1024
-"""More than can have requests on their way."""
+"""More sessions than can have requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LaterError(Exception):
 
 
 class Assigning(Enum):
-    """What an assignment requires: to load rows, to wait for rows that are being loaded, or nothing any more."""
+    """What an assignment still requires: to load rows, to wait for rows that are being loaded, or nothing."""
 
     LOAD = 1
     LOADING = 2
@@ -56,7 +56,8 @@ class Assigning(Enum):
 class Assignment:
     """The master's assignment of a server. `checkpoint` is empty to start from nothing.
 
-    `servers` are the incarnations of the table: masters that began from one ledger give two tables one version.
+    `servers` are the incarnations in the table, as two masters that began from the same ledger may give different
+    tables the same version.
     """
 
     generation: int
@@ -67,7 +68,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class HandedOver:
-    """All batches in the rows, and the outstanding pulls where another server is to order the staleness of all."""
+    """All batches in the rows, and the outstanding pulls if another server will order the staleness of all."""
 
     applied: AppliedBatches
     pulls: tuple[OutstandingPull, ...] = ()
@@ -77,10 +78,12 @@ class HandedOver:
 class _Serving:
     """The served rows. `version` and `owned` change with a switch, `applied` with every push.
 
-    `trained`: a batch was applied since the rows were loaded. `ordered_since`: the version by which the server began or
-    ceased to order the staleness of all. `handed_over`: the move by which another one is about to. `whole_since`: the
-    version by which lost servers were replaced: an earlier table names some that may go on serving rows of before.
-    `knows_pulls`: False where another server ordered before, and may have admitted pulls that were not handed over.
+    * `trained`: a batch was applied since the rows were loaded.
+    * `ordered_since`: the version with which the server began or ceased to order the staleness of all.
+    * `handed_over`: the move with which another server begins to order.
+    * `whole_since`: the version that replaced lost servers. An earlier table names servers that may still serve
+      outdated rows.
+    * `knows_pulls`: False if another server ordered before, and may have admitted pulls that were not handed over.
     """
 
     generation: int
@@ -112,20 +115,20 @@ class ServerCore:
 
     @property
     def known(self) -> tuple[int, int]:
-        """Generation and version of the newest table, from when rows were dropped for it; (0, 0) before the first.
+        """Generation and version of the newest table, as soon as rows are dropped for it; (0, 0) before the first.
 
-        A server from which everything has moved away still says under which table it did.
+        A server that has given everything away still reports the table under which it did so.
         """
         return self._known
 
     @property
     def next_numbers(self) -> tuple[int, int]:
-        """All lease tokens and barrier numbers of this generation that the server knows are below these."""
+        """Numbers greater than all lease tokens and barrier numbers of this generation that the server knows."""
         return self._fence.next_token, max(self._barrier.newest, self._moves.newest) + 1
 
     @property
     def next_checkpoint(self) -> int:
-        """All checkpoints that the server knows, of any generation, have numbers below this one."""
+        """A number greater than that of any checkpoint that the server knows, of any generation; 0 if it knows none."""
         return self._checkpoint[0] + 1 if self._checkpoint[0] else 0
 
     @property
@@ -151,10 +154,10 @@ class ServerCore:
     # Assignment
 
     def assign(self, wanted: Assignment) -> Assigning:
-        """Begins an assignment, or attaches to it. LOAD ends what was served. Raises LaterError.
+        """Begins an assignment, or attaches to it. LOAD drops the served rows. Raises LaterError.
 
-        Rows that have trained on are later than what they were loaded from, too: only a master whose ledger has lost
-        their end asks again, and it must begin another generation.
+        Rows that have trained since they were loaded are later than their assignment, too. Only a master that has lost
+        the end of its ledger repeats such an assignment, and it must begin another generation.
         """
         newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
         if _order(wanted) < newest:
@@ -170,7 +173,7 @@ class ServerCore:
     def adopt(
         self, wanted: Assignment, owned: Ownership, applied: AppliedBatches, bound: StalenessBound | None
     ) -> bool:
-        """Serves what was loaded; `bound` is None on all servers but the first.
+        """Serves the loaded rows; `bound` is None on all servers but the first.
 
         Returns False, changing nothing, if another assignment has replaced this one.
         """
@@ -180,7 +183,7 @@ class ServerCore:
         return True
 
     def give_up(self, wanted: Assignment) -> None:
-        """Loading has failed; the same assignment may be asked for again."""
+        """Gives up an assignment whose loading failed; it may be requested again."""
         if wanted == self._wanted and self._serving is None:
             self._wanted = None
 
@@ -193,11 +196,11 @@ class ServerCore:
     # Sessions and leases
 
     def disconnected(self, session: int) -> None:
-        """A connection of a session ended, and everything that the session has outstanding with it.
+        """Drops everything that a session has outstanding, because one of its connections ended.
 
-        Its worker gives the other connection up as well. That one may have a request that waits here, perhaps for what
-        the session itself has outstanding, and its end is not noticed before. What still comes of it is refused: nobody
-        would complete it, and it would keep others waiting.
+        The worker closes its other connection, too. A request on that connection may wait here, perhaps for what the
+        session itself has outstanding, and the server does not notice the end of the connection meanwhile. Later
+        requests of the session are refused: nobody would complete them, and they would keep others waiting.
         """
         self._ended[session] = None
         if len(self._ended) > _ENDED_SESSIONS:
@@ -206,14 +209,14 @@ class ServerCore:
             self._serving.bound.forget_session(session)
 
     def hear_generation(self, generation: int) -> None:
-        """The master says which generation is in force. A server of an earlier one applies no more pushes.
+        """Takes the generation in force from the master. A server of an earlier generation applies no more pushes.
 
-        Its barrier may lapse before its rows are replaced, and it may have handed them over.
+        Otherwise it might, as its barrier may lapse before its rows are replaced, even after it handed them over.
         """
         self._masters_generation = generation
 
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
-        """The master says which lease tokens are in force; all others below `next_token` are dead."""
+        """Takes the lease tokens in force from the master; all others below `next_token` are dead."""
         serving = self._serving
         if serving is None or serving.generation != generation or not self._fence.update(live, next_token):
             return
@@ -225,7 +228,7 @@ class ServerCore:
     def admit(self, session: int, header: Header, now: float) -> Decision:
         """Whether the staleness bound admits the pull of a batch. OK notes it as outstanding.
 
-        Once outstanding pulls are handed over, no other one is admitted before the switch.
+        Once the outstanding pulls are handed over, no new pull is admitted before the switch.
         """
         serving = self._serving
         if serving is None or serving.generation != header.generation:
@@ -268,10 +271,11 @@ class ServerCore:
         arrived: float,
         now: float,
     ) -> Decision:
-        """Whether rows are served, by who owns them: `counts` uint32 [tables], the dense table last, `keys` int64 [n].
+        """Decides whether to serve the rows of a pull, if the server owns them.
 
-        A request that was planned under the server's own version is trusted to ask for what the server owns. The
-        first server serves a pull for training once the staleness bound admits it.
+        `counts` is uint32 [tables], the dense table last; `keys` is int64 [n]. A request of the server's own version is
+        trusted to ask only for what the server owns. The first server serves a pull for training once the staleness
+        bound admits it.
         """
         serving = self._serving
         if serving is None or serving.generation != header.generation:
@@ -287,7 +291,7 @@ class ServerCore:
         return self.admit(session, header, now) if training and serving.bound is not None else Status.OK
 
     def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
-        """Whether a batch, or a round, is to be applied now. OK is to be followed by `record` at once."""
+        """Decides whether to apply a batch or a round now. The caller must follow OK with `record` at once."""
         serving = self._serving
         if serving is None or serving.generation != header.generation or serving.generation < self._masters_generation:
             return Status.REFRESH
@@ -303,7 +307,7 @@ class ServerCore:
         applied = sum((header.epoch, number) in serving.applied for number in header.numbers)
         repeated = applied == header.batches
         if bound is not None and not (repeated or serving.knows_pulls or bound.is_outstanding(ticket)):
-            return Status.REFRESH  # nobody knows how stale it is
+            return Status.REFRESH  # its staleness is unknown
         if applied and not repeated:
             return Status.PARTIAL
         if not repeated:
@@ -316,7 +320,7 @@ class ServerCore:
         if bound is not None and not (repeated and bound.is_under_way(ticket)):
             if not bound.may_push(ticket):
                 return Wait(None)
-            if repeated:  # it may be new to the servers that are pushed to next
+            if repeated:  # other servers may not have applied it yet
                 bound.pushed(ticket, header.token)
         return Status.REPEATED if repeated else Status.OK
 
@@ -338,11 +342,12 @@ class ServerCore:
     def hold(
         self, generation: int, version: int, number: int, seconds: float, now: float, checkpoint: int = 0
     ) -> AppliedBatches:
-        """Holds pushes from now on for so many seconds; returns everything that is applied.
+        """Holds pushes from now on for `seconds`; returns all applied batches.
 
-        The server must serve this version. A ledger that has lost a switch names only some of the servers that own rows
-        now: a snapshot of those is not whole. `checkpoint` is the number of the one that the barrier is for, 0: none. A
-        server refuses one that it has heard of in another barrier: its files may be those of a complete checkpoint.
+        The server must serve this version: a ledger that has lost a switch names only some of the servers that own rows
+        now, and their snapshot would be incomplete. `checkpoint` is the number of the checkpoint that the barrier is
+        for, 0: none. A server refuses a number that it knows from another barrier, as the files may belong to a
+        complete checkpoint.
         """
         serving = self._of(generation)
         if version < serving.version:
@@ -364,14 +369,14 @@ class ServerCore:
         self._barrier.settle(number, serving.applied.lacking(batches), seconds, now)
 
     def settled(self, generation: int, number: int, now: float) -> AppliedBatches | None:
-        """Everything that is applied, once the batches to settle are; None before that."""
+        """Returns all applied batches once the batches to settle are among them; None before."""
         serving = self._of(generation)
         if not self._barrier.settled(number, now):
             return None
         return serving.applied.copy()
 
     def snapshot(self, generation: int, number: int, now: float) -> Outcome:
-        """Lets go of a settled barrier; the rows as they are now are the snapshot."""
+        """Releases a settled barrier; the snapshot has the rows as of now."""
         serving = self._of(generation)
         return self._barrier.again(number, "snapshot") or self._barrier.finish(number, "snapshot", serving.applied, now)
 
@@ -395,10 +400,9 @@ class ServerCore:
     ) -> Transfer:
         """Joins a move to a table of a later version, which replaces any move before; or attaches to it.
 
-        `replaces`: the table replaces servers that are lost.
-
-        The server must serve version `since`, or own nothing where that is 0: a master whose ledger has lost its end
-        plans from a table that is not in force any more. `lost` is as in `Transfer`.
+        The server must serve version `since`, or own nothing if that is 0: a master that has lost the end of its ledger
+        plans from a table that is no longer in force. `replaces`: the table replaces lost servers. `lost` is as in
+        `Transfer`.
         """
         current, serving = self._moves.transfer, self._serving
         if current is not None and current.number == number:
@@ -414,7 +418,7 @@ class ServerCore:
         serves = serving.version if serving is not None and before else 0
         if serves != since:
             raise NotHeldError(f"version {serves} is served here, and the move is from version {since}")
-        if serving is not None and serving.generation < table.generation:  # rows of that history count for nothing
+        if serving is not None and serving.generation < table.generation:  # rows of an earlier history are void
             self._leave()
             self._wanted = None
         transfer = Transfer(number, table, index, before, replaces, lost)
@@ -422,15 +426,15 @@ class ServerCore:
         return transfer
 
     def moving(self, number: int) -> Transfer:
-        """The server's part in a move."""
+        """Returns the server's part in a move."""
         return self._moves.named(number)
 
     def wanted(self, number: int, now: float) -> Transfer:
-        """The server's part in a move, which the master still wants."""
+        """Returns the server's part in a move, and notes that the master still wants the move."""
         return self._moves.wanted(number, now)
 
     def hand_over(self, generation: int, number: int, move: int, seconds: float, now: float) -> HandedOver:
-        """Holds a settled barrier for so many seconds more; what is applied, and stays so."""
+        """Holds a settled barrier for `seconds` more; returns all applied batches, which do not change meanwhile."""
         serving = self._of(generation)
         transfer = self._moves.wanted(move, now)
         self._barrier.renew(number, seconds, now)
@@ -448,11 +452,10 @@ class ServerCore:
         bound: StalenessBound | None,
         now: float,
     ) -> tuple[Outcome, Transfer | None]:
-        """Lets go of a settled barrier, and owns what the move's table says; returns what the move was, the first time.
+        """Releases a settled barrier, and adopts the move's table; returns the finished move on the first call.
 
-        A server without rows holds no barrier: it serves from now on, with `settled` as applied. Nor do those that keep
-        what they own while a lost server is replaced. One that begins to order the staleness of all does so by this
-        `bound`.
+        A server without rows holds no barrier: it serves from now on, with `settled` as applied. Servers that keep what
+        they own during a rebuild hold none either. A server that begins to order the staleness of all uses `bound`.
         """
         if again := self._barrier.again(number, f"switch {move}"):
             self._of(generation)
@@ -477,7 +480,7 @@ class ServerCore:
             serving.version, serving.owned = table.version, transfer.after
         if transfer.orders is (serving.bound is None):
             serving.bound, serving.ordered_since = bound if transfer.orders else None, table.version
-            serving.knows_pulls = False  # but those that were handed over: a recovery before may have lost others
+            serving.knows_pulls = False  # beyond those handed over: an earlier recovery may have lost others
             if serving.bound is not None:
                 for session in self._ended:
                     serving.bound.forget_session(session)
@@ -488,16 +491,16 @@ class ServerCore:
         return outcome, transfer
 
     def abandon(self, number: int) -> Transfer | None:
-        """Takes part no more in moves up to this number; returns the one that was under way, if it is among them."""
+        """Leaves all moves up to this number; returns the move under way if it is among them."""
         return self._moves.abandon(number)
 
     def lapse(self, now: float) -> Transfer | None:
-        """Takes part no more in a move that the master has not spoken of for too long; returns it."""
+        """Leaves a move that the master has not mentioned for too long; returns it."""
         transfer = self._moves.transfer
         return self._moves.abandon(transfer.number) if transfer is not None and self._moves.lapsed(now) else None
 
     def resume(self, generation: int, number: int) -> None:
-        """Lets go of a barrier that has failed somewhere."""
+        """Releases a barrier that has failed on some server."""
         if self._serving is not None and self._serving.generation == generation:
             self._barrier.resume(number)
 

@@ -31,9 +31,9 @@ _ACCEPT_PAUSE_SECONDS = 0.1
 
 
 class DataPlane:
-    """Accepts connections on a listening socket and serves `state` to those that know the token.
+    """Accepts connections on a listening socket and serves `state` to peers that know the token.
 
-    A peer that expects another `incarnation` than this process's is refused. With a context, TCP
+    A peer that expects an `incarnation` other than this process's is refused. With a context, TCP
     connections must use TLS. `streams` receives the rows that other servers send.
     """
 
@@ -187,7 +187,7 @@ class _Session:
         self._connection.send(Header(status))
 
     def _room(self, floats: int) -> NDArray[np.float32]:
-        """Memory for an answer, which the next answer uses again."""
+        """Returns memory for an answer; the next answer reuses it."""
         if 4 * floats > MAX_PAYLOAD_BYTES:
             raise WireError(f"an answer of {4 * floats} bytes is beyond the limit of a frame")
         if floats > len(self._answer):

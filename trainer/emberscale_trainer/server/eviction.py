@@ -1,7 +1,8 @@
-"""Rows leave a server's tables between batches: a thread sweeps what a batch has made due, some rows at a time.
+"""Evicts rows from a server's tables between batches: a thread sweeps what a batch has made due, some rows at a time.
 
-What is due is swept before the next batch is applied, or the result would depend on the thread. It mostly is: batches
-are milliseconds apart. A push that comes earlier, and whatever reads the rows as of a moment, sweeps the rest first.
+Everything due must be swept before the next batch is applied, or the result would depend on the thread. The thread
+mostly succeeds, as batches are milliseconds apart. An earlier push, or a reader of the rows as of a moment, sweeps the
+rest first.
 """
 
 import threading
@@ -23,11 +24,11 @@ class BackgroundEviction:
 
     @property
     def active(self) -> bool:
-        """Whether rows of what is served are ever removed."""
+        """Whether any served table has eviction."""
         return self._eviction is not None
 
     def serve(self, tables: TableStore | None) -> None:
-        """Other rows are served from now on, or none; what was due is dropped."""
+        """Serves these rows, or none, from now on; drops what was due."""
         self._due.clear()
         eviction = None if tables is None else Eviction(tables)
         self._eviction = eviction if eviction else None
@@ -36,7 +37,7 @@ class BackgroundEviction:
             threading.Thread(target=self._run, args=(eviction,), name="evict", daemon=True).start()
 
     def applied(self, clock: int, owned: NDArray[np.bool_]) -> None:
-        """A batch was applied, the server's `clock`-th, and all that was due before is swept."""
+        """Notes that the server's `clock`-th batch was applied; everything that was due before is swept by now."""
         if self._eviction is not None:
             self._due.extend(self._eviction.due(clock, owned))
             if self._due:
@@ -60,4 +61,4 @@ class BackgroundEviction:
         if self._eviction is None:
             return
         self._eviction.sweep(self._due[0])
-        self._due.popleft()  # not before: without memory, it is tried again
+        self._due.popleft()  # only now, so that a sweep without memory is retried

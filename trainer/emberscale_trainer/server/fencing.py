@@ -1,7 +1,7 @@
-"""One server's side of leases: which may still train, of those that the master has given.
+"""One server's side of leases: it decides which of the master's leases may still train.
 
-A lease is dead once the master leaves it out of those in force, or once a request came under a later lease of the same
-shard, which needs no word of the master. What a dead lease asks for is refused.
+A lease is dead once the master omits it from those in force, or once a request under a later lease of the same shard
+has arrived, which needs no word from the master. Requests under a dead lease are refused.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class LeaseFence:
 
     @property
     def next_token(self) -> int:
-        """The smallest token that the master had not given when it last named the leases in force."""
+        """The smallest token that the master had not given yet when it last listed the leases in force."""
         return self._next_token
 
     def update(self, live: Iterable[int], next_token: int) -> bool:

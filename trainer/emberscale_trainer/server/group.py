@@ -3,9 +3,9 @@
     meeting -> filling -> whole -> (members are lost) -> withdrawing -> agreed
        another table, or another assignment -> over
 
-A member greets each other one with a first item. Once all have answered, it sends one numbered item to each of them for
-each push, and a push is answered once all of them have its item. Until then pushes wait for nobody: no row is protected
-yet, and members that cannot reach each other train on without parity until they do.
+A member greets each other member with a first item. Once all have answered, it sends each of them one numbered item per
+push, and a push is answered once all of them have its item. Until then pushes wait for nobody: no row is protected yet,
+and members that cannot reach each other train on without parity until they can.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _SERVERS = 1 << 10
 class GroupCore(Generic[_Deltas]):
     """The part of member `me` in a group of `members`, of which any `parity` may be lost.
 
-    `holding` is what it holds for the others.
+    `holding` is the parity that it holds for the others.
     """
 
     def __init__(self, me: int, members: int, holding: Holding[_Deltas], parity: int = 1) -> None:
@@ -51,27 +51,27 @@ class GroupCore(Generic[_Deltas]):
 
     @property
     def is_over(self) -> bool:
-        """Whether another group, or none, has come after this one."""
+        """Whether another group, or none, has replaced this one."""
         return self._over
 
     @property
     def has_met(self) -> bool:
-        """Whether all others have answered: what is pushed is sent to them."""
+        """Whether all others have answered, so that pushes are sent to them."""
         return self._met
 
     @property
     def is_filling(self) -> bool:
-        """Whether rows that were there before may still be sent."""
+        """Whether earlier rows may still be sent."""
         return not self._lost and not self._over
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The members that items are sent to: all others but lost ones."""
+        """The members that receive items: all others except lost ones."""
         return tuple(member for member in self._others if member not in self._lost)
 
     @property
     def lost(self) -> frozenset[int]:
-        """The members that are taken for lost."""
+        """The members that count as lost."""
         return self._lost
 
     @property
@@ -81,11 +81,11 @@ class GroupCore(Generic[_Deltas]):
 
     @property
     def has_withdrawn(self) -> bool:
-        """Whether this member has withdrawn its rows: it sends nothing more, as the others take nothing more of it."""
+        """Whether this member has withdrawn its rows; it sends nothing more, as the others accept nothing more."""
         return self._withdrew
 
     def end(self) -> None:
-        """Another group, or none, comes after this one; nothing waits for it."""
+        """Ends the group, which another or none replaces; nothing waits for it any more."""
         self._over = True
 
     # What this member sends
@@ -100,21 +100,21 @@ class GroupCore(Generic[_Deltas]):
         return tuple(member for member in self.holders if not acknowledged[member])
 
     def meet(self) -> None:
-        """All others have answered: the next item has the batches in the rows so far, and pushes follow it."""
+        """Notes that all others have answered: the next item has the batches in the rows so far, and pushes follow."""
         self._met = True
 
     def filled(self) -> None:
-        """All rows that were there before are with the holders."""
+        """Notes that the holders have all earlier rows."""
         self._whole = True
 
     def stored(self, acknowledged: Mapping[int, int]) -> int:
-        """The last item that all holders have, by what each has acknowledged."""
+        """Returns the last item that all holders have, given the items that each has acknowledged."""
         return min((acknowledged[member] for member in self.holders), default=self._put)
 
     def waits_for(self, number: int, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
-        """The holders that have yet to store the items up to this one before a push is answered.
+        """Returns the holders that must still store the items up to this one before a push is answered.
 
-        None while the members have yet to meet, and once the group is over.
+        Returns no holders before the members have met, and once the group is over.
         """
         return (
             ()
@@ -123,10 +123,10 @@ class GroupCore(Generic[_Deltas]):
         )
 
     def withdrew(self) -> None:
-        """Nothing of this member's rows is left with the holders, who know it."""
+        """Notes that the holders have nothing left of this member's rows, and know it."""
         self._withdrew = True
 
-    # What others send. All of them raise SourceOverError once nothing is taken any more.
+    # What others send. All methods raise SourceOverError once nothing is accepted any more.
 
     def begin(self, source: int, batches: AppliedBatches) -> None:
         """As `Holding.begin`."""
@@ -139,18 +139,18 @@ class GroupCore(Generic[_Deltas]):
         self.holding.take(source, stored, batch, deltas)
 
     def take_withdrawal(self, source: int, stored: int, deltas: _Deltas) -> None:
-        """As `take`, of rows that the member takes out of the parity: from now on it cannot be rebuilt itself."""
+        """As `take`, for rows that the member takes out of the parity; it can no longer be rebuilt itself."""
         self.take(source, stored, None, deltas)
         self._withdrawing.add(source)
 
     def withdrawn(self, source: int, received: Mapping[int, int]) -> None:
-        """A member has withdrawn its rows; it takes these members for lost, and has so many items of each."""
+        """Notes that a member has withdrawn its rows. `received` has the number of its items by lost member."""
         self._taking()
         self.holding.withdraw(source)
         self._marks[source] = dict(received)
 
     def told(self, source: int) -> None:
-        """A member has sent all that others lack to decode the rows of lost members."""
+        """Notes that a member has sent everything that others need to decode the rows of lost members."""
         self._taking()
         self._told.add(source)
 
@@ -161,9 +161,9 @@ class GroupCore(Generic[_Deltas]):
     # The loss of members
 
     def lose(self, lost: frozenset[int]) -> dict[int, int]:
-        """Takes members for lost, once and for all; returns what `withdrawn` is to say of them to the others.
+        """Declares members lost, permanently; returns what the others must learn of them by `withdrawn`.
 
-        Raises NotHeldError where their rows cannot be rebuilt from this member's parity.
+        Raises NotHeldError if their rows cannot be rebuilt from this member's parity.
         """
         if self._over or not self._whole or self._lost not in (frozenset(), lost):
             raise NotHeldError("this server's rows are not protected")
@@ -176,9 +176,10 @@ class GroupCore(Generic[_Deltas]):
         return self._received
 
     def agreed(self) -> dict[int, AppliedBatches] | None:
-        """The batches in the rows of each lost member, once these rows alone are left in the parity; None before that.
+        """Returns the batches in the rows of each lost member, once only these rows are left in the parity; else None.
 
-        All others have said how many items came from each, and those that some lack are dropped. Raises NotHeldError.
+        All others have reported how many items they have from each lost member; items that some lack are dropped.
+        Raises NotHeldError.
         """
         self.require()
         if not self._lost or not set(self.holders) <= self._marks.keys():
@@ -191,7 +192,7 @@ class GroupCore(Generic[_Deltas]):
         return {lost: self.holding.applied(lost) for lost in sorted(self._lost)}
 
     def has_all(self) -> bool:
-        """Whether what others have is here that this member lacks to decode rows. Raises NotHeldError."""
+        """Whether this member has received all that it needs to decode rows. Raises NotHeldError."""
         self.require()
         return len(self._lost) < 2 or set(self.holders) <= self._told
 
@@ -207,14 +208,14 @@ def is_parity_stream(stream: int) -> bool:
 
 
 def parity_stream(version: int, source: int) -> int:
-    """The number of the row stream of a server's deltas under a routing table of this version: 64 bits."""
+    """Returns the 64-bit number of the row stream of a server's deltas under a routing table of this version."""
     return _PARITY_STREAM | version * _SERVERS | source
 
 
 def source_of(stream: int, generation: int, newest: tuple[int, int], members: tuple[int, ...]) -> int | None:
-    """The member that a parity stream of a generation is of, to a server whose `newest` group has these `members`.
+    """Returns the member that sends a parity stream of a generation; `newest` and `members` are this server's group.
 
-    None: this server has yet to begin the group. Raises StreamLostError for a stream of an earlier one.
+    Returns None if this server has not begun the stream's group yet. Raises StreamLostError for an earlier group.
     """
     version, source = (stream & ~_PARITY_STREAM) // _SERVERS, stream % _SERVERS
     if newest < (generation, version):

@@ -40,11 +40,11 @@ class ServerMetrics(Collector):
         registry.register(self)
 
     def snapshot_taken(self, pause_seconds: float) -> None:
-        """A snapshot was begun."""
+        """Counts a snapshot and its pause."""
         self._snapshot_pause.observe(pause_seconds)
 
     def checkpoint_written(self, seconds: float, size: int) -> None:
-        """A snapshot was written."""
+        """Counts a written snapshot."""
         self._checkpoint.observe(seconds)
         self._checkpoint_bytes.inc(size)
 
@@ -80,9 +80,9 @@ class ServerMetrics(Collector):
 def stage_seconds(state: ServerState) -> dict[str, float]:
     """Seconds by stage.
 
-    Under the lock, so that they add up to no more than the time: `pull` gathers rows, `push` steps them. `hold` is
-    waiting for a barrier, the staleness bound or memory, summed over the requests that wait; `memory` is the time in
-    which pushes waited as the server was near its limit of memory.
+    * `pull`, `push`: gathering and stepping rows under the lock, so that they never add up to more than the time.
+    * `hold`: waiting for a barrier, the staleness bound or memory, summed over the waiting requests.
+    * `memory`: the time in which pushes waited because the server was near its memory limit.
     """
     totals = state.totals
     return {

@@ -1,11 +1,11 @@
-"""Moves rows between parameter servers: a thread sends those that are given away, the data plane receives others.
+"""Moves rows between parameter servers: a thread sends the rows to give away, the data plane receives others.
 
-The first round is of all rows, every other of those that changed since the one before; what changes during a round is
-left for the next one. Training goes on beside them, so the rounds get short, but never end by themselves: the last one
-is sent within a barrier.
+The first round sends all rows, every later round those that changed since the previous one; rows that change during a
+round are left for the next. Training continues meanwhile, so the rounds get short but never end by themselves: the last
+one is sent within a barrier.
 
-Where nobody waits for the move, the first round rests most of the time, for as long as the master says. On cores that
-are all busy, what it computes is lost to training: it costs as much in all, but little at any moment.
+If the move is not urgent, the first round rests most of the time, for as long as the master says. On busy cores, its
+work is lost to training: resting does not lower the total cost, but spreads it.
 """
 
 import ssl
@@ -32,12 +32,12 @@ log = structlog.get_logger()
 SHORT_SECONDS = 0.1
 """A round that takes no longer fits into a barrier."""
 MOST_ROUNDS = 12
-"""After so many, rows change about as fast as they are copied, and the barrier has to take what remains."""
+"""After this many rounds, rows change about as fast as they are copied, so the barrier has to send the rest."""
 _PAUSE_SECONDS = 0.1
 _REST = 1.0
-"""How long the first round rests after a piece of work, in times of that work: pushes come first."""
+"""How long the first round rests after a piece of work, as a multiple of its duration: pushes have priority."""
 _SPARING_REST = 80.0
-"""As long as it spares training, in times of the CPU that the piece took. The receiver takes about as much again."""
+"""The rest while it spares training, as a multiple of the piece's CPU time. The receiver takes about as much again."""
 _LONGEST_REST_SECONDS = 1.0
 
 
@@ -56,9 +56,9 @@ class RowMover:
         self.streams = StreamReceivers(self._accept)
 
     def copy(self, move: int, wait_seconds: float, spare_seconds: float = 0.0) -> CopyProgress:
-        """Begins to send what this server gives away, or attaches to that, and says how far it is.
+        """Begins to send what this server gives away, or attaches to that; returns the progress.
 
-        For up to `spare_seconds` since it began, it rests most of the time. Raises NotHeldError for a move that is not
+        The sending rests most of the time for its first `spare_seconds`. Raises NotHeldError for a move that is not
         under way, and for one that has failed.
         """
         transfer = self._state.wanted(move)
@@ -71,7 +71,7 @@ class RowMover:
         return sending.progress(wait_seconds)
 
     def hand_over(self, move: int, wait_seconds: float) -> None:
-        """Sends what has changed until now, and returns when the receivers have it. To be called within a barrier.
+        """Sends all changes up to now, and returns once the receivers have them. The caller is within a barrier.
 
         Raises NotHeldError as `copy` does, and TimeoutError.
         """
@@ -88,7 +88,7 @@ class RowMover:
                     sending.close("it was abandoned")
 
     def stop(self) -> None:
-        """The rows are served no more: who sends some of them, or waits to, keeps none of them in memory."""
+        """Ends all sending, as the rows are no longer served, so that no sender keeps them in memory."""
         with self._lock:
             for sending in (self._sending, self._rebuild):
                 if sending is not None:
@@ -96,7 +96,7 @@ class RowMover:
         self.protection.stop()
 
     def look(self) -> None:
-        """Gives up a move that the master has not spoken of for long; to be called now and then."""
+        """Gives up a move that the master has not mentioned for too long; the caller repeats this regularly."""
         self._state.lapse()
 
     def _rebuilt(self, transfer: Transfer, wait_seconds: float) -> CopyProgress:
@@ -167,13 +167,13 @@ class _MoveSending(RowSending):
         threading.Thread(target=self._run, name="move", daemon=True).start()
 
     def spare(self, seconds: float) -> None:
-        """Rests most of the time, until so long after the beginning."""
+        """Rests most of the time, until `seconds` after the beginning."""
         with self._changed:
             self._spare_seconds = seconds
             self._changed.notify_all()
 
     def send_now(self, wait_seconds: float) -> None:
-        """A round of all that has changed before this call. Raises NotHeldError and TimeoutError."""
+        """Sends a round of all changes before this call. Raises NotHeldError and TimeoutError."""
         with self._changed:
             self._asked += 1
             mine = self._asked
@@ -244,7 +244,7 @@ class _MoveSending(RowSending):
         return rows
 
     def _rest(self, worked: float, used: float) -> None:
-        """Rests after a piece of work, which took so many seconds, and so many of CPU. Raises StreamLostError."""
+        """Rests after a piece of work that took `worked` seconds, and `used` of CPU time. Raises StreamLostError."""
         now = time.monotonic()
         ends = now + _REST * worked
         longest = now + min(_SPARING_REST * used, _LONGEST_REST_SECONDS)

@@ -1,7 +1,7 @@
 """One server's part in a live move, as pure state: what it gives away and takes over, and whether it still moves.
 
 prepare -> (copy) -> hand over, within a barrier -> switch
-   abandoned, replaced by a move with a larger number, or not heard of for a minute -> over
+   abandoned, replaced by a move with a larger number, or not mentioned for a minute -> over
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 
 PATIENCE_SECONDS = 60.0
-"""The time after which a server leaves a move of which it hears no more."""
+"""The time after which a server leaves a move that the master no longer mentions."""
 
 _SERVERS = 1 << 10
 
@@ -23,8 +23,8 @@ _SERVERS = 1 << 10
 class Transfer:
     """The part of the server with this index in a move: it owns `before` until `table` comes into force.
 
-    * `replaces`: the table replaces servers that are lost. Nobody sends rows: who is new has them from a checkpoint.
-    * `lost`: indexes of servers whose rows the others rebuild for the processes in their places; empty: rows move.
+    * `replaces`: the table replaces lost servers. No rows are sent: successors load them from a checkpoint.
+    * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Transfer:
 
     @property
     def joins(self) -> bool:
-        """Whether the server is without rows, so that what it receives is all that it will have."""
+        """Whether the server has no rows, and will have only what it receives or loads."""
         return not self.before
 
     @property
@@ -86,26 +86,26 @@ class Moves:
         return max(self._over, 0 if self.transfer is None else self.transfer.number)
 
     def begin(self, transfer: Transfer, now: float) -> None:
-        """Takes part in a move from now on, and in no earlier one. Raises NotHeldError for one that is over."""
+        """Joins a move and leaves any earlier one. Raises NotHeldError for a move that is over."""
         if transfer.number <= self.newest:
             raise NotHeldError(f"move {transfer.number} is over")
         self.end()
         self._current = _Current(transfer, now)
 
     def named(self, number: int) -> Transfer:
-        """The move of this number. Raises NotHeldError where it is not under way."""
+        """Returns the move of this number. Raises NotHeldError if it is not under way."""
         if self._current is None or self._current.transfer.number != number:
             raise NotHeldError(f"move {number} is not under way here")
         return self._current.transfer
 
     def wanted(self, number: int, now: float) -> Transfer:
-        """As `named`; the master still wants the move."""
+        """As `named`, and notes that the master still wants the move."""
         transfer = self.named(number)
         self._current = _Current(transfer, now)
         return transfer
 
     def lapsed(self, now: float) -> bool:
-        """Whether the master has not spoken of the move under way for too long."""
+        """Whether the master has not mentioned the move under way for too long."""
         return self._current is not None and now >= self._current.heard_at + PATIENCE_SECONDS
 
     def abandon(self, number: int) -> Transfer | None:
@@ -118,7 +118,7 @@ class Moves:
         return transfer
 
     def end(self) -> None:
-        """The move under way is over."""
+        """Ends the move under way."""
         if self._current is not None:
             self._over = max(self._over, self._current.transfer.number)
             self._current = None

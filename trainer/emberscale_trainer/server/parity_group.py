@@ -1,16 +1,15 @@
 """A server's part in a group of servers that hold parity of each other's rows: the threads and streams around `group`.
 
-The servers of a routing table are a group. A push is answered once all of them have its deltas, so what is answered is
-never lost with as many servers as the parity covers. What changes rows without a push (a move, eviction, compaction) is
-sent behind it. When servers are lost, the others *withdraw* their own rows from the parity: what remains in it are the
-rows of the lost servers. Where two rows of a stripe are lost, one of its holders sends what it has to the other one,
-which decodes both. The holders then send the rows to the processes that take the places of the lost servers. Nobody
-else changes, and nothing rolls back.
+The servers of a routing table form a group. A push is answered once all of them have its deltas, so losing as many
+servers as the parity covers never loses an answered push. Changes without a push (a move, eviction, compaction) are
+sent later. When servers are lost, the others *withdraw* their own rows from the parity, which then has only the rows of
+the lost servers. If two rows of a stripe are lost, one of its holders sends its parity to the other, which decodes
+both. The holders then send the rows to the successors of the lost servers. Nobody else changes, and nothing rolls back.
 
-A group that has come apart though its servers live, such as when one of them was taken for lost and speaks again, does
-not come together again: pushes wait until another group begins. `trouble` says so, and the master sees to it.
+A group whose live servers have parted, such as when one of them was declared lost and returns, does not reunite: pushes
+wait until another group begins. `trouble` reports this to the master, which recovers the job.
 
-Lock order: that of the state, then that of a group.
+Lock order: the lock of the state, then the lock of a group.
 """
 
 import ssl
@@ -38,7 +37,7 @@ _FILL_BYTES = 256 << 10
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0
-"""A holder that has acknowledged nothing for so long is told of."""
+"""How long a holder may acknowledge nothing before this is reported."""
 _FLUSH_SECONDS = 0.2
 """How long a change without a push may wait before it is sent."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
@@ -95,17 +94,17 @@ class Group:
 
     @property
     def is_over(self) -> bool:
-        """Whether another group, or none, has come after this one."""
+        """Whether another group, or none, has replaced this one."""
         return self._core.is_over
 
     @property
     def lag(self) -> int:
-        """How many of its items the holder that is furthest behind has yet to acknowledge."""
+        """The number of items that the slowest holder has not acknowledged."""
         return self._core.put_count - self._core.stored(self._acknowledged())
 
     @property
     def rebuild_pieces(self) -> int:
-        """How many pieces of rows are taken out of the parity, and of parity sent to other holders, for a rebuild."""
+        """The pieces of rows taken out of the parity plus the pieces of parity sent to other holders, for a rebuild."""
         return self._rebuild_pieces
 
     @property
@@ -115,7 +114,7 @@ class Group:
 
     @property
     def trouble(self) -> ParityTrouble | None:
-        """What keeps rows of this server from being protected; None where nothing does."""
+        """What keeps rows of this server from being protected; None: nothing does."""
         if self._core.is_over:
             return None
         version = self.table.version
@@ -142,7 +141,7 @@ class Group:
         self._send_deltas(ItemKind.DELTA, epoch, batch)
 
     def await_holders(self) -> None:
-        """Returns when all that was pushed until now is stored by all holders that live, or nothing is to be."""
+        """Waits until all live holders have stored all pushes up to now, or no holder has to."""
         number = self._core.put_count
         for member in self._core.waits_for(number, self._acknowledged()):
             self._senders[member].send_queued()
@@ -151,13 +150,13 @@ class Group:
                 self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
             except TimeoutError:
                 continue
-            except StreamLostError:  # the holder is lost, or takes this server for lost: the master will tell
+            except StreamLostError:  # the holder is lost, or has declared this server lost: the master decides
                 with self.changed:
                     if waits_for[0] in self._core.waits_for(number, self._acknowledged()):
                         self.changed.wait(_WAIT_SECONDS)
 
     def end(self) -> None:
-        """Another group, or none, comes after this one; whoever waits for it goes on."""
+        """Ends the group, which another or none replaces; releases whoever waits for it."""
         self._log.stop()
         with self.changed:
             self._core.end()
@@ -167,12 +166,12 @@ class Group:
             sender.close()
 
     def catch_up(self) -> None:
-        """Sends what has changed without a push, where that is much, and waits as `await_holders` does."""
+        """Sends changes without a push if they are large, and waits as `await_holders` does."""
         if self._log.pending_bytes >= _FILL_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        """Sends what has changed without a push. Without memory it is left for later."""
+        """Sends changes without a push; leaves them for later if memory is short."""
         with self._state.lock:
             if not self._core.is_filling or not self._log.pending_bytes:
                 return
@@ -184,7 +183,7 @@ class Group:
         self.await_holders()
 
     def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
-        """Raises MemoryError, nothing being sent."""
+        """Sends the pending deltas. Raises MemoryError; then nothing is sent."""
         taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
         if self._core.has_withdrawn or not self._core.has_met:
             return
@@ -193,7 +192,7 @@ class Group:
         self._send(Item(kind, 0, records, stored, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:
-        """One item for each member, in their order; `await_holders` sends them."""
+        """Queues one item for each member, in their order; `await_holders` sends them."""
         self._core.put()
         holders = self._core.holders
         for member, item in enumerate(items):
@@ -206,7 +205,7 @@ class Group:
                     continue  # `await_holders` waits for the master
 
     def _acknowledged(self) -> dict[int, int]:
-        """How many items each other member has."""
+        """Returns the number of items that each other member has acknowledged."""
         return {member: sender.acknowledged_count for member, sender in self._senders.items()}
 
     def _run(self) -> None:
@@ -214,7 +213,7 @@ class Group:
             self._meet()
             self._fill()
             while not self._sends_no_more.wait(_FLUSH_SECONDS):
-                for sender in self._senders.values():  # who sends to them may be held up by another one
+                for sender in self._senders.values():  # the thread that would send to it may wait for another
                     sender.wake()
                 if self._log.pending_bytes:
                     self._flush()
@@ -240,14 +239,14 @@ class Group:
                 self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(self._state.applied)) for _ in self.members)
 
     def _part(self, problem: str) -> None:
-        """This group does not come together again."""
+        """Marks the group as parted for good, for the reason in `problem`."""
         with self.changed:
             self._problem, self._parted_at = problem, time.monotonic()
             self._sends_no_more.set()
             self.changed.notify_all()
 
     def _fill(self) -> None:
-        """Protects the rows that were there before, piece by piece; without memory for a piece, it tries again."""
+        """Protects earlier rows, piece by piece; tries again if there is no memory for a piece."""
         pause, whole = _FIRST_PAUSE, False
         while not whole:
             try:
@@ -271,7 +270,7 @@ class Group:
     # What others send
 
     def receive(self, source: int, item: Item) -> None:
-        """Takes an item of another member. Raises StreamLostError, and ValueError for what makes no sense."""
+        """Takes an item of another member. Raises StreamLostError, and ValueError for an item of another kind."""
         with self.changed:
             try:
                 self._take(source, item)
@@ -303,14 +302,14 @@ class Group:
     # The loss of members
 
     def rebuild(self, lost: frozenset[int]) -> dict[int, AppliedBatches]:
-        """Leaves nothing in the parity but the rows of lost members; returns the batches in the rows of each.
+        """Withdraws all other rows from the parity of lost members; returns the batches in the rows of each.
 
-        Takes as long as all other members need for it. Raises NotHeldError where this group cannot.
+        Waits until all other members have done so. Raises NotHeldError if this group cannot rebuild the rows.
         """
         marks = self._begin_rebuild(lost)
         with self._withdrawing:
             if self._rest is None:
-                if not self._core.has_withdrawn:  # else what came after it has failed
+                if not self._core.has_withdrawn:  # an earlier attempt failed after it
                     self._withdraw(marks)
                 agreed = self._agreed()
                 if len(lost) > 1:
@@ -320,9 +319,9 @@ class Group:
             return self._rest
 
     def rest(self, member: int) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
-        """The rows of a member that was rebuilt, as far as this one decodes them.
+        """Yields the rows of a rebuilt member that this server decodes.
 
-        Yields tables, whether each is the dense one, and uint8[n, stride].
+        Yields the number of the table, whether it is the dense one, and the rows, uint8 [n, stride].
         """
         tables = self._state.tables
         for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
@@ -359,14 +358,14 @@ class Group:
         self.await_holders()
 
     def _agreed(self) -> dict[int, AppliedBatches]:
-        """Waits for all others; the batches that the rows of each lost server have in all parity of them."""
+        """Waits for all others; returns the batches of each lost server that all of its parity has."""
         with self.changed:
             while (agreed := self._core.agreed()) is None:
                 self.changed.wait()
             return agreed
 
     def _send_halves(self) -> None:
-        """Sends what other holders lack to decode two lost rows of a stripe, and that this was all."""
+        """Sends other holders the parity that they need to decode two lost rows of a stripe, and then an end mark."""
         following = (self.me + 1) % len(self.members)
         for table in range(len(self._state.tables.specs)):
             for stripe, first, rows in self.blocks.halves(self._core.lost, table):

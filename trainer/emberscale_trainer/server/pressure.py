@@ -1,8 +1,8 @@
 """Back-pressure of a parameter server whose memory is nearly used up: pushes wait, so that rows can move away in time.
 
-Only pushes make rows. From when little memory is left, the server lets its memory grow along a line that reaches the
-limit minutes later, and pushes wait while it is above. A server whose memory does not grow holds nobody up, and no push
-waits for long: a server that gets neither memory nor fewer rows goes on.
+Only pushes create rows. Once little memory is left, the server lets its memory grow along a line that reaches the limit
+minutes later, and pushes wait while memory is above the line. A server whose memory does not grow delays nobody, and no
+push waits for long: a server that gets neither memory nor fewer rows continues.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from emberscale_api.shape import memory_reserve
 LONGEST_DELAY_SECONDS = 5.0
 """The longest time that a push waits."""
 PATIENCE_SECONDS = 120.0
-"""How long the last memory is to suffice. Nothing seems to come afterwards, and pushes wait no more."""
+"""How long the remaining memory must last. After that no relief is expected, and pushes no longer wait."""
 _PLENTIFUL = 1.5
 """Reserves that must be left before the memory counts as plentiful again."""
 _TOLD_SECONDS = 10.0
-"""How long after a push could go on the server still counts as one that delays pushes."""
+"""How long the server still counts as delaying pushes after pushes could continue."""
 
 
 @dataclass(slots=True)
 class MemoryPressure:
     """Times are in seconds, on one monotonic clock.
 
-    * `delay`: how long each push waits from its arrival on, unless it is 0 before.
+    * `delay`: how long each push waits from its arrival, unless the delay becomes 0 before.
     * `since`: when memory became scarce, with `used` bytes; None while it is plentiful.
-    * `seconds`: for how long pushes had to wait in all, until the last look.
+    * `seconds`: how long pushes had to wait in total, until the last look.
     """
 
     delay: float = 0.0
@@ -37,11 +37,11 @@ class MemoryPressure:
 
     @property
     def delays(self) -> bool:
-        """Whether pushes have to wait, or had to a moment ago."""
+        """Whether pushes have to wait now, or had to until a moment ago."""
         return self._delayed_at is not None and self._looked_at < self._delayed_at + _TOLD_SECONDS
 
     def look(self, used: int, limit: int | None, now: float) -> None:
-        """Takes note of the memory in use and of the limit, both in bytes; to be called several times a second."""
+        """Updates the delay from the memory in use and the limit, both in bytes; called several times a second."""
         if self.delay:
             self.seconds += max(0.0, now - self._looked_at)
         self._looked_at = now

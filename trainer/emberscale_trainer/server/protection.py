@@ -1,8 +1,8 @@
-"""Parity between parameter servers, where a job wants any: which group a server is in, and what reaches it.
+"""Parity between parameter servers, if a job wants parity: manages the server's group and routes streams to it.
 
-With each routing table a new group begins, and the rows that were there before are filled in behind training.
+Each routing table begins a new group; earlier rows are sent to it in the background while training continues.
 
-Lock order: that of the state, then this one's.
+Lock order: the lock of the state, then the lock of this module.
 """
 
 import ssl
@@ -24,7 +24,7 @@ _WAIT_SECONDS = 5.0
 
 
 class RowProtection:
-    """The parity of one server, where its job wants any. Any thread may call in."""
+    """The parity of one server, if its job wants parity. Any thread may call in."""
 
     def __init__(self, state: ServerState, token: str, context: ssl.SSLContext | None = None) -> None:
         """With a context, streams to other machines go over TLS."""
@@ -37,13 +37,13 @@ class RowProtection:
 
     @property
     def version(self) -> int:
-        """The version of the routing table under which all rows of this server are protected; 0: they are not."""
+        """The version of the routing table under which all rows of this server are protected; 0: none."""
         group = self._group
         return group.table.version if group is not None and group.is_whole else 0
 
     @property
     def group(self) -> Group | None:
-        """The group of the newest table; None where no parity is kept."""
+        """The group of the newest table; None without parity."""
         return self._group
 
     @property
@@ -53,10 +53,10 @@ class RowProtection:
         return None if group is None else group.trouble
 
     def form(self, table: RoutingTable, index: int, parity: int = 1) -> None:
-        """Begins the group of a table that is in force here, unless it or a later one has begun.
+        """Begins the group of a table that is in force here, unless that group or a later one has begun.
 
-        Any `parity` of the servers may be lost, if that goes with their number. With 0, no group begins, and the blocks
-        of the one before are freed.
+        Any `parity` of the servers may be lost, if their number allows it. With 0, no group begins, and the blocks of
+        the previous group are freed.
         """
         with self._state.lock, self._changed:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):
@@ -69,7 +69,7 @@ class RowProtection:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """The rows are served no more: a group that is over keeps neither them nor parity in memory."""
+        """Ends the group, as the rows are no longer served, so that it keeps neither rows nor parity in memory."""
         with self._changed:
             if self._group is not None and self._group.is_over:
                 self._group = None
@@ -79,7 +79,7 @@ class RowProtection:
         return group is not None and (group.table.generation, group.table.version) == (table.generation, table.version)
 
     def accept(self, stream: int, generation: int) -> Deliver:
-        """Takes the deltas of another server, once this one has the same table.
+        """Accepts the deltas of another server, once this one has the same table.
 
         Raises StreamLostError for a stream of an earlier table.
         """

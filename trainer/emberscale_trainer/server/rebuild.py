@@ -1,4 +1,4 @@
-"""Sends the rows of lost servers, as their group has rebuilt them, to the processes that take their places."""
+"""Sends the rebuilt rows of lost servers to the successors of these servers."""
 
 import ssl
 import threading
@@ -23,11 +23,11 @@ class Rebuild(RowSending):
     """One server's part in the rebuild of lost ones, in a thread that ends with it."""
 
     def __init__(self, group: Group, transfer: Transfer, token: str, context: ssl.SSLContext | None) -> None:
-        """`transfer` names the lost servers, which are of the group, and the table with their successors."""
+        """`transfer` names the lost servers of the group, and the table with their successors."""
         if not transfer.lost or not set(transfer.lost) <= set(group.members):
             raise NotHeldError("the lost servers are not of this group")
         super().__init__("the rebuild of move", transfer, transfer.lost, token, context)
-        self._group: Group | None = group  # until it is over: the parity of an earlier table takes as much as the next
+        self._group: Group | None = group  # released at the end: old parity takes as much memory as new
         self._pieces = 0
         self._owned = {lost: Ownership.of(transfer.table, lost) for lost in transfer.lost}
         threading.Thread(target=self._run, args=(group,), name="rebuild", daemon=True).start()
@@ -66,7 +66,7 @@ class Rebuild(RowSending):
         log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
 
     def _send(self, group: Group, member: int, lost: int) -> int:
-        """Sends what a lost server owned; it may have had more rows, of a move before or one that came to nothing."""
+        """Sends the rows that a lost server owned. The parity may have more, left by an earlier or failed move."""
         rows = 0
         for table, is_dense, found in group.rest(member):
             records = found[self._owned[lost].among(keys_of(found), is_dense)]

@@ -1,4 +1,4 @@
-"""The reports of a parameter server: what it has done, and what it holds."""
+"""The reports of a parameter server: its work and its rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Figures:
-    """Rows of each embedding table, and the bytes that all tables take.
+    """The rows of each embedding table, and the bytes of all tables.
 
-    * `admission`: what became of keys and rows since the process started, also of rows that a roll-back has dropped, by
-      the table; only of tables with admission or eviction.
+    * `admission`: the counts of keys and rows since the process started, including rows that a roll-back has dropped;
+      by table, only for tables with admission or eviction.
     """
 
     rows: dict[str, int]
@@ -37,7 +37,7 @@ class Figures:
 
 @dataclass(slots=True)
 class ParityTotals:
-    """What a server has sent for parity since it started, under all routing tables: items, and their bytes."""
+    """The items, and their bytes, that a server has sent for parity since it started, under all routing tables."""
 
     items: int = 0
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""Rows that a server has given away leave its tables bucket by bucket, while training continues."""
+"""Removes rows that a server has given away from its tables, bucket by bucket, while training continues."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from emberscale_trainer.table import TableStore, compact
 class Retirement:
     """The rows that a server has given away and still holds. The caller holds the lock, which must be re-entrant.
 
-    * `moves`: whether a move is under way, which ends a compaction: it would have to send what moved.
+    * `moves`: whether a move is under way; it ends a compaction, as the move would have to send the compacted rows.
     * `catch_up`: is called between two buckets, without the lock, and may wait.
     * `fatal`: gets an error that leaves the tables half changed.
     """
@@ -32,7 +32,7 @@ class Retirement:
         self._buckets: list[int] = []
 
     def serve(self, tables: TableStore | None) -> None:
-        """Other rows are served from now on, or none."""
+        """Serves these rows, or none, from now on."""
         self._tables = tables
         self._buckets = []
 

@@ -1,4 +1,4 @@
-"""Sending rows to other servers, and how far that is: what a move and a rebuild have in common."""
+"""Sends rows to other servers and reports the progress: the common part of a move and a rebuild."""
 
 import ssl
 import threading
@@ -19,9 +19,9 @@ class CopyProgress:
     """A server's progress with the rows that it gives away.
 
     * `ready`: what remains fits into a barrier; in a rebuild, all rows are sent.
-    * `rounds`: how many are done. In a rebuild, pieces that are done: of the server's own rows that it took out of the
-      parity, and of parity that it sent to other holders.
-    * `changed_rows`: rows of the last round.
+    * `rounds`: the finished rounds. In a rebuild, the pieces of its own rows that the server took out of the parity,
+      and of parity that it sent to other holders.
+    * `changed_rows`: the rows of the last round.
     * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server, by its index.
     """
 
@@ -33,9 +33,9 @@ class CopyProgress:
 
 
 class RowSending:
-    """The streams of one move from this server to `peers`, by their indexes. Subclasses send, in threads of their own.
+    """The streams of one move from this server to `peers`, by index. Subclasses send in their own threads.
 
-    `name` is what errors call it, followed by the number of the move.
+    `name` precedes the number of the move in errors.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RowSending:
             raise NotHeldError(f"{self._name} {self.move} has failed here: {self._problem}")
 
     def _fail(self, problem: str) -> None:
-        """The first problem counts."""
+        """Fails the sending; the first problem counts."""
         with self._changed:
             self._problem = self._problem or problem
             self._changed.notify_all()
@@ -85,6 +85,6 @@ class RowSending:
             self._progress = replace(self._progress, copied_bytes=self._progress.copied_bytes + item.nbytes)
 
     def _flush(self) -> None:
-        """Returns when the receivers have all that was put. Raises TimeoutError and StreamLostError."""
+        """Waits until the receivers have all items. Raises TimeoutError and StreamLostError."""
         for sender in self._senders.values():
             sender.flush(_STALLED_SECONDS)

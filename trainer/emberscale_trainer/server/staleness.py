@@ -1,13 +1,13 @@
 """Bounded staleness: how far workers may drift apart.
 
 The staleness of a gradient is the number of batches that were applied, on any server, between its pull and its own
-push. A push of a round applies all batches of the round, and a worker that trains in rounds adds what it has yet to
-push to what it pulls: its own pushes never make its rounds stale.
+push. A push of a round applies all batches of the round. A worker that trains in rounds adds its own unpushed changes
+to the rows that it pulls, so its own pushes never make its rounds stale.
 
 The first server of the routing table enforces the bound for all: if each server held pushes by its own order of pulls,
-two of them could wait for each other. A worker asks it before it pulls from any server, pushes to it before the others,
-and tells it when all have applied the push. In between, the push is under way: a pull may or may not see it. Where a
-move makes another server the first, the pulls that are outstanding are handed over.
+two of them could wait for each other. A worker asks the first server before it pulls from any, pushes to it before the
+others, and tells it when all have applied the push. In between, the push is under way: a pull may or may not see it. If
+a move makes another server the first, the outstanding pulls are handed over.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from emberscale_api.wire import MAX_ROUND
 class Ticket(NamedTuple):
     """Names one pull for training: the session that pulls, the first batch, and the number of `batches`.
 
-    `is_round`: the session trains the batches on rows of its own, which its earlier pushes are in.
+    `is_round`: the session trains the batches on its own copies of rows, which include its earlier pushes.
     """
 
     session: int
@@ -39,7 +39,7 @@ class Ticket(NamedTuple):
 class OutstandingPull:
     """An admitted pull, until its push is applied everywhere.
 
-    `unseen` counts the batches of other pushes, applied since or under way then, that it may not have seen.
+    `unseen` counts the batches of other pushes, applied since the pull or under way then, that it may not have seen.
     """
 
     ticket: Ticket
@@ -64,7 +64,7 @@ class StalenessBound:
     """
 
     def __init__(self, bound: int, warmup: int = 0, applied: int = 0) -> None:
-        """`applied` is how many batches the parameters have seen already."""
+        """`applied` is the number of batches already in the parameters."""
         self._bound = bound
         self._warmup = warmup
         self._outstanding: list[OutstandingPull] = []
@@ -73,11 +73,11 @@ class StalenessBound:
         self._applied = applied
 
     def hand_over(self) -> tuple[OutstandingPull, ...]:
-        """All outstanding pulls, the oldest first."""
+        """Returns all outstanding pulls, the oldest first."""
         return tuple(replace(one) for one in self._outstanding)
 
     def take_over(self, pulls: Iterable[OutstandingPull]) -> None:
-        """Goes on with the pulls that another server admitted, the oldest first."""
+        """Takes over the pulls that another server admitted, the oldest first."""
         self._outstanding += [replace(one) for one in pulls]
 
     @property
@@ -109,7 +109,7 @@ class StalenessBound:
         return ahead <= self.in_force
 
     def is_ahead(self, ticket: Ticket) -> bool:
-        """Whether this pull is for a round, and one of the session's pulls is outstanding: the push may come first."""
+        """Whether this pull is for a round while another of the session is outstanding, whose push may come first."""
         return ticket.is_round and any(pull.ticket.session == ticket.session for pull in self._outstanding)
 
     def waits(self, ticket: Ticket, token: int) -> None:

@@ -40,26 +40,26 @@ Watch = Callable[[TableStore, NDArray[np.uint32], NDArray[np.int64]], None]
 
 
 class Protector(Protocol):
-    """What keeps the rows of a server safe beyond its own memory."""
+    """Keeps the rows of a server safe beyond its own memory."""
 
     def pushed(self, epoch: int, batch: int) -> None:
-        """A push has changed rows. The lock is held."""
+        """Takes the changes of a push. The lock is held."""
 
     def await_holders(self) -> None:
-        """Waits until all that was pushed is safe. The lock is not held."""
+        """Waits until all pushes are safe. The lock is not held."""
 
     def catch_up(self) -> None:
-        """Waits until little of what changed without a push is not safe yet. The lock is not held."""
+        """Waits until most changes without a push are safe. The lock is not held."""
 
     def end(self) -> None:
-        """The rows are no longer served, or protected by something else. The lock is held."""
+        """Ends the protection: the rows are no longer served, or protected by something else. The lock is held."""
 
 
 Fatal = Callable[[BaseException], None]
 """Ends the process, because its state is half changed."""
 
 _RECEIVED_ROWS = 2048
-"""Rows that are received under one hold of the lock."""
+"""The rows to receive before the lock is released."""
 
 _FIGURES_SECONDS = 0.1
 """The time that a report waits for the lock before it repeats its previous figures."""
@@ -77,7 +77,7 @@ def end_process(cause: BaseException) -> None:
     """Ends the process at once, without an answer to anyone: the job recovers as from any lost parameter server."""
     try:
         log.critical("push_half_applied", problem=repr(cause))
-    finally:  # there may be no memory for the line either
+    finally:  # even logging may fail without memory
         os._exit(1)
 
 
@@ -135,7 +135,7 @@ class ServerState:
         return replace(self._totals)
 
     def figures(self) -> Figures:
-        """The figures of this moment, or those of the last call where the lock is not free soon."""
+        """Returns the present figures, or those of the last call if the lock is not free soon."""
         if self._changed.acquire(timeout=_FIGURES_SECONDS):
             try:
                 self._figures = self._figures_now()
@@ -156,7 +156,7 @@ class ServerState:
 
     @property
     def memory_delay_seconds(self) -> float:
-        """For how long pushes had to wait for want of memory since the process started."""
+        """The seconds that pushes had to wait for memory since the process started."""
         return self._core.pressure.seconds
 
     def look_at_memory(self, used: int, limit: int | None) -> None:
@@ -173,7 +173,7 @@ class ServerState:
     # Assignment
 
     def assign(self, wanted: Assignment) -> Assigning:
-        """As `ServerCore.assign`; where there is something to load, the rows are dropped and nothing is served."""
+        """As `ServerCore.assign`; if rows must be loaded, drops the served ones, and serves nothing."""
         with self._changed:
             assigning = self._core.assign(wanted)
             if assigning is Assigning.LOAD:
@@ -209,13 +209,13 @@ class ServerState:
         return self._core.serving and self._core.known == (generation, version)
 
     def protect_by(self, protector: Protector | None) -> None:
-        """Has the rows protected by this from now on, and by nothing else; the caller holds the lock."""
+        """Replaces the protector of the rows; the caller holds the lock."""
         if self._protector is not None:
             self._protector.end()
         self._protector = protector
 
     def watched_by(self, watch: Watch | None) -> None:
-        """Has `watch` told of each push from now on, under the lock."""
+        """Calls `watch` for each push from now on, under the lock."""
         with self._changed:
             self._watch = watch
 
@@ -251,7 +251,7 @@ class ServerState:
     # Sessions and leases
 
     def disconnected(self, session: int) -> None:
-        """A connection of a session ended; requests of the session that wait are given up."""
+        """As `ServerCore.disconnected`; waiting requests of the session are given up."""
         with self._changed:
             self._core.disconnected(session)
             if session in self._waiting:
@@ -259,13 +259,13 @@ class ServerState:
             self._changed.notify_all()
 
     def hear_generation(self, generation: int) -> None:
-        """The master says which generation is in force."""
+        """As `ServerCore.hear_generation`."""
         with self._changed:
             self._core.hear_generation(generation)
             self._changed.notify_all()
 
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
-        """The master says which lease tokens are in force; all others below `next_token` are dead."""
+        """As `ServerCore.leases`."""
         with self._changed:
             self._core.leases(generation, live, next_token)
             self._changed.notify_all()
@@ -273,7 +273,7 @@ class ServerState:
     # Requests
 
     def complete(self, session: int, header: Header) -> None:
-        """Takes note that all servers have applied a batch."""
+        """Notes that all servers have applied a batch."""
         with self._changed:
             self._core.complete(session, header)
             self._changed.notify_all()
@@ -288,7 +288,7 @@ class ServerState:
     ) -> tuple[Status, NDArray[np.float32] | None, int]:
         """Returns OK and the rows of the keys, float32, in the memory that `room` provides; or another status.
 
-        The rows are their weights, and for a round their state as well. The last value is how many batches the
+        A row has its weights, and for a round its state as well. The last value is the number of batches that the
         session's next round may have.
 
         Waits until the staleness bound admits a pull for training, and for a switch to a newer version.
@@ -319,8 +319,8 @@ class ServerState:
     ) -> Status:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
-        `values` are the gradients of the batch, or by how much a round has changed weights and state. Returns once the
-        batch is safe, where a protector sees to that.
+        `values` are the gradients of the batch, or the changes of a round to weights and state. Returns once the
+        protector, if any, has made the batch safe.
 
         A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
         is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
@@ -416,7 +416,7 @@ class ServerState:
         """Ends a barrier; `take` is called once, even if the call is made again."""
         with self._changed:
             outcome = self._core.snapshot(generation, number, self._clock())
-            self._changed.notify_all()  # whatever `take` raises, the barrier has ended
+            self._changed.notify_all()  # the barrier has ended even if `take` raises
             if self._tables is not None and not outcome.repeated:
                 self._eviction.finish()
                 take(self._tables, self._changed, outcome)
@@ -434,7 +434,7 @@ class ServerState:
         replaces: bool = False,
         lost: tuple[int, ...] = (),
     ) -> Transfer:
-        """As `ServerCore.prepare`. What an earlier move has left here is gone before rows of this one can come."""
+        """As `ServerCore.prepare`. Drops the remains of an earlier move before rows of this one can arrive."""
         with self._changed:
             before = self._core.transfer
             transfer = self._core.prepare(number, since, table, index, self._clock(), replaces=replaces, lost=lost)
@@ -446,7 +446,7 @@ class ServerState:
             return transfer
 
     def stage(self, number: int, tables: TableStore) -> None:
-        """Empty tables for what a server without rows receives. Raises NotHeldError."""
+        """Provides the tables of a server that joins by a move. Raises NotHeldError."""
         with self._changed:
             self._core.moving(number)
             self._staged = tables
@@ -457,7 +457,7 @@ class ServerState:
             return self._core.wanted(number, self._clock())
 
     def receive(self, number: int, item: Item) -> None:
-        """Takes rows of a move over. Raises NotHeldError, and ValueError for rows that do not fit the tables."""
+        """Takes over rows of a move. Raises NotHeldError, and ValueError for rows that do not fit the tables."""
         with self._changed:
             self._receiving(number).retire(item.table, item.keys)
         for first in range(0, len(item.records), _RECEIVED_ROWS):
@@ -478,10 +478,10 @@ class ServerState:
         return tables
 
     def moved_rows(self, number: int, *, whole: bool) -> tuple[Scan, TableStore]:
-        """All rows, from when on changes are recorded; or those that changed since the call before.
+        """Returns all rows, and records changes from now on; or the rows that changed since the previous call.
 
-        Raises NotHeldError, and MemoryError: then, and where a scan is not read to its end, all rows are to be asked
-        for again.
+        Raises NotHeldError and MemoryError. After a MemoryError, or a scan that is not read to its end, the caller must
+        request all rows again.
         """
         with self._changed:
             self._core.moving(number)
@@ -507,7 +507,7 @@ class ServerState:
     ) -> Outcome:
         """As `ServerCore.switch`.
 
-        Rows that are given away are retired: dense pieces at once, the rest bucket by bucket, and all of them before
+        Retires the rows that are given away: dense pieces at once, the rest bucket by bucket, and all of them before
         another barrier is settled.
         """
         with self._changed:
@@ -530,7 +530,7 @@ class ServerState:
             self._changed.notify_all()
 
     def lapse(self) -> None:
-        """Gives up a move that the master has not spoken of for too long."""
+        """Gives up a move that the master has not mentioned for too long."""
         with self._changed:
             self._drop_received(self._core.lapse(self._clock()))
 
@@ -543,13 +543,13 @@ class ServerState:
             self._retirement.begin(transfer.gained)
 
     def resume(self, generation: int, number: int) -> None:
-        """Gives up a barrier; held pushes go through."""
+        """Releases a barrier; held pushes continue."""
         with self._changed:
             self._core.resume(generation, number)
             self._changed.notify_all()
 
     def _decided(self, session: int, decide: Callable[[float], Decision]) -> Status:
-        """Asks until there is a decision, after every change and when the time comes. Raises SessionEndedError."""
+        """Repeats `decide` after every change and at its deadline until it decides. Raises SessionEndedError."""
         began = self._clock()
         now = began
         while True:
@@ -561,7 +561,7 @@ class ServerState:
             now = self._clock()
 
     def _wait(self, session: int, seconds: float | None) -> None:
-        """Waits for a change. Raises SessionEndedError: nobody reads the connection of a request that waits."""
+        """Waits for a change. Raises SessionEndedError, as nobody reads the connection of a waiting request."""
         self._waiting[session] += 1
         self._changed.wait(seconds)
         self._waiting[session] -= 1

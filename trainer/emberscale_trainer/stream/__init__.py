@@ -1,8 +1,8 @@
 """Rows from one parameter server to another: ordered, acknowledged, resumable, and bounded in memory.
 
-`core`      which item is sent, kept, delivered or ignored, as pure state on either side
-`item`      what travels: rows, rows that changed, deltas, and their bytes
-`sender`    a thread that connects, sends, and begins again where the receiver stands
+`core`      decides which item is sent, kept, delivered or ignored, as pure state on either side
+`item`      the items: rows, rows that changed, deltas, and their bytes
+`sender`    a thread that connects, sends, and resumes at the receiver's position
 `receiver`  the other end, on the data plane
 """
 

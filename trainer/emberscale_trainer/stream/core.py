@@ -1,9 +1,9 @@
 """The two ends of a row stream, as pure state: no socket, no clock, no thread.
 
-Items are numbered from 1 as they are put. The sender keeps an item until the receiver has acknowledged it; the receiver
-acknowledges an item when it has been dealt with, so an acknowledgement says that all items up to it are. A connection
-begins with the number that the receiver stands at, and the sender goes on with the next one. What it sends again was
-never dealt with, or is recognised by its number.
+Items are numbered from 1 as they are put. The sender keeps an item until the receiver has acknowledged it. The receiver
+acknowledges an item once it has processed it, so an acknowledgement covers all items up to it. A connection begins with
+the receiver's position, and the sender continues with the next item. An item that is sent again was never processed, or
+is recognised by its number.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ class StreamLostError(Exception):
 
 
 class SendWindow(Generic[_Payload]):
-    """A sender's items that are not acknowledged: at most `most_bytes` of them, or one item that is larger."""
+    """A sender's unacknowledged items: at most `most_bytes` of them, or one larger item."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -51,7 +51,7 @@ class SendWindow(Generic[_Payload]):
         return self._put
 
     def connected(self, acknowledged: int) -> None:
-        """A connection has begun, and the receiver stands at `acknowledged`. Raises StreamLostError."""
+        """Notes a new connection to a receiver that has processed `acknowledged` items. Raises StreamLostError."""
         if not self._acknowledged <= acknowledged <= self._put:
             raise StreamLostError(f"the receiver stands at item {acknowledged}, and this end at {self._acknowledged}")
         self._let_go(acknowledged)
@@ -64,7 +64,7 @@ class SendWindow(Generic[_Payload]):
 
     @property
     def is_sent(self) -> bool:
-        """Whether there is an item that is sent on this connection and not acknowledged."""
+        """Whether an item was sent on this connection and is not acknowledged."""
         return self._sent > self._acknowledged
 
     def next(self) -> tuple[int, _Payload] | None:
@@ -76,7 +76,7 @@ class SendWindow(Generic[_Payload]):
         return number, payload
 
     def acknowledged(self, number: int) -> None:
-        """The receiver has dealt with all items up to `number`. Raises StreamLostError for one that was not sent."""
+        """Notes that the receiver has processed all items up to `number`. Raises StreamLostError if it was not sent."""
         if number > self._sent:
             raise StreamLostError(f"item {number} is acknowledged, and {self._sent} is the last that was sent")
         self._let_go(number)
@@ -116,6 +116,6 @@ class ReceiveOrder:
         return number == self._delivered + 1
 
     def delivered(self) -> int:
-        """The new item is dealt with; returns the number to acknowledge."""
+        """Notes that the new item is processed; returns the number to acknowledge."""
         self._delivered += 1
         return self._delivered

@@ -1,4 +1,4 @@
-"""The sending end of a row stream: a thread that connects, sends, and continues behind what was received."""
+"""The sending end of a row stream: a thread that connects, sends, and resumes after the last received item."""
 
 import random
 import ssl
@@ -80,17 +80,17 @@ class StreamSender:
             return number
 
     def flush(self, wait_seconds: float) -> None:
-        """Waits until the receiver has dealt with all that was put. Raises as `put` does."""
+        """Waits until the receiver has processed all items that were put. Raises as `put` does."""
         self.reach(self._window.put_count, wait_seconds)
 
     @property
     def acknowledged_count(self) -> int:
-        """The number of items, from the first, that the receiver has dealt with."""
+        """The number of items, from the first, that the receiver has processed."""
         return self._window.acknowledged_count
 
     @property
     def problem(self) -> str:
-        """Why the stream has ended by itself; empty where it has not."""
+        """Why the stream has ended by itself; empty if it has not."""
         return "" if self._problem is None else str(self._problem)
 
     @property
@@ -106,13 +106,13 @@ class StreamSender:
             return time.monotonic() - self._moved_at if waits and not self._closed else 0.0
 
     def reach(self, number: int, wait_seconds: float) -> None:
-        """Waits until the receiver has dealt with all items up to this one. Raises as `put` does."""
+        """Waits until the receiver has processed all items up to this one. Raises as `put` does."""
         self.send_queued()
         with self._changed:
             self._wait(lambda: self._window.acknowledged_count >= number, wait_seconds, "acknowledgements")
 
     def send_queued(self) -> None:
-        """Sends what is queued in this thread, unless another one does; the thread of the stream sends what is left."""
+        """Sends queued items in this thread, unless another one does; the stream's thread sends the rest."""
         left = _MOST_SENT
         while self._is_queued() and self._sending.acquire(blocking=False):  # again, or what came at the end is left
             connection = self._connection
@@ -140,7 +140,7 @@ class StreamSender:
             return self._window.has_next and self._connection is not None and not self._closed
 
     def close(self) -> None:
-        """Ends the stream; what is not acknowledged may have arrived or not."""
+        """Ends the stream; unacknowledged items may or may not have arrived."""
         with self._changed:
             self._closed = True
             if self._current is not None:

@@ -11,7 +11,7 @@ class ChannelClosedError(Exception):
 
 
 class Channel(Generic[_Item]):
-    """`put` waits while `capacity` items are queued, `get` while none is; after `abort` both raise.
+    """`put` waits while `capacity` items are queued, `get` while the queue is empty; after `abort` both raise.
 
     Each stage uses several channels for every batch. Threads wait in a queue that is built into the interpreter: a
     Condition would run some fifty lines of Python for each item.
@@ -28,7 +28,7 @@ class Channel(Generic[_Item]):
         """Queues an item."""
         self._places.get()
         if self._aborted:
-            self._places.put(None)  # for the next who waits
+            self._places.put(None)  # wakes the next waiting thread
             raise ChannelClosedError
         self._items.put(item)
 
@@ -36,7 +36,7 @@ class Channel(Generic[_Item]):
         """Waits for the next item."""
         item = self._items.get()
         if self._aborted:
-            self._items.put(None)  # for the next who waits
+            self._items.put(None)  # wakes the next waiting thread
             raise ChannelClosedError
         self._places.put(None)
         return item  # type: ignore[return-value]  # None is queued by `abort`, or is an item

@@ -129,7 +129,7 @@ class ModelReplica:
             embeddings = self._embeddings(plan, pulled.rows, pulled.dense)
             logits = self._model(torch.from_numpy(batch.dense), embeddings)
             loss = log_loss(logits.numpy(), batch.labels)
-        if not np.isfinite(loss.total):  # the master takes no sum of it
+        if not np.isfinite(loss.total):  # the master refuses such a sum
             mean = loss.total / len(batch.labels)
             raise NonFiniteLossError(f"the loss of batch {batch.number} of an evaluation is {mean}")
         return Predictions(loss.probabilities, loss.total)

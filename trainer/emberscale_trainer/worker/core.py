@@ -91,17 +91,17 @@ class Ending(StrEnum):
     DONE = "Done"
     """Pulled from every server; or pushed to every server, and committed by that."""
     STALE = "Stale"
-    """The history is another: all leases are void."""
+    """The generation has changed, so all leases are void."""
     FENCED = "Fenced"
     """The lease is void."""
     REFUSED = "Refused"
-    """A server says that the request makes no sense."""
+    """A server refuses the request as invalid."""
     LATER = "Later"
-    """The bound on staleness does not admit a round before another one of this worker is pushed."""
+    """The staleness bound does not admit a round before another round of this worker is pushed."""
     PARTIAL = "Partial"
-    """A server has applied some batches of a round, and not all."""
+    """A server has applied only some batches of a round."""
     LOST = "Lost"
-    """A connection broke: whether the batch was applied there is not known."""
+    """A connection broke; whether that server has applied the batch is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The worker's side of the ledger: the leases that it holds, how far each is committed, and finished tasks."""
+"""The worker's side of the ledger: its leases with their committed positions, and finished tasks."""
 
 import threading
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from emberscale_trainer.worker.statistics import EvaluationTotals
 class ShardLease:
     """Positions [start, stop) of an epoch, to train on or, of the evaluation data, to evaluate.
 
-    `shard` is where the shard as first cut begins; with the epoch it names the shard.
+    `shard` is the start of the shard as first cut; together with the epoch it names the shard.
     """
 
     token: int
@@ -23,13 +23,13 @@ class ShardLease:
 
     @property
     def trains(self) -> bool:
-        """Whether it is one to train on."""
+        """Whether it is for training."""
         return self.split is Split.TRAINING
 
 
 @dataclass(frozen=True)
 class FinishedTask:
-    """What a task came to: files that were found, the blocks of a file, an evaluation, or nothing but its end."""
+    """The result of a task: files that were found, the blocks of a file, an evaluation, or only its end."""
 
     token: int
     training_files: tuple[DataFile, ...] = ()
@@ -90,7 +90,7 @@ class LeaseBook:
             self._changed.wait_for(lambda: self._finished, timeout=seconds)
 
     def progress(self) -> dict[int, int]:
-        """Returns how far each lease is, by its token: all held ones, and 0 for those whose end is yet to be told."""
+        """Returns the position of each lease by token: of all held ones, and 0 for those with an unreported end."""
         with self._changed:
             held = {token: committed for token, (_, committed) in self._held.items()}
             return held | {result.token: 0 for result in self._finished}

@@ -1,7 +1,7 @@
-"""The rows and dense parameters that a worker steps itself for a round of batches, and the change that this makes.
+"""The rows and dense parameters that a worker steps itself for a round of batches, and the resulting changes.
 
 The rows of all batches of a round are pulled once, with the state of their optimizers. Every batch then steps them by
-the rules of the parameter servers, and what is pushed is the sum of the changes.
+the rules of the parameter servers, and the worker pushes the sum of the changes.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from emberscale_trainer.worker.keys import BUCKET_BITS, KeyPlan, exchange_bytes
 
 @dataclass(frozen=True, eq=False)
 class LocalChanges:
-    """What a round changed, in the layout of `plan`, a plan of rows with state.
+    """The changes of a round, in the layout of `plan`, a plan of rows with state.
 
     `rows` float32 [plan.values]; `dense` float32 [DENSE_PIECES * (piece length + state of a piece)].
     """
@@ -34,7 +34,7 @@ class LocalChanges:
 
 
 class LocalRows:
-    """The rows and dense parameters of one round at a time; it keeps its memory for the next one."""
+    """The rows and dense parameters of one round at a time; the next round reuses the memory."""
 
     def __init__(self, tables: Sequence[TableSpec], dense: OptimizerSpec, parameters: int) -> None:
         """`parameters` is the length of the flat dense vector, which `dense` steps.
@@ -73,11 +73,11 @@ class LocalRows:
         dense: NDArray[np.float32],
         previous: LocalChanges | None = None,
     ) -> None:
-        """Begins a round with what was pulled, which this takes over and changes.
+        """Begins a round with pulled arrays, which it takes over and changes.
 
-        `plan` is one of rows with state, `rows` float32 [plan.values], `dense` as in LocalChanges. Where the pull came
-        before the push of the `previous` round, its changes are added first; `changes` does not repeat them. Raises
-        ValueError for arrays of another type, size or layout.
+        `plan` is one of rows with state, `rows` float32 [plan.values], `dense` as in LocalChanges. If the pull came
+        before the push of the `previous` round, that round's changes are added first, and `changes` does not repeat
+        them. Raises ValueError for arrays of another type, size or layout.
         """
         for array, size in ((rows, plan.values), (dense, plan.dense_values)):
             _check(array, (size,))
@@ -140,7 +140,7 @@ class LocalRows:
         return self._single_rows
 
     def changes(self) -> LocalChanges:
-        """The sum of what the steps of this round have changed so far.
+        """Returns the sum of the changes by the steps of this round so far.
 
         Raises NonFiniteGradientError for a step beyond float32, which the servers would refuse.
         """

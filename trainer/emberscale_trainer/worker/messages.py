@@ -18,7 +18,7 @@ def lease_of(task: pb.Task) -> ShardLease | None:
 
 
 def wire_result(finished: FinishedTask) -> pb.TaskResult:
-    """What a task came to."""
+    """Converts the result of a task."""
     totals = finished.evaluation
     evaluation = None if totals is None else _wire_evaluation(totals)
     return message_of(pb.TaskResult, finished, evaluation=evaluation, bad_records=())
@@ -27,7 +27,7 @@ def wire_result(finished: FinishedTask) -> pb.TaskResult:
 def report_work(
     request: pb.HeartbeatRequest, statistics: WorkerStatistics, rounds: RoundsDecision | None = None
 ) -> None:
-    """Moves the work since the last heartbeat into this one, and tells whether `rounds` are trained, and why."""
+    """Adds the work since the last heartbeat to this one, and whether `rounds` are trained, and why."""
     done = statistics.take()
     negatives, positives = done.histogram.tolist() if done.batches else ((), ())
     request.delta_sequence = done.sequence

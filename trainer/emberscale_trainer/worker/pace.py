@@ -1,8 +1,8 @@
-"""The speed of a worker in rounds against its speed batch by batch: a round saves bytes, and may cost waits.
+"""Compares a worker's speed in rounds with its speed batch by batch: a round saves bytes, but may cost waits.
 
-Where others train with it, a worker waits for the push of a round before it pulls the next one. Whether rounds pay
-depends on the network, the servers and the load, so it is measured. `RoundPace` compares the two speeds; it has no
-clock and no I/O. `StretchTimer` measures them in the pipeline.
+If other workers train too, a worker waits for the push of a round before it pulls the next one. Whether rounds pay
+depends on the network, the servers and the load, so their speed is measured. `RoundPace` compares the two speeds; it
+has no clock and no I/O. `StretchTimer` measures them in the pipeline.
 """
 
 import math
@@ -13,7 +13,7 @@ from enum import StrEnum
 from statistics import median
 
 _SPEEDS = 3
-"""Speeds of each kind that are compared by their medians: one of them may be of a pause or of a cold start."""
+"""The number of speeds of each kind whose medians are compared, as one may include a pause or a cold start."""
 
 _LEAST_SECONDS = 1.0
 _LEAST_BATCHES = 16
@@ -24,7 +24,7 @@ _TO_STAY = 0.9
 """Rounds stay unless they are clearly slower: at equal speed, noise alone must not end them, and they save bytes."""
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 1 << 6, 1 << 13
-"""From the begin of a comparison to that of the next one at least, in leases of the job; powers of two."""
+"""The least interval between the starts of two comparisons, in leases of the job; powers of two."""
 
 RoutingVersion = tuple[int, int]
 """Generation and version of a routing table."""
@@ -32,9 +32,9 @@ RoutingVersion = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """From one commit of a pipeline to the next one: `samples` of `batches` were trained in `seconds`.
+    """The stretch between two commits of a pipeline: `samples` of `batches` were trained in `seconds`.
 
-    `token` is that of the lease, `routing` the table that was in force from begin to end.
+    `token` is that of the lease, `routing` the table that was in force throughout.
     """
 
     in_rounds: bool
@@ -46,11 +46,11 @@ class Stretch:
 
 
 class StretchTimer:
-    """Times the stretches of one pipeline that hold nothing but training of one kind; for the thread that commits.
+    """Times the stretches of one pipeline that contain only training of one kind; used by the thread that commits.
 
-    Left out are stretches in which the worker waited for a lease, evaluated, changed from rounds to single batches or
-    back, or in which the routing table changed: buckets moved. Waits for servers count, and so does a pause of a
-    checkpoint, which a worker cannot tell from a slow server.
+    Omits stretches in which the worker waited for a lease, evaluated, or changed from rounds to single batches or back,
+    or in which the routing table changed. Waits for servers count, and so does the pause of a checkpoint, which a
+    worker cannot distinguish from a slow server.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -60,10 +60,10 @@ class StretchTimer:
         self._circumstances: tuple[bool, RoutingVersion] | None = None
 
     def commit(self, token: int, granted: float, in_rounds: bool, routing: RoutingVersion) -> float | None:
-        """A round or a batch is committed; returns the seconds since the commit before if they count.
+        """Notes the commit of a round or a batch; returns the seconds since the previous commit if they count.
 
-        `granted` is the time by the clock when the worker got the lease of this token; infinite: it has evaluated since
-        the one before.
+        `granted` is the time by the clock when the worker got the lease of this token; infinite: the worker has
+        evaluated since the previous lease.
         """
         now, circumstances = self._clock(), (in_rounds, routing)
         worked = token == self._token or granted <= self._committed
@@ -74,7 +74,7 @@ class StretchTimer:
 
 
 class _Speeds:
-    """The last speeds of one kind, each over several stretches: a second and 16 batches at least."""
+    """The last speeds of one kind, each over several stretches of at least a second and 16 batches together."""
 
     def __init__(self) -> None:
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
@@ -94,13 +94,13 @@ class _Speeds:
 
     @property
     def known(self) -> float | None:
-        """Samples a second; None: there are too few speeds yet."""
+        """Samples per second; None: there are too few speeds yet."""
         return median(self._speeds) if len(self._speeds) == _SPEEDS else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Samples a second in `rounds` and in `singles`; rounds pay from a `ratio` of `needed` on."""
+    """Samples per second in `rounds` and in `singles`; rounds pay if `ratio` is at least `needed`."""
 
     rounds: float
     singles: float
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """As people are told it, in hundredths: what they read must agree with what was decided."""
+        """The ratio in hundredths, as reported to people, so that the report agrees with the decision."""
         return round(self.rounds / self.singles, 2) if self.singles else 1.0
 
     @property
@@ -133,14 +133,14 @@ class _Phase(StrEnum):
 
 
 class RoundPace:
-    """Compares the speed of single batches with that of the rounds right after them, and now and then anew.
+    """Compares the speed of single batches with that of the rounds right after them, and repeats this periodically.
 
-    From one comparison to the next, the job gets at least a quarter of the leases that the worker has seen before:
-    comparisons cost ever less, and a noisy machine changes its mind ever more rarely.
+    Between two comparisons, the job grants at least a quarter of the leases that the worker has seen before. So
+    comparisons cost ever less, and noise on a machine changes the decision ever more rarely.
 
-    Where one worker trains rounds, they hold up the single batches of the others, by the bound on staleness. So workers
-    compare at the same time: tokens of leases ascend over the whole job, and a comparison begins with the first lease
-    from a multiple of a power of two on.
+    The rounds of one worker delay the single batches of the others, by the staleness bound. So workers compare at the
+    same time: tokens of leases ascend over the whole job, and a comparison begins with the first lease whose token
+    reaches a multiple of a power of two.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class RoundPace:
 
     @property
     def given_up(self) -> bool:
-        """Whether rounds were slower, and the next comparison is yet to come."""
+        """Whether rounds were slower, and the next comparison has not begun."""
         return self._phase is _Phase.GIVEN_UP
 
     @property
@@ -170,7 +170,7 @@ class RoundPace:
         return self._phase is _Phase.SINGLES and self._singles.known is None and not self._held
 
     def begin_lease(self, token: int) -> bool:
-        """A lease to train on is begun; returns whether the next comparison begins with it."""
+        """Notes the begin of a lease for training; returns whether the next comparison begins with it."""
         if self._first is None:
             self._first = self._began = token
         due = self._phase in (_Phase.KEPT, _Phase.GIVEN_UP) and token >= self._next
@@ -180,12 +180,12 @@ class RoundPace:
         return due
 
     def begin_rounds(self) -> None:
-        """A lease is trained in rounds."""
+        """Notes that a lease is trained in rounds."""
         if self._phase is _Phase.SINGLES:
             self._phase = _Phase.ROUNDS
 
     def rest(self) -> None:
-        """Rounds end for another reason than their speed, and may begin anew."""
+        """Notes that rounds ended for a reason other than their speed, and may begin again."""
         self._held = False
         if self._phase in (_Phase.ROUNDS, _Phase.KEPT):
             self._compare()

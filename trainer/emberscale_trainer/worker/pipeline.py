@@ -30,7 +30,7 @@ from emberscale_trainer.worker.turns import RoundTurns
 NextTask = Callable[[Callable[[], bool]], ShardLease]
 """Waits for the next lease.
 
-Raises JobOverError when none will come, and ChannelClosedError once the argument says that none is wanted any more.
+Raises JobOverError when no lease will come, and ChannelClosedError once the argument says that none is wanted.
 """
 
 
@@ -78,9 +78,9 @@ class Pipeline:
     read ahead; rows are pulled for at most `pull_ahead` batches beyond the oldest whose push is not acknowledged: what
     is pulled earlier is staler when it is used. `clock` is that of the speeds which `lengths` compares.
 
-    A round takes the way of a batch. Its pull comes wholly before or wholly after the push of the round before. If it
-    comes before, the changes of that round are added to what was pulled: one worker alone trains rounds as if each
-    batch saw all those before it.
+    A round takes the path of a batch. Its pull comes entirely before or entirely after the push of the previous round.
+    If it comes before, the changes of that round are added to the pulled rows, so a lone worker trains rounds as if
+    each batch saw all previous ones.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Pipeline:
         self._failing = threading.Lock()
 
     def run(self, next_task: NextTask) -> NoReturn:
-        """Works until a stage stops, and raises what stopped it first: JobOverError when all is done."""
+        """Works until a stage stops, and raises the first cause: JobOverError when all work is done."""
         work: dict[str, Callable[[], None]] = {
             "read": lambda: self._read(next_task),
             "pull": self._pull,
@@ -229,7 +229,7 @@ class Pipeline:
             self._ready.put(_Ready(planned, plan, pulled, (began, time.perf_counter()), pushed))
 
     def _await_pushes(self) -> None:
-        """Waits until everything that was pulled is pushed: only rounds know what other rounds have yet to push."""
+        """Waits until all pulled rows are pushed: only rounds account for unpushed changes of other rounds."""
         for _ in range(self._most_unpushed):
             self._unpushed.put(None)
         for _ in range(self._most_unpushed):
@@ -268,7 +268,7 @@ class Pipeline:
         return gradients
 
     def _train_round(self, ready: _Ready) -> LocalChanges:
-        """Trains the batches of a round one after another; returns by how much they have changed rows and weights."""
+        """Trains the batches of a round one after another; returns their changes to rows and weights."""
         one, lease = ready.planned.round, ready.planned.lease
         local = self._local = self._local or self._make_local()
         began = time.perf_counter()
@@ -315,7 +315,7 @@ class Pipeline:
             self._time(planned)
 
     def _time(self, planned: _Planned) -> None:
-        """Has the speed measured since the commit before this one."""
+        """Measures the speed since the previous commit."""
         one, in_rounds, token = planned.round, planned.name.is_round, planned.lease.token
         table = self._routes.table
         routing = table.generation, table.version
@@ -325,7 +325,7 @@ class Pipeline:
 
 
 def _next_round(batches: Iterator[Batch], length: int) -> Round | None:
-    """The next batches up to a number that `length` divides: two workers cut a lease into the same rounds."""
+    """Returns the next batches up to a number that `length` divides, so that two workers cut a lease alike."""
     first = next(batches, None)
     if first is None:
         return None

@@ -1,8 +1,8 @@
 """Rounds: several consecutive batches that a worker trains on rows which it pulls and pushes once (BagPipe, section 3).
 
 The reader knows the next batches, so the rows that they share cross the wire once, with their optimizer state. The
-worker steps them by the servers' own rules, and pushes by how much they have changed. `RoundLengths` decides how many
-batches make a round; it has no clock and no I/O.
+worker steps them by the servers' own rules, and pushes their changes. `RoundLengths` decides how many batches make a
+round; it has no clock and no I/O.
 """
 
 import threading
@@ -23,15 +23,15 @@ from emberscale_trainer.data.source import Batch
 from emberscale_trainer.worker.pace import RoundPace, Stretch
 
 _COPIES = 6
-"""Of the rows of a round: as pulled, as trained, a place for each float, the changes, those of the round before, which
-are added to the next round, and the next round as pulled."""
+"""The copies of a round's rows in memory: as pulled, as trained, a place for each float, the changes, the previous
+round's changes, which are added to the next round, and the next round as pulled."""
 
 _WORTH = 0.6
-"""`Auto` wants rounds to move no more than this share of the bytes of single batches. Between 0.51 and 0.64, on one
-machine, they begin to take more time of processors than they save (docs/data.md)."""
+"""`Auto` requires rounds to move at most this share of the bytes of single batches. On one machine, rounds begin to
+cost more CPU time than they save at a share between 0.51 and 0.64 (docs/data.md)."""
 
 _PROBE_EVERY = 64
-"""Leases that are trained batch by batch before rounds are looked at again, which save little or did not fit."""
+"""The leases that are trained batch by batch before rounds that saved little or did not fit are tried again."""
 
 _FIRST = 2
 
@@ -60,15 +60,15 @@ class Round:
 
     @property
     def stop(self) -> int:
-        """The position behind the last record of the last batch."""
+        """The position after the last record of the last batch."""
         return self.batches[-1].stop
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSize:
-    """What a round of so many batches takes: `bytes` of its rows on the wire, `single_bytes` of its batches one by one.
+    """The cost of a round of `batches`: `bytes` of its rows on the wire, `single_bytes` for its batches one by one.
 
-    The worker holds `rows` distinct rows for it, which are `values` floats with their state.
+    The worker holds `rows` distinct rows for the round, which are `values` floats with their state.
     """
 
     batches: int
@@ -79,7 +79,7 @@ class RoundSize:
 
     @property
     def ratio(self) -> float:
-        """`bytes` over `single_bytes` in hundredths, as people are told it: the decision agrees with what they read."""
+        """`bytes` over `single_bytes` in hundredths, as reported to people: the report must agree with the decision."""
         return round(self.bytes / max(1, self.single_bytes), 2)
 
     @property
@@ -101,7 +101,7 @@ class RoundFigures(RoundSize):
 
 
 def rounds_ruled_out(spec: TrainingJobSpec, memory_limit: int | None) -> RoundsDecision | None:
-    """Why a worker with so much memory trains no rounds, whatever they save; None: nothing is in their way.
+    """Returns why a worker with this memory cannot train rounds, whatever they save; None: nothing prevents them.
 
     `memory_limit` in bytes; None: there is no limit.
     """
@@ -119,18 +119,18 @@ def rounds_ruled_out(spec: TrainingJobSpec, memory_limit: int | None) -> RoundsD
 
 
 class RoundLengths:
-    """How many batches make a worker's next round; 1: the batches of the lease are trained one by one, without rounds.
+    """Decides how many batches make a worker's next round; 1: the batches of the lease are trained one by one.
 
     Rounds grow from two batches by doubling, as far as the staleness bound, the memory budget and the time in which a
-    lease must progress let them. Where two batches do not fit, they end and are tried again later: slow moments pass.
+    lease must progress allow. If two batches do not fit, rounds end and are tried again later, as slow moments pass.
 
-    With `Auto`, they begin once an estimate says that they save enough, and end where they do not. The estimate is made
-    from the keys of batches that are trained one by one, and again now and then: a hot set drifts, and the bound grows.
-    Rounds also end where they turn out to be slower than single batches, whose speed is known before rounds begin.
+    With `Auto`, rounds begin once an estimate says that they save enough, and end if they do not. The estimate uses the
+    keys of batches that are trained one by one, and is repeated from time to time: a hot set drifts, and the bound
+    grows. Rounds also end if they are slower than single batches, whose speed is measured before rounds begin.
     """
 
     def __init__(self, spec: HotEmbeddingsSpec, lease_timeout: float, ruled_out: RoundsDecision | None = None) -> None:
-        """`ruled_out` says why there are no rounds whatever they save; None: nothing is in their way."""
+        """`ruled_out` says why there can be no rounds, whatever they save; None: nothing prevents them."""
         self._mode = spec.mode if ruled_out is None else HotEmbeddingsMode.DISABLED
         self.budget = spec.budget_bytes
         self._longest_seconds = lease_timeout / 4
@@ -143,14 +143,14 @@ class RoundLengths:
         self._pays = spec.mode is not HotEmbeddingsMode.AUTO
         self._grown = False
         self._pace = RoundPace()
-        self._pacing = threading.Lock()  # stages that read, compute and commit take part, and who asks
+        self._pacing = threading.Lock()  # the reading, computing and committing stages take part, and callers
         self._split: set[int] = set()
         self._decision = ruled_out or _first_decision(spec.mode)
 
     @property
     def decision(self) -> RoundsDecision | None:
         """Whether rounds are trained now, and why; None for a job that disables them. Any thread may ask."""
-        with self._pacing:  # else the speeds may be forgotten between two looks at them
+        with self._pacing:  # both must be of the same moment
             decision, pending = self._decision, self._pace.pending
         if decision is not None and decision.active and min(self._room, self._in_frame) < _FIRST:
             message = "the bound on staleness, or the size of a frame, admits no round of two batches now"
@@ -184,20 +184,20 @@ class RoundLengths:
 
     @property
     def wants_estimate(self) -> bool:
-        """Whether it is to be estimated what rounds would save; the lease is trained batch by batch."""
+        """Whether to estimate what rounds would save, on a lease that is trained batch by batch."""
         is_open = not (self._pays or self._rest or self._pace.given_up)
         return self._mode is HotEmbeddingsMode.AUTO and is_open
 
     def longest(self, batches: int) -> int:
-        """The batches of the longest round of at most so many that would be admitted: a power of two."""
+        """Returns the length of the longest admissible round of at most `batches` batches: a power of two."""
         most = max(1, min(batches, self._room, self._in_frame))
         return 1 << (most.bit_length() - 1)
 
     def estimated(self, size: RoundSize) -> bool:
-        """Takes an estimate; returns whether rounds are to begin, once the speed of single batches is known.
+        """Takes an estimate; returns whether rounds should begin, once the speed of single batches is known.
 
-        If not, the next estimate comes after as many leases as this one had batches. What a few say, as those of a
-        short lease or under a low bound, is soon looked at again, and costs as little.
+        If not, the next estimate comes after as many leases as this one had batches. An estimate from few batches, as
+        of a short lease or under a low bound, is repeated sooner, and costs correspondingly little.
         """
         self._pays = size.ratio <= _WORTH
         would = f"a round of {size.batches} batches would take {size.ratio:.2f}x the bytes of its batches one by one"
@@ -210,24 +210,24 @@ class RoundLengths:
         return self._pays
 
     def none_admitted(self) -> None:
-        """An estimate found no round of two batches in a lease that would be admitted; the next lease may have one."""
+        """Notes an estimate that found no admissible round of two batches in a lease; the next lease may have one."""
         message = "no two batches of a lease made a round that the bound on staleness and the size of a frame admit"
         self._decide(False, RoundsReason.NOT_ADMITTED, message)
 
     def exceeds_budget(self, size: RoundSize) -> None:
-        """The rows of a round of two batches, of which this one tells, do not fit into the budget: rounds rest."""
+        """Rests rounds, because by this size the rows of two batches do not fit into the budget."""
         self.rest()
         self._lacks_budget(
             f"the rows of two batches take {readable_bytes(_FIRST * size.memory_bytes / size.batches)}", size
         )
 
     def lacks_room(self, needed: int) -> None:
-        """The records of two batches, of so many bytes, do not fit into the budget for an estimate: rounds rest."""
+        """Rests rounds, because the records of two batches, `needed` bytes, exceed the budget for an estimate."""
         self.rest()
         self._lacks_budget(f"an estimate takes {readable_bytes(needed)}")
 
     def rest(self, leases: int = _PROBE_EVERY) -> None:
-        """Has the next leases trained batch by batch; rounds begin anew after them, and with `Auto` an estimate."""
+        """Trains the next leases batch by batch. Rounds, or with `Auto` an estimate, begin again after them."""
         self._rest = leases
         self._pays = self._mode is not HotEmbeddingsMode.AUTO
         with self._pacing:
@@ -238,24 +238,24 @@ class RoundLengths:
         self._length, self._fits, self._grown = _FIRST, MAX_ROUND, False
 
     def room(self, batches: int) -> None:
-        """The first server says how many batches the next round may have."""
+        """Takes the first server's limit on the batches of the next round."""
         self._room = batches
 
     def exceeds_frame(self, batches: int) -> None:
-        """The rows of a round of so many batches do not fit into a frame."""
+        """Notes that the rows of a round of this many batches do not fit into a frame."""
         self._in_frame = min(self._in_frame, max(1, batches // 2))
 
     def split(self, token: int) -> None:
-        """A server has applied a part of a round: the rest of this lease is trained one by one."""
+        """Trains the rest of this lease one by one, because a server has applied only a part of a round."""
         self._split.add(token)
 
     def trained(self, figures: RoundFigures) -> None:
-        """A round was trained."""
+        """Takes the figures of a finished round."""
         by_memory = self.budget * figures.batches // max(1, figures.memory_bytes)
         by_time = int(self._longest_seconds * figures.batches / max(figures.seconds, 1e-9))
         self._fits = max(1, min(MAX_ROUND, by_memory, by_time))
         self._longest_lease = max(self._longest_lease, figures.of_lease)
-        half = (self._longest_lease + 1) // 2  # wherever a lease begins, one of its rounds may have as many
+        half = (self._longest_lease + 1) // 2  # any lease of this length has a round of this many
         longest = (
             figures.batches >= min(self._room, self._fits, self._in_frame) or self._length > figures.batches >= half
         )
@@ -275,11 +275,11 @@ class RoundLengths:
             took = f"a round of {figures.batches} batches took {figures.ratio:.2f}x the bytes of its batches one by one"
             message = f"{took}; {_WORTH:g}x or less would keep rounds"
             self._decide(False, RoundsReason.SAVES_TOO_LITTLE, message, figures)
-        elif self._mode is HotEmbeddingsMode.ENABLED and not self._rest:  # they fit, perhaps again
+        elif self._mode is HotEmbeddingsMode.ENABLED and not self._rest:  # rounds fit, perhaps again
             self._decision = _first_decision(self._mode)
 
     def measured(self, stretch: Stretch) -> None:
-        """Batches were trained at a measured speed; that of rounds counts once they have grown."""
+        """Takes a measured speed; the speed of rounds counts only once they have grown."""
         if self._mode is not HotEmbeddingsMode.AUTO or (stretch.in_rounds and not self._grown):
             return
         with self._pacing:
@@ -298,7 +298,7 @@ class RoundLengths:
 
     def _decide(self, active: bool, reason: RoundsReason, message: str, size: RoundSize | None = None) -> None:
         if reason in BUDGET_PROBLEMS and self._decision is not None and self._decision.reason == reason:
-            return  # people are warned of it once: the numbers of every batch are others
+            return  # warns only once, although the numbers differ for every batch
         decision = RoundsDecision(active, reason, message)
         if size is not None:
             sizes = (size.batches, size.bytes, size.single_bytes, size.rows, size.memory_bytes)

@@ -27,7 +27,7 @@ class Routes:
         return self._table
 
     def newer(self, version: int) -> RoutingTable | None:
-        """Waits for a table newer than `version`; None once the generation is another.
+        """Waits for a table newer than `version`; None once the generation has changed.
 
         Raises ChannelClosedError after `close`, and JobOverError once the process is told to stop.
         """

@@ -47,11 +47,11 @@ class LeaseFencedError(Exception):
 
 
 class PullLaterError(Exception):
-    """The bound on staleness does not admit a round before the one before it is pushed."""
+    """The staleness bound does not admit a round before the previous round is pushed."""
 
 
 class RoundSplitError(Exception):
-    """A server has applied some batches of a round, and not all; `token` is that of the lease."""
+    """A server has applied only some batches of a round; `token` is that of the lease."""
 
     def __init__(self, token: int) -> None:
         super().__init__(f"a part of a round under lease {token} is applied already")
@@ -59,7 +59,7 @@ class RoundSplitError(Exception):
 
 
 class RoundTooLargeError(Exception):
-    """A round fits into no frame any more, now that fewer servers own its rows."""
+    """A round no longer fits into a frame, now that fewer servers own its rows."""
 
 
 class RequestRefusedError(Exception):
@@ -126,7 +126,7 @@ class Planners:
 
 
 class Lookups(Protocol):
-    """What a batch or a round looks up."""
+    """The ids that a batch or a round looks up."""
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -250,7 +250,7 @@ class ParameterServers:
         request.plan = plan
 
     def _current(self, plan: KeyPlan, lookups: Lookups, name: BatchName) -> KeyPlan:
-        """The plan, or one under the table that is adopted here if that is newer."""
+        """Returns the plan, or a new plan if this worker has adopted a newer table."""
         if plan.routing.version > self._routing.version:
             self._adopt(plan.routing)
         return plan if plan.routing.version == self._routing.version else self._plan(lookups, name)
@@ -268,7 +268,7 @@ class ParameterServers:
         self._connect()
 
     def _connect(self) -> None:
-        """Opens what the table in force has and lacks here, and closes what it no longer has."""
+        """Opens missing connections to the servers of the table in force, and closes those to other servers."""
         wanted = {(server.index, server.incarnation): server for server in self._routing.owners}
         for one in self._connections.keys() - wanted.keys():
             gone = self._connections.pop(one)

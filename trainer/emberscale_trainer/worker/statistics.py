@@ -88,7 +88,7 @@ class WorkerStatistics:
         loss_sum: float,
         truncated_records: int = 0,
     ) -> None:
-        """A batch was computed; `loss_sum` is over its samples, of which so many had lists that were cut."""
+        """Counts a computed batch; `loss_sum` is over its samples; lists of `truncated_records` of them were cut."""
         with self._lock:
             self._delta.samples += len(labels)
             self._delta.batches += 1
@@ -129,7 +129,7 @@ class WorkerStatistics:
             self._delta.bad_records += records
 
     def take(self) -> WorkDelta:
-        """Returns the work since the call before; the sequence counts calls."""
+        """Returns the work since the previous call; the sequence counts calls."""
         with self._lock:
             taken, self._delta = self._delta, WorkDelta(self._delta.sequence + 1)
             return taken
