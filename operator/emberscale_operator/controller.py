@@ -1,7 +1,7 @@
 """One job's loop: observe, decide, report, act. Level-triggered, and safe to end between any two calls.
 
-Everything is decided by the job machine. A backend says what is there, makes durable what was decided before it is
-done, and does it; what concerns the master goes through its link.
+The job machine decides everything. A backend observes the instances, makes each decision durable before it is carried
+out, and carries it out. The master's link exchanges everything with the master.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class Pause:
 class News:
     """The news of one step, for a backend to report.
 
-    before:       Where the job stood.
-    decision:     What was decided.
+    before:       The job's previous standing.
+    decision:     The decision of this step.
     plan_before:  The plan at the step before; None until one was heard.
     plan:         The newest plan.
     status:       The newest status of the master that runs, or ran last; None until it was heard.
@@ -126,7 +126,7 @@ class JobController:
         return self._standing
 
     def wake(self) -> None:
-        """Has the controller look at the job soon."""
+        """Makes the controller look at the job soon."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -148,7 +148,7 @@ class JobController:
             await self._hang_up()
 
     async def step(self, now: float) -> float | None:
-        """Does what is due; returns the seconds until there may be more, None once the job is gone."""
+        """Takes one step; returns the seconds until the next may be due, None once the job is gone."""
         observed = await self._backend.observe(now)
         if observed is None or isinstance(observed, Pause):
             return observed.seconds if observed is not None else None
@@ -163,7 +163,7 @@ class JobController:
         delay = await self._backend.report(news, now)
         self._standing = decision.standing
         if before.rests and not decision.standing.rests:
-            await self._hang_up()  # what the master said is of the time before
+            await self._hang_up()  # what the master said is outdated
             self._plan = self._status = None
         sooner = await self._act(decision.actions, observed.instances, now)
         return min(delay, sooner) if sooner is not None else delay
@@ -176,7 +176,7 @@ class JobController:
         return replace(report, sizes=self._plan.shapes) if self._plan is not None else report
 
     async def _converse(self, master: InstanceId | None, standing: JobStanding) -> None:
-        """Keeps up the conversation with the newest master, and takes what it says."""
+        """Keeps up the conversation with the newest master, and takes its reports."""
         if master is not None and master != self._link_to:
             await self._hang_up()
             self._link = self._open_link(await self._backend.address_of(master), self.wake)

@@ -22,7 +22,7 @@ _KILL_GRACE_SECONDS = 1
 
 @dataclass(frozen=True)
 class _OverQuota:
-    """A pod that a quota refused `streak` times while the job had these `pods`; it is asked for again at `until`."""
+    """A pod that a quota refused `streak` times while the job had these `pods`; creation is retried at `until`."""
 
     streak: int
     until: float
@@ -30,14 +30,14 @@ class _OverQuota:
     problem: tuple[str, str]
 
     def holds(self, pods: frozenset[str], now: float) -> bool:
-        """Whether it is too early to ask; a change in the job's own pods may have made room."""
+        """Whether it is too early to retry; a change in the job's own pods may have made room."""
         return pods == self.pods and now < self.until
 
 
 class Actuator:
     """Creates, deletes and resizes pods.
 
-    `problems` are the reasons and messages for which pods could not be created.
+    `problems` has the reasons and messages of pods that could not be created.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Actuator:
         self, job: Job, objects: JobObjects, actions: Sequence[Action], views: Mapping[InstanceId, PodView], now: float
     ) -> float | None:
         """Acts; returns the seconds until there may be more to do, None if nothing is expected."""
-        # a pod that is being prepared for long has a reason that no watch brings
+        # no watch delivers the reason why a pod is slow to be prepared
         preparing = any(not view.running and view.instance.live for view in views.values())
         delays = [_PREPARING_SECONDS] if preparing else []
         refused: set[Role] = set()
@@ -118,7 +118,7 @@ class Actuator:
         self._over_quota[asked] = _OverQuota(streak, now + wait, pods, problem)
 
     async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
-        # before it is done: of a pod that is gone nobody can tell why
+        # told first: once the pod is gone, nobody can tell why
         stories.tell_deletion(self._recorder, job, view)
         await self._recorder.flush()
         await self._delete_pod(job, view, grace_seconds)

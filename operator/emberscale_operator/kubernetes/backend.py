@@ -1,7 +1,7 @@
 """One job's pods as a backend of the job machine: the API server's objects in, status, Events and calls out.
 
-What an action needs to be known for later is written to the job's status before the action is taken, and every object
-has a name that follows from that: to do it again is a conflict, not a second object.
+The job's status records each action before it is taken, and the name of every object follows from that record. So
+repeating an action is a conflict, and does not create a second object.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ _log = structlog.get_logger()
 
 
 class ObjectCache(Protocol):
-    """What is known of the cluster without a call to it."""
+    """The state of the cluster that is known without a call to it."""
 
     def job(self, key: JobKey) -> Mapping[str, Any] | None:
         """The TrainingJob as last seen; None if it does not exist."""
@@ -87,9 +87,9 @@ class Tenancy(Protocol):
 
 
 class KubernetesBackend:
-    """Everything that the operator knows of one job's objects, and does to them.
+    """Observes and changes one job's objects.
 
-    `tenancy` lets the job have a part of Redis.
+    `tenancy` gives the job a part of Redis.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class KubernetesBackend:
             return await self._observe(now)
 
     async def recall(self) -> tuple[JobStanding, JobPlan | None]:
-        """Returns what the operator before this one wrote."""
+        """Returns what the previous operator wrote."""
         status = self._known()
         return standing_of(status), plan_of(status.plan)
 
@@ -179,7 +179,7 @@ class KubernetesBackend:
             with self._calls():
                 return await self._actuator.act(self._current(), self._objects, actions, self._views, now)
         except NamespaceEndsError as error:
-            # a namespace never comes back from this, and deletes the job like everything else
+            # the deletion of a namespace cannot be undone, and deletes the job, too
             self._namespace_ends = True
             _log.info("namespace_terminating", job=str(self.key), said=str(error))
             return self._settings.resync
@@ -281,7 +281,7 @@ class KubernetesBackend:
         await self._send(build_status(status, facts))
 
     async def _with_warnings(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
-        """With what keeps the first pod that is slow to be prepared."""
+        """Returns the pods, with the last Warning about the first one that is slow to be prepared."""
         slow = next((view for view in views if view.mounting), None)
         if slow is None:
             return tuple(views)
@@ -367,7 +367,7 @@ class KubernetesBackend:
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        """Calls to the API server: what it does not answer, or refuses, is tried again after a while."""
+        """Guards calls to the API server: unanswered or refused ones are retried after a while."""
         try:
             yield
         except ApiUnavailableError as error:
@@ -394,7 +394,7 @@ def _unknown(job: Job) -> str:
 
 
 def _of_today(instance: Instance, objects: JobObjects) -> Instance:
-    """The instance with the revision that its pod has now."""
+    """Returns the instance with its pod's present revision."""
     if not instance.revision:
         return instance
     return replace(instance, revision=objects.restart_key(instance.id.role, instance.revision))

@@ -35,21 +35,21 @@ class Watched(Protocol):
 
 
 class Lag:
-    """How long a watch has missed the same change: one that is alive is late by moments, and by another change each."""
+    """How long a watch has missed the same change. A live watch is late only briefly, each time by another change."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
         self._compared_at = 0.0
 
     def compare(self, held: Mapping[str, str], seen: Mapping[str, str], now: float) -> None:
-        """Takes what the API server holds and what the watch has brought, resourceVersions by uid, at `now`."""
+        """Compares the API server's objects with those that the watch delivered, resourceVersions by uid, at `now`."""
         missed = {(uid, seen.get(uid, "")) for uid in held.keys() | seen.keys() if held.get(uid) != seen.get(uid)}
         self._since = {change: self._since.get(change, now) for change in missed}
         self._compared_at = now
 
     @property
     def seconds(self) -> float:
-        """For how long, at the last comparison, the change that was missed first had been missing; 0 where none was."""
+        """How long the oldest missed change had been missing at the last comparison; 0 without a missed change."""
         return self._compared_at - min(self._since.values(), default=self._compared_at)
 
 
@@ -76,7 +76,7 @@ class Census:
         self._problems: dict[str, str] = {}
 
     async def keep(self) -> None:
-        """Takes the census for ever. A namespace that cannot be listed is no news of the watches there."""
+        """Takes the census for ever. A namespace that cannot be listed says nothing about its watches."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
@@ -98,7 +98,7 @@ class Census:
                 await self._counted(jobs)
 
     def behind(self) -> str | None:
-        """The watch that has missed something for long, in words; None where none has."""
+        """Describes a watch that has missed a change for too long; None if there is none."""
         for (kind, namespace), lag in self._lags.items():
             if (seconds := lag.seconds) >= _PATIENCE_INTERVALS * self._interval:
                 where = f" in {namespace}" if namespace else ""
@@ -106,9 +106,9 @@ class Census:
         return None
 
     def _tell(self, problems: Mapping[str, str]) -> None:
-        """Warns of what cannot be listed, once each time that it changes.
+        """Warns of namespaces that cannot be listed, once per change.
 
-        A dead watch is not noticed there, and what deleted jobs left in Redis while no operator ran stays.
+        A dead watch there goes unnoticed, and keys of jobs that were deleted while no operator ran stay in Redis.
         """
         for namespace in problems.keys() - self._problems.keys():
             _log.warning(

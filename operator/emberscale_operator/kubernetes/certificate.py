@@ -11,7 +11,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from emberscale_api.certificates import SERVER_NAME
 
 LIFETIME = timedelta(days=3650)
-"""A job keeps its certificate until it is deleted, and nobody may have to renew one meanwhile."""
+"""A job keeps its certificate until it is deleted, so the certificate must never need a renewal."""
 _CLOCK_SKEW = timedelta(hours=1)
 
 

@@ -25,7 +25,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server said no; `reason` is its CamelCase word for it, `causes` are those of its details."""
+    """The API server refused a call; `reason` is its CamelCase word, `causes` come from its details."""
 
     def __init__(self, status: int, reason: str, message: str, causes: frozenset[str] = frozenset()) -> None:
         super().__init__(message or reason or f"HTTP status {status}")
@@ -99,7 +99,7 @@ class ApiClient:
         return await self._call("PATCH", path, body, kind)
 
     async def delete(self, path: str, uid: str, grace_seconds: int | None = None) -> None:
-        """Deletes the object of this uid, and no other of the same name; one that is gone is fine."""
+        """Deletes the object of this uid, and no other of the same name; ignores one that is already gone."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         options["propagationPolicy"] = "Background"
         if grace_seconds is not None:

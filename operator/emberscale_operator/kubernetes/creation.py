@@ -18,7 +18,7 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 
 
 class RefusedError(Exception):
-    """The cluster does not take an object as things are; `reason` is CamelCase."""
+    """The cluster refuses an object at present; `reason` is CamelCase."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class RefusedError(Exception):
 
 
 class NamespaceEndsError(Exception):
-    """The namespace is being deleted, and takes nothing new any more."""
+    """The namespace is being deleted, and accepts no new objects."""
 
 
 class ObjectMaker:
@@ -40,9 +40,9 @@ class ObjectMaker:
         self._credentials: Credentials | None = None
 
     async def credentials(self, job: Job) -> Credentials:
-        """The job's credentials, from a Secret that is created on first use and never changes.
+        """Returns the job's credentials, from a Secret that is created on first use and never changes.
 
-        So a job has TLS, or has none, from its first pod to its last, whatever the settings say meanwhile.
+        So a job has TLS either from its first pod to its last or not at all, whatever the settings say meanwhile.
         """
         if self._credentials is None:
             pair = self_signed() if self._settings.job_tls else None

@@ -1,4 +1,4 @@
-"""How a cluster may take a job's pods away: one parameter server at a time, and after it has given its rows away."""
+"""Limits how a cluster may evict a job's pods: one parameter server at a time, after it has given its rows away."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def build_budget(job: Job, servers: int) -> dict[str, Any]:
 
 
 class DisruptionBudget:
-    """Keeps the PodDisruptionBudget of one job's parameter servers; one that is refused does not hold up the job."""
+    """Keeps the PodDisruptionBudget of one job's parameter servers; a refused budget does not delay the job."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -43,8 +43,9 @@ class DisruptionBudget:
     async def keep(self, job: Job, servers: int) -> None:
         """Lets the cluster evict one of this number of servers at a time; makes no call if that holds already.
 
-        `servers` are those with rows, or that are to get some. With more, such as those that a larger shape lacks, the
-        cluster could take none away while one cannot be placed. 0 changes nothing: none has rows, or nobody knows.
+        `servers` counts the servers with rows and those that will get some. With a larger number, such as that of a
+        larger shape, the cluster could evict none while one cannot be placed. 0 changes nothing: no server has rows, or
+        the number is unknown.
         """
         if servers in (0, self._servers):
             return

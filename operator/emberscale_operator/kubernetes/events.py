@@ -1,6 +1,6 @@
 """Kubernetes Events: the operator writes some for `kubectl describe`, and reads Warnings about pods.
 
-What keeps a pod from being prepared, such as a volume that cannot be mounted, shows in the pod's Events only.
+Only a pod's Events show what keeps the pod from being prepared, such as a volume that cannot be mounted.
 """
 
 from collections import deque
@@ -21,9 +21,9 @@ _log = structlog.get_logger()
 class EventRecorder:
     """The Events of one job: told at once, written by `flush`.
 
-    They are told from what differs between the job's pods and its status, and written before the status that ends the
-    difference: an operator that dies in between leaves it to the next, which tells the same again. `key` names the
-    occasion, and the object's name follows from it, so that what is told twice is there once.
+    Events are derived from differences between the job's pods and its status, and written before the status that ends
+    the difference. If the operator dies in between, the next one repeats the Event. `key` names the occasion, and the
+    object's name follows from it, so that a repeated Event exists only once.
     """
 
     def __init__(self, client: ApiClient, identity: str) -> None:
@@ -33,17 +33,17 @@ class EventRecorder:
         self._known: set[str] = set()
 
     def normal(self, job: Job, reason: str, message: str, key: str) -> None:
-        """Something went as planned."""
+        """Tells of something that went as planned."""
         self._tell(job, "Normal", reason, message, key)
 
     def warning(self, job: Job, reason: str, message: str, key: str) -> None:
-        """Something may need action by a user."""
+        """Tells of something that may need action by a user."""
         self._tell(job, "Warning", reason, message, key)
 
     async def flush(self) -> None:
-        """Writes what was told. One that the API server refuses is logged, and holds nothing up.
+        """Writes the Events that were told. An Event that the API server refuses is logged, and delays nothing.
 
-        Raises ApiUnavailableError; what is not written by then is kept.
+        Raises ApiUnavailableError; Events that are not written by then are kept.
         """
         while self._told:
             await self._write(self._told[0])
@@ -85,7 +85,7 @@ class EventRecorder:
         try:
             await self._client.create(path_of("v1", "events", namespace), event)
         except ApiError as error:
-            if error.status != 409:  # told by an operator before this one
+            if error.status != 409:  # told by an earlier operator
                 job = f"{namespace}/{event['involvedObject']['name']}"
                 _log.warning("event_not_written", job=job, reason=event["reason"], problem=str(error))
 
@@ -93,14 +93,14 @@ class EventRecorder:
 _SECONDS = 0.5
 _KNOWN_SECONDS = 5.0
 _LIMIT = "20"
-"""Events in one answer: whoever may create Events may create any number of them, and leave out what they say."""
+"""The most Events in one answer: whoever may create Events may create any number, and omit their content."""
 
 
 class PodWarnings:
     """The last Warning of pods, for the controllers of all jobs.
 
-    For each answer the API server reads every Event of the namespace: they share one question every half second, so
-    that hundreds of jobs that start at once do not ask it to a standstill.
+    For each answer the API server reads every Event of the namespace. So all controllers share one request per half
+    second, or hundreds of jobs that start at once would overload the server.
     """
 
     def __init__(self, client: ApiClient) -> None:

@@ -1,6 +1,6 @@
 """The jobs in the Redis for flash checkpoints: each has a user that reaches its own keys and nothing else.
 
-This Redis keeps nothing: its users are made again whenever it was started anew, and keys that nobody renews expire.
+This Redis keeps nothing: its users are created again after each restart, and keys that nobody renews expire.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def flash_rules(job_uid: str, password: str) -> tuple[str, ...]:
 
 
 class FlashTenants:
-    """The users and the keys of jobs in the Redis that `url` names. Nothing waits for it, nor fails without it.
+    """The users and the keys of jobs in the Redis that `url` names. Nothing waits for this Redis or fails without it.
 
     Raises ValueError for a malformed URL.
     """
@@ -60,20 +60,20 @@ class FlashTenants:
         self._problem = ""
 
     def admit(self, job_uid: str, store_password: str) -> None:
-        """Has a job's user made, now and whenever Redis has forgotten it."""
+        """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
         password = flash_password(store_password)
         if self._passwords.get(job_uid) != password:
             self._passwords[job_uid] = password
             self._missing.add(job_uid)
 
     def remove(self, job_uid: str) -> None:
-        """Has what a deleted job left removed."""
+        """Requests the removal of what a deleted job left."""
         self._passwords.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._gone.add(job_uid)
 
     async def keep(self) -> None:
-        """Makes the users that are missing, and removes what deleted jobs left, for ever."""
+        """Creates missing users, and removes what deleted jobs left, for ever."""
         task = cast(asyncio.Task[None], asyncio.current_task())
         while not task.cancelling():
             try:
@@ -84,7 +84,7 @@ class FlashTenants:
             await asyncio.sleep(self._look)
 
     async def sweep(self, jobs: Collection[str]) -> None:
-        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
+        """Removes remains of jobs that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
         prefix = _prefix(self._installation)
         try:
             users = cast(list[str], await self._redis.acl_users())

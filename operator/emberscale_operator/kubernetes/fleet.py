@@ -68,7 +68,7 @@ class Fleet:
             del self._current[key]
 
     async def _run(self, key: JobKey, uid: str, controller: JobController) -> None:
-        """A defect in one job's way must not end the others': it is logged whole, counted, and tried again."""
+        """Runs one job's controller. A defect must not end other jobs: it is logged in full, counted, and retried."""
         while True:
             try:
                 await controller.run()

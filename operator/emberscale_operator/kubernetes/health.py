@@ -45,18 +45,18 @@ class Tallies:
         self._ends.labels("Completed")
 
     def job_reconciled(self) -> None:
-        """A job was looked at."""
+        """Counts a reconciliation."""
         self._reconciliations.inc()
 
     def job_ended(self, status: TrainingJobStatus) -> None:
-        """A job has become Complete or Failed."""
+        """Counts a job that has become Complete or Failed."""
         complete = status.phase is JobPhase.COMPLETE
         self._ends.labels("Completed" if complete else status.reason).inc()
         if complete and status.start_time is not None and status.completion_time is not None:
             self._completion.observe((status.completion_time - status.start_time).total_seconds())
 
     def pod_ended(self, view: PodView) -> None:
-        """A pod ended and nobody had asked for it."""
+        """Counts a pod that ended unasked."""
         if view.cause != "Completed":
             self._failures.labels(str(view.id.role), view.cause).inc()
 
@@ -68,7 +68,7 @@ Check = Callable[[float], str | None]
 
 
 class OperatorMetrics(Collector):
-    """The phase of each job, whether or not it has a master, what was asked of the API server, and how Redis is.
+    """The phase of each job, with or without a master, the calls to the API server, and the state of Redis.
 
     A job whose object or status this operator has not read, or cannot, is in the phase `Unknown`.
     """
@@ -79,7 +79,7 @@ class OperatorMetrics(Collector):
         self._tenants = tenants
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Everything, as of now."""
+        """Yields the present metrics."""
         phases = {
             (key.namespace, key.name, controller.standing.phase if controller.standing else _UNREAD): 1.0
             for (key, _), controller in self._fleet.controllers.items()

@@ -1,4 +1,4 @@
-"""A Lease, so that of two operators one waits."""
+"""A Lease, so that only one of two operators acts."""
 
 import asyncio
 import base64
@@ -118,7 +118,7 @@ class LeaderLease:
         except ApiUnavailableError as error:
             _log.warning("lease_not_renewed", problem=str(error))
         except ApiError as error:
-            if error.status not in (404, 409):  # somebody was faster, or the lease was deleted: look again
+            if error.status not in (404, 409):  # another was faster, or the lease was deleted: look again
                 _log.error("lease_not_renewed", status=error.status, problem=str(error))
         return False
 

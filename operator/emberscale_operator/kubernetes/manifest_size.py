@@ -1,7 +1,7 @@
 """Bounds the size of a manifest: it is copied into a ConfigMap, and its sections on pods into each pod.
 
-A TrainingJob may have 1.5 MiB, a ConfigMap 1 MiB. The defaults that are filled in, and the copies in each pod, add to
-what a person wrote, so what would be refused later, piece by piece, is refused as a whole and by its name.
+A TrainingJob may have 1.5 MiB, a ConfigMap 1 MiB. Filled-in defaults and the copies in each pod add to what a person
+wrote. So a job that would be refused later, piece by piece, is refused at once, naming the field.
 """
 
 import json
@@ -13,7 +13,7 @@ from emberscale_api.job import TrainingJobSpec
 _KIB = 1 << 10
 MOST_MANIFEST_BYTES = 768 * _KIB
 MOST_TEMPLATE_BYTES = 96 * _KIB
-"""Of one role: a process takes 128 KiB in one environment variable, and annotations may have 256 KiB in all."""
+"""The limit of one role: an environment variable may have 128 KiB, and all annotations together 256 KiB."""
 
 
 def too_large(spec: TrainingJobSpec, text: str) -> str | None:

@@ -54,12 +54,12 @@ def manifest_name(job: str, manifest: str) -> str:
 
 
 def digest(text: str) -> str:
-    """A short name of a text."""
+    """Returns a short name for a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def job_labels(job: str) -> dict[str, str]:
-    """On everything of a job."""
+    """Returns the labels of all objects of a job."""
     return {
         JOB_LABEL: job,
         "app.kubernetes.io/name": "emberscale",
@@ -70,7 +70,7 @@ def job_labels(job: str) -> dict[str, str]:
 
 
 def instance_labels(job: str, instance: InstanceId) -> dict[str, str]:
-    """On a pod of a job."""
+    """Returns the labels of a pod of a job."""
     return {
         **job_labels(job),
         "app.kubernetes.io/component": str(instance.role),
@@ -89,7 +89,7 @@ def instance_of(labels: Mapping[str, str]) -> InstanceId | None:
 
 
 def owner_reference(name: str, uid: str) -> dict[str, object]:
-    """Has what carries it deleted with the job; it never holds up the deletion of the job or of its namespace."""
+    """Returns a reference that deletes its carrier with the job, and never delays the deletion of job or namespace."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -101,7 +101,7 @@ def owner_reference(name: str, uid: str) -> dict[str, object]:
 
 
 def is_owned_by(body: Mapping[str, object], uid: str) -> bool:
-    """Whether an object belongs to the job of this uid, and not to one of the same name before it."""
+    """Whether an object belongs to the job of this uid, and not to an earlier job of the same name."""
     metadata = body.get("metadata")
     references = metadata.get("ownerReferences", ()) if isinstance(metadata, Mapping) else ()
     return any(reference.get("uid") == uid for reference in references)

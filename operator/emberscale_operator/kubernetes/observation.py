@@ -23,7 +23,7 @@ from emberscale_operator.machine import (
 )
 
 _UNSEEN_SECONDS = 30.0
-"""For so long a pod that was made is believed to be there without being seen."""
+"""How long a created pod is assumed to exist without being seen."""
 
 
 class Observation:
@@ -38,7 +38,7 @@ class Observation:
         self._now = 0.0
 
     def take_over(self, members: Iterable[MemberStatus]) -> None:
-        """Goes on from what another operator wrote; what it saw alive and is gone by now has vanished."""
+        """Continues from what another operator wrote; pods that it saw alive and that are gone now have vanished."""
         for member in members:
             if member.uid and member.state in ("Running", "Pending", "Terminating", DELETING):
                 identity = InstanceId(Role(member.role), member.index, member.incarnation)
@@ -66,24 +66,24 @@ class Observation:
         return (*(self._asked(view) for view in views.values()), *self._ghosts.values())
 
     def made(self, body: Mapping[str, Any]) -> None:
-        """A pod was created, and may not have been seen yet."""
+        """Notes a created pod, which no watch may have shown yet."""
         self._made[body["metadata"]["uid"]] = (self._now, body)
 
     def deletes(self, view: PodView) -> None:
-        """The end of a pod is asked for."""
+        """Notes that a pod is asked to end."""
         self._deleted.add(view.uid)
 
     def kills(self, view: PodView) -> None:
-        """A pod is ended because it does not answer: its end counts as one that nobody asked for."""
+        """Notes that a pod is killed because it does not answer; its end counts as unasked."""
         self._killed.add(view.uid)
 
     @property
     def asked_to_end(self) -> frozenset[str]:
-        """Uids of pods that are asked to end."""
+        """The uids of pods that were asked to end."""
         return frozenset(self._deleted)
 
     def forget(self, view: PodView) -> bool:
-        """Whether the pod has vanished; it is not seen any more then."""
+        """Forgets a pod if it has vanished, so that it is no longer observed; returns whether it has."""
         return self._ghosts.pop(view.uid, None) is not None
 
     def ready(self, views: Sequence[PodView], status: JobStatus | None) -> dict[Role, int]:
@@ -106,7 +106,7 @@ class Observation:
         history: History,
         now: float,
     ) -> tuple[str, str] | None:
-        """The first thing that a wanted pod waits for: a reason, and a sentence that names the pod."""
+        """Returns the first obstacle that a wanted pod waits for: a reason, and a sentence that names the pod."""
         alive = {(view.id.role, view.id.index): view for view in views if view.instance.live}
         last = {(Role(member.role), member.index): member for member in members}
         order = sorted(slots, key=lambda slot: (list(Role).index(slot[0]), slot[1]))

@@ -78,7 +78,7 @@ class _Forward(logging.Handler):
 
 
 def _forward_library_logs(level: int) -> None:
-    """kopf says something of each event that it handles; that much is wanted for debugging only."""
+    """Forwards library logs. kopf logs every event that it handles, which is useful only for debugging."""
     logging.basicConfig(handlers=[_Forward()], level=level if level <= logging.DEBUG else logging.WARNING)
 
 
@@ -201,7 +201,7 @@ async def _watch(settings: Settings, cluster: WatchedCluster, fleet: Fleet, stop
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Has kopf write nothing to objects: no handler needs it, and there are no finalizers."""
+    """Returns settings with which kopf writes nothing to objects: no handler needs it, and there are no finalizers."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
@@ -253,7 +253,7 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
 
 
 def _needed(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a pod that is looked at; the rest is most of it."""
+    """Returns the part of a pod that the operator reads, which is small, to save memory."""
     metadata, spec = body["metadata"], body["spec"]
     kept = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "ownerReferences")
     times = ("creationTimestamp", "deletionTimestamp")

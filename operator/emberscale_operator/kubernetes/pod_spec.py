@@ -1,4 +1,4 @@
-"""The objects that a job's processes run in, as they are sent to the API server."""
+"""The Kubernetes objects of a job, as they are sent to the API server."""
 
 import json
 import math
@@ -42,7 +42,7 @@ _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _FLASH_KEY = "flash-redis-url"
 _NODE_LOSS_SECONDS = 30
 _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
-"""Asks a process what it is doing. A process that hangs or is deadlocked does not answer."""
+"""Checks that a process answers, which a hung or deadlocked one does not."""
 _STARTUP_PROBE = {**_ASKED, "periodSeconds": 2, "failureThreshold": 150}
 _LIVENESS_PROBE = {**_ASKED, "periodSeconds": 10, "failureThreshold": 6}
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -367,7 +367,7 @@ def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[
 
 
 def _tolerations(template: PodTemplate) -> list[dict[str, Any]]:
-    """The person's, and a short patience with lost nodes, unless they speak of lost nodes themselves."""
+    """Returns the user's tolerations, plus short ones for lost nodes unless the user's mention lost nodes."""
     given = [_dump(toleration) for toleration in template.tolerations]
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         if not any(toleration.get("key") in (None, taint) and "effect" not in toleration for toleration in given):

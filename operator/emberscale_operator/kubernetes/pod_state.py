@@ -1,4 +1,4 @@
-"""Translates a pod into an instance of the job machine, and what it waits for."""
+"""Translates a pod into an instance of the job machine, with the reason why it waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class PodView:
 
     @property
     def id(self) -> InstanceId:
-        """Which life of which member it is."""
+        """The pod's instance id."""
         return self.instance.id
 
     @property

@@ -1,4 +1,4 @@
-"""`status` of a TrainingJob, from what is known of it."""
+"""Builds the `status` of a TrainingJob from the known facts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ _UNPROTECTED = "a parameter server that is lost now takes the job back"
 _LONGEST_SECONDS = 1e9
 _CHECKPOINTS_TOLD = 5
 _MOST_WARNINGS = 16
-"""A master has fewer warnings. An object that is too large is not stored."""
+"""More warnings than a master has, as a bound: the API server does not store objects that are too large."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _PHASES = {
 
 
 def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
-    """The job changed its phase."""
+    """Tells of a change of the job's phase."""
     recoveries = status.progress.recoveries if status.progress else 0
     key = f"{before}-{status.phase}-{job.generation}-{recoveries}"
     match status.phase:
@@ -51,7 +51,7 @@ def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: Trai
 
 
 def tell_creation(recorder: EventRecorder, job: Job, view: PodView) -> None:
-    """A pod was created."""
+    """Tells of a created pod."""
     again = f", incarnation {view.id.incarnation}" if view.id.incarnation > 1 else ""
     recorder.normal(job, f"Created{_NOUNS[view.id.role]}Pod", f"created pod {view.name}{again}", view.name)
 
@@ -141,23 +141,23 @@ def tell_flash(recorder: EventRecorder, job: Job, before: TrainingJobStatus, aft
 
 
 def tell_refusal(recorder: EventRecorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:
-    """The cluster does not take a pod."""
+    """Tells that the cluster refuses a pod."""
     text = f"{instance.member}: {reason}: {message}"
     recorder.warning(job, f"FailedToCreate{_NOUNS[instance.role]}Pod", text, f"{instance}{reason}")
 
 
 def tell_deletion(recorder: EventRecorder, job: Job, view: PodView) -> None:
-    """A pod that still runs is deleted."""
+    """Tells of the deletion of a running pod."""
     recorder.normal(job, f"Deleted{_NOUNS[view.id.role]}Pod", f"deleted pod {view.name}", view.name)
 
 
 def tell_kill(recorder: EventRecorder, job: Job, view: PodView, why: str) -> None:
-    """A pod that does not answer is ended."""
+    """Tells that a pod is killed because it does not answer."""
     recorder.warning(job, f"Killed{_NOUNS[view.id.role]}Pod", f"killed pod {view.name}: {why}", view.name)
 
 
 def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
-    """A pod ended though it was wanted."""
+    """Tells of a wanted pod that ended."""
     ended = view.instance.exit
     if ended is None or view.cause == "Completed":
         return
@@ -179,7 +179,7 @@ def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
 
 
 def tell_growth(recorder: EventRecorder, job: Job, view: PodView, limit: int, grown: int) -> None:
-    """A role gets more memory."""
+    """Tells that a role gets more memory."""
     noun = _NOUNS[view.id.role]
     text = (
         f"memory of {view.id.role} pods goes from {memory_quantity(limit)} to {memory_quantity(grown)}: "
@@ -208,7 +208,7 @@ def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: Member
 
 
 def tell_refused_resize(recorder: EventRecorder, job: Job, view: PodView, problem: str) -> None:
-    """A running pod cannot get other limits."""
+    """Tells that a running pod cannot be resized."""
     text = f"{view.name} keeps its resources until it restarts: {problem}"
     recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, view.name)
 

@@ -1,9 +1,9 @@
 """The jobs as tenants of one Redis: each has a user that reaches its own keys and nothing else.
 
-The operator makes a job's user before its first master and removes it, with the job's state, once the job is gone. A
-Redis that comes back without its users gets those of all jobs that run. Redis cannot bound what a user stores, and
-refuses writes of all once it is full: as it fills up, the operator looks what each job has there, and expels those that
-have more than their share.
+The operator creates a job's user before its first master, and removes it, with the job's state, once the job is gone. A
+Redis that restarts without its users gets those of all running jobs. Redis cannot bound what a user stores, and refuses
+everyone's writes once it is full. So as it fills up, the operator measures each job's keys, and expels jobs that exceed
+their share.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _ATTEMPTS = 5
 _RETRY_SECONDS = 10.0
 _DEPOSED_SECONDS = 600
 _FILLS_UP = 0.5
-"""A share of Redis's `maxmemory`: below it, the operator does not look at single jobs."""
+"""The share of Redis's `maxmemory` below which the operator does not measure single jobs."""
 _NEARLY_FULL = 0.7
 """A fraction of `maxmemory`, the same as in the alert EmberscaleRedisFillsUp; above it, the largest job is reported."""
 _CHANGED = 0.1
@@ -105,7 +105,7 @@ class Tenants:
         """Bytes that each job has in Redis, by uid; empty while Redis is less than half full."""
 
     def admit(self, job_uid: str, password: str) -> None:
-        """Has a job's user made, now and whenever Redis has forgotten it."""
+        """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
         if self._flash is not None:
             self._flash.admit(job_uid, password)
         if self._passwords.get(job_uid) != password:
@@ -168,7 +168,7 @@ class Tenants:
         _log.warning("redis_state_not_removed", job_uid=job_uid, problem=problem)
 
     async def sweep(self, jobs: Collection[str]) -> None:
-        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
+        """Removes remains of jobs that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
         if self._flash is not None:
             await self._flash.sweep(jobs)
         prefix = _prefix(self._installation)
@@ -241,7 +241,7 @@ class Tenants:
         await self._save()
 
     async def _save(self) -> None:
-        """Has Redis keep its users over a restart, where it has a file for them."""
+        """Makes Redis keep its users across a restart, if it has a file for them."""
         try:
             await cast(Awaitable[Any], self._redis.acl_save())
         except ResponseError as error:

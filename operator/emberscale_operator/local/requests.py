@@ -1,4 +1,4 @@
-"""What other commands ask of a run under way: edits of its manifest, which every new master reads, and kills."""
+"""Requests of other commands to a run under way: edits of its manifest, which every new master reads, and kills."""
 
 import fcntl
 import os
@@ -80,7 +80,7 @@ def end_edits(folder: RunFolder) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[int]:
-    """Waits for others who edit a manifest in a folder; its descriptor."""
+    """Waits for other editors of a manifest in the folder; yields the folder's descriptor."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -107,9 +107,9 @@ class KillRequest:
 
     @classmethod
     def take(cls, folder: RunFolder, instances: Sequence[Instance]) -> Instance | None:
-        """Returns the one of these processes that is to die, and removes the request; None if there is none.
+        """Returns the process to kill, and removes the request; None if there is none.
 
-        A request for a process that is not there stays, until whoever asked takes it back: nothing was killed.
+        A request for a process that is not running stays until the requester takes it back: nothing was killed.
         """
         try:
             member, _, incarnation = folder.kill_request.read_text(encoding="utf-8").partition(" ")
@@ -128,6 +128,6 @@ class KillRequest:
         return True
 
     def _names(self, instance: Instance) -> bool:
-        """Whether it asks for this one, which lives, and not for another process of the same member."""
+        """Whether it names this live process, and not another process of the same member."""
         lives = instance.state is not InstanceState.EXITED
         return lives and (instance.id.member, instance.name) == (self.member, self.incarnation)

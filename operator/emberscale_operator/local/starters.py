@@ -1,4 +1,4 @@
-"""Two ways to start a process: execute a command, or have a process forked that has imported everything already."""
+"""Two ways to start a process: execute a command, or fork a server that has already imported everything."""
 
 import os
 import select
@@ -66,7 +66,7 @@ def _execute_tethered(
 
 
 class ForkServerClient:
-    """Has processes forked by a server, which is started by `prepare` and again whenever it has died.
+    """Forks processes from a server, which `prepare` starts, and which is restarted whenever it has died.
 
     The command of a process is one word, the role that the server knows. All calls come from one thread: the server,
     and so every process, dies with it.
@@ -106,7 +106,7 @@ class ForkServerClient:
         return process
 
     def follow(self, seconds: float = 0.0) -> None:
-        """Takes in what the server has said; waits up to `seconds` for it to say something."""
+        """Handles messages of the server; waits up to `seconds` for one."""
         connection = self._connection
         while connection is not None and select.select([connection], [], [], seconds)[0]:
             seconds = 0.0
@@ -129,7 +129,7 @@ class ForkServerClient:
                         self._running.pop(ticket).end(code)
 
     def give_up(self, ticket: int) -> None:
-        """Kills a process as soon as it exists: nobody wants it any more."""
+        """Kills a process that is no longer wanted, as soon as it exists."""
         del self._running[ticket]
         self._unwanted.add(ticket)
 
@@ -167,7 +167,7 @@ def _kill(pid: int) -> None:
 
 
 class _Forked:
-    """A process that the server was asked for."""
+    """A process that was requested from the server."""
 
     def __init__(self, server: ForkServerClient, ticket: int) -> None:
         self._server = server

@@ -29,7 +29,7 @@ from emberscale_operator.machine.standing import ENDED, JobStanding, MasterRepor
 _WAITING = "WaitingForMaster"
 _SUSPENDED = "JobSuspended"
 _RETOLD_SECONDS = 10.0
-"""How often the master hears of another reason why a server does not start."""
+"""How often the master is told a new reason why a server does not start."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,9 @@ def _stand(
 def _applied_ps(job: JobIntent, before: JobStanding, master: MasterReport) -> int | None:
     """Returns how many parameter servers must run: rows leave a server before it goes, and only the master knows when.
 
-    What a master said before the job rested does not count any more. No master gets more than the manifest allows, or
-    allowed when those that run were created: it runs a team's own code. Where that is one, another may stand in for it.
+    What a master said before the job rested no longer counts. As a master runs a team's own code, it gets no more
+    servers than the manifest allows, or allowed when the running ones were created. If that is one server, another may
+    stand in for it.
     """
     role = job.spec.ps
     if not before.rests:
@@ -229,9 +230,9 @@ def _actions(
 
 
 def _edits(job: JobIntent, master: MasterReport, now: float) -> Iterable[Action]:
-    """Tells a master that answers what it has not heard yet.
+    """Tells a responsive master about edits that it has not heard of.
 
-    What keeps a server from starting may read differently at each look, and the master writes down what it is told.
+    Limits how often: the reason why a server does not start may change at each look, and the master persists it.
     """
     wanted = Scale(job.spec.ps.replicas or 0, job.spec.worker.replicas or 0, job.waits)
     if not master.answers or master.asked is None or master.asked == wanted:
