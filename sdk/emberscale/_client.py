@@ -24,7 +24,7 @@ _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
 _ROWS_MOVE = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
 _YET_TO_TRAIN = frozenset({JobPhase.PENDING, JobPhase.PREPARING, JobPhase.RESTORING})
 _WATCH_SECONDS = 240
-"""After so long a watch is renewed: connections that fall silent are not always noticed."""
+"""How long a watch lasts before it is renewed, as a silent connection is not always noticed."""
 _GONE = 410
 _BUDGET_IS_SPENT = 429
 """The answer to an eviction that a PodDisruptionBudget does not allow now."""
@@ -32,7 +32,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 
 class ClusterError(InvalidError):
-    """The cluster cannot be reached, or refuses; the text is its own."""
+    """The cluster cannot be reached, or refuses a call; the text is the cluster's own."""
 
 
 class JobNotFoundError(ClusterError):
@@ -175,17 +175,17 @@ class TrainingJobClient:
         return tuple(sorted(events, key=lambda event: event.time))
 
     def suspend(self, name: str) -> None:
-        """Has a checkpoint taken and the pods deleted."""
+        """Suspends a job: a checkpoint is taken, and the pods are deleted."""
         self._patch(name, {"spec": {"suspend": True}})
 
     def resume(self, name: str) -> None:
-        """Goes on from the checkpoint."""
+        """Resumes a job from its checkpoint."""
         self._patch(name, {"spec": {"suspend": False}})
 
     def scale(
         self, name: str, edit: Callable[[TrainingJobSpec], TrainingJobSpec]
     ) -> tuple[TrainingJobSpec, TrainingJobSpec]:
-        """Changes numbers of processes, which `edit` returns with the spec; returns the spec before and after."""
+        """Changes the numbers of processes to those that `edit` returns; returns the spec before and after."""
         found = self._call(self._jobs.get_namespaced_custom_object, *self._place, name)
         phase = _status_of(found).phase
         if phase in _ENDED:
@@ -210,10 +210,10 @@ class TrainingJobClient:
         timeout: float = 600.0,
         observer: Callable[[TrainingJobStatus], None] = lambda _: None,
     ) -> str:
-        """Has the pod of a parameter server evicted, as `kubectl drain` does; returns the pod's name.
+        """Evicts the pod of a parameter server, as `kubectl drain` does; returns the pod's name.
 
-        Waits up to `timeout` seconds for a job that has yet to train, and calls `observer` with its status at once and
-        upon every change. Raises ClusterError with the reason where the rows could not move away first.
+        Waits up to `timeout` seconds for a job that does not train yet, and calls `observer` with its status at once
+        and upon every change. Raises ClusterError with the reason if the rows cannot move away first.
         """
         server = f"ps-{index}"
         pod = _server_pod(name, self._until_rows_move(name, server, timeout, observer), index)
@@ -296,7 +296,7 @@ def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:
 
 
 def _load(configuration: client.Configuration) -> None:
-    """From KUBECONFIG, the service account of the pod that this is, or the user's own file."""
+    """Loads the configuration from KUBECONFIG, this pod's service account, or the user's own file."""
     if not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST"):
         config.load_incluster_config(client_configuration=configuration)
     else:
@@ -318,7 +318,7 @@ def _context_namespace() -> str:
 
 
 def _words_of(error: ApiException) -> str:
-    """The API server's message without what surrounds it."""
+    """Returns the API server's message without its wrapping."""
     try:
         message: str = json.loads(error.body or "")["message"]
     except (TypeError, ValueError, KeyError):

@@ -1,6 +1,6 @@
-"""A drill: the loss of a parameter server, rehearsed on a live job. Says whether it may begin, and what it has cost.
+"""A drill rehearses the loss of a parameter server on a live job: whether it may begin, and what it cost.
 
-Pure: it gets what the job says of itself at one moment after another, on this machine or on a cluster.
+Pure: the input is a series of the job's own reports, on this machine or on a cluster.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -21,15 +21,15 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Look:
-    """What a job says of itself at one moment.
+    """A job's own report at one moment.
 
-    * `at`: in seconds, on the clock of whoever looks.
-    * `samples`: that count, over all epochs. `speed`: samples/s, as the job measures it.
+    * `at`: in seconds, on the observer's clock.
+    * `samples`: the samples that count, over all epochs. `speed`: samples/s, as the job measures it.
     * `checkpoint`: the id of the newest persistent one; empty if there is none.
     * `servers`: the indexes of the parameter servers.
     * `protected`: whether any one of them can be rebuilt from parity; None: the job keeps none. `problem`: why not.
     * `recoveries`: how often the job went back to a checkpoint. `pls`: the portion of lost samples.
-    * `rebuilds`: how many servers were rebuilt; the last of them in `rebuild_seconds`, and of so many bytes.
+    * `rebuilds`: how many servers were rebuilt; the last rebuild took `rebuild_seconds` and had `rebuild_bytes`.
     """
 
     at: float
@@ -48,13 +48,13 @@ class Look:
 
     @property
     def history(self) -> tuple[int, float, int]:
-        """What changes with each recovery."""
+        """The figures that change with each recovery."""
         return self.recoveries, self.pls, self.rebuilds
 
 
 @dataclass(frozen=True)
 class DrillReport:
-    """What the loss of a parameter server has cost. A time is None if that had not happened when the drill ended.
+    """The cost of the loss of a parameter server. A time is None if the event had not happened when the drill ended.
 
     * `precision_seconds`: the longest time between two reports of samples before the kill. Times are no more exact.
     * `without_service_seconds`: from the kill to the first samples after it.
@@ -91,7 +91,7 @@ class DrillReport:
 
 
 def look_at_job(status: TrainingJobStatus, at: float) -> Look:
-    """What the status of a TrainingJob says."""
+    """Reads the status of a TrainingJob."""
     progress = status.progress or Progress()
     protected, rebuilds = status.condition(ConditionType.PROTECTED), progress.rebuilds or Rebuilds()
     return Look(
@@ -148,7 +148,7 @@ def watches_on(before: Sequence[Look], watched: float, timeout: float) -> bool:
 
 
 def is_over(before: Sequence[Look], after: Sequence[Look]) -> bool:
-    """Whether there is nothing more to wait for."""
+    """Whether the drill is over."""
     if not after:
         return False
     recovered = _recovered(before[-1], after)
@@ -224,13 +224,13 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
 
 
 def _recovered(at_kill: Look, after: Sequence[Look]) -> Sequence[Look]:
-    """The looks from the recovery on."""
+    """Returns the looks since the recovery."""
     first = next((number for number, look in enumerate(after) if look.history != at_kill.history), len(after))
     return after[first:]
 
 
 def _served(recovered: Sequence[Look]) -> Look | None:
-    """The first look after the recovery that shows new samples, or a job that has trained all there were."""
+    """Returns the first look after the recovery with new samples, or of a job that has trained all samples."""
     for one, two in pairwise(recovered):
         has_more = one.phase in _SERVING and two.phase is JobPhase.TRAINING and two.samples > one.samples
         if has_more or two.phase in _TRAINED:
@@ -256,7 +256,7 @@ def _peak(before: Sequence[Look], after: Sequence[Look]) -> int:
 
 
 def _changes(looks: Sequence[Look]) -> list[Look]:
-    """The looks that show other samples than the one before."""
+    """Returns the looks whose samples differ from those of the previous look."""
     return [two for one, two in pairwise(looks) if two.samples != one.samples]
 
 

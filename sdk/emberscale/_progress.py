@@ -27,7 +27,7 @@ from emberscale_operator.machine import ExitReason
 
 
 def figures(status: JobStatus) -> list[str]:
-    """Speed, loss, AUC, as far as they are known."""
+    """Returns speed, loss and AUC, as far as they are known."""
     parts = []
     if status.phase is JobPhase.TRAINING and status.samples_per_second > 0:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
@@ -95,7 +95,7 @@ def _figure(value: float | None, digits: int = 4) -> str:
 
 
 def _slow_remarks(old: JobStatus, new: JobStatus) -> list[str]:
-    """Who has become slower than its peers, or something else is done about it; and who no longer is."""
+    """Names members that became slower than their peers, whose remedy changed, or that are no longer slow."""
     before, after = (
         {one.member.slot: (one.member, one.slowness) for one in status.members if one.slowness is not None}
         for status in (old, new)
@@ -111,7 +111,7 @@ def _slow_remarks(old: JobStatus, new: JobStatus) -> list[str]:
 
 
 def _memory_remarks(old: JobStatus, new: JobStatus) -> list[str]:
-    """Who has come near its memory limit and delays pushes."""
+    """Names servers that came near their memory limit and delay pushes."""
     known, now = ([one.member.slot for one in status.members if one.delays_for_memory] for status in (old, new))
     return [f"{slot} is near its memory limit and slows pushes down" for slot in now if slot not in known]
 
@@ -128,7 +128,7 @@ def _has_rows(status: JobStatus | None) -> bool:
 
 
 def _new_steps(old: JobStatus, new: JobStatus) -> list[ScalingStep]:
-    """Steps of a change of shape that were not told yet; what a plan of the brain changes was told as such."""
+    """Returns unreported steps of a change of shape, except changes by a plan of the brain, reported as such."""
     known = max((step.number for step in old.sizing.steps), default=0)
     by_plan = bool(new.sizing.plan_version) and _changes_shape(old, new)
     return [
@@ -296,7 +296,7 @@ def as_html(view: RenderableType) -> str:
 
 @contextmanager
 def open_progress(name: str) -> Iterator[PlainProgress | RedrawnProgress]:
-    """Progress where it is seen: in the notebook's cell, or on stderr."""
+    """Shows progress where people see it: in the notebook's cell, or on stderr."""
     console = Console(stderr=True, highlight=False)
     if console.is_jupyter:
         yield NotebookProgress(name)

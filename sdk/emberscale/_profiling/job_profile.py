@@ -1,4 +1,4 @@
-"""What a profile says, worked out from two readings of a job and one measurement of its model.
+"""Computes a profile from two readings of a job and one measurement of its model.
 
 A reading is the Prometheus counters of a job's processes, and the kernel's account of their time.
 """
@@ -85,7 +85,7 @@ WORKER_THREADS: Mapping[str, tuple[str, ...]] = {
     "compute": ("compute", *metrics.WAITS),
     "push": ("push",),
 }
-"""The threads of a worker, and what each spends its time on; the rest of it waits for the other threads."""
+"""The threads of a worker, and the stages in which each works; the rest of its time it waits for other threads."""
 
 SERVER_STAGES = {"gather": "pull", "update": "push"}
 """A parameter server's work under its lock, and the stage of its metrics that counts it."""

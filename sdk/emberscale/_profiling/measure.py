@@ -18,7 +18,7 @@ _ROOF_SECONDS = 3.0
 _WARM_UP = 0.25
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how many samples are trained, and of how many."""
+"""Called with the present activity, the samples trained, and the samples to train."""
 
 
 class ProfileFailedError(Exception):
@@ -92,7 +92,7 @@ def measure_job(
 
 
 def train_until(is_over: Callable[[RunView], bool], job: TrainingJob, interruption: Interruption) -> None:
-    """Trains and does nothing else, until `is_over` is true of what is seen of the job; then the job is killed.
+    """Only trains, until `is_over` is true of a view of the job; then kills the job.
 
     Raises ProfileFailedError, also when the job ends by itself, and UnavailableError.
     """

@@ -134,14 +134,14 @@ def _held_out(run: FinishedRun, name: str) -> Series:
 
 
 def _since_training(rows: MetricRows, column: str) -> Series:
-    """Reading and indexing the data is no part of what is compared."""
+    """Returns a column since training began, as reading and indexing the data is not compared."""
     begun = next((float(row["seconds"]) for row in rows if row["phase"] == "Training"), 0.0)
     news = [row for row, before in zip(rows, [None, *rows], strict=False) if _is_news(row, before)]
     return [(seconds - begun, value) for seconds, value in over_time(news, column)]
 
 
 def _is_news(row: Mapping[str, str], before: Mapping[str, str] | None) -> bool:
-    """Whether anything was trained since the row before."""
+    """Whether anything was trained since the previous row."""
     return row["samples"] != ("0" if before is None else before["samples"])
 
 

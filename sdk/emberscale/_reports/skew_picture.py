@@ -1,4 +1,4 @@
-"""The picture of `emberscale data skew`: accesses over rows, and what each budget for hot rows is good for."""
+"""The picture of `emberscale data skew`: accesses over rows, and the benefit of each budget for hot rows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def skew_tables(report: "SkewReport", gains: Sequence[float] | None) -> Iterator[RenderableType]:
-    """What was found, in words and tables. `gains` are the largest speed-ups, one a budget."""
+    """Yields the findings in words and tables. `gains` are the largest speed-ups, one per budget."""
     measured = f"those of {report.held_out:,} others"
     if not report.apart:
         measured = "those of the same records, as there are too few to hold some back: others would be hot less often"

@@ -1,8 +1,8 @@
 """Counts how often each sample was applied, by each server's record and by the steps of its dense parameters.
 
-The record of applied batches is also what keeps a batch from being applied twice, so it alone could not show that one
-was. Each push steps every dense piece of a server, and a piece counts its steps where rows are changed: the two must
-agree, but for what the checkpoint says that partial recoveries made the piece forget.
+The record of applied batches also prevents a batch from being applied twice, so the record alone could not reveal a
+repetition. Each push steps every dense piece of a server, and a piece counts its steps where rows are changed. The two
+must agree, except for the batches that the piece forgot in partial recoveries, as the checkpoint records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class Counts:
 
     @property
     def accounted(self) -> bool:
-        """Whether no sample was lost or repeated, but for what partial recoveries made rows forget."""
+        """Whether no sample was lost or repeated, except those that rows forgot in partial recoveries."""
         return self.missing == 0 and self.repeated == 0
 
     @property
@@ -45,7 +45,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """What one parameter server saved about its past.
+    """The saved history of one parameter server.
 
     * `applied`: by epoch, which batches it applied and how often.
     * `dense_steps`: by dense piece that holds parameters, how many gradients stepped it.
@@ -56,7 +56,7 @@ class ServerRecord:
 
     @property
     def pushes(self) -> int:
-        """Pushes that `applied` tells of."""
+        """The number of pushes in `applied`."""
         return sum(times * (stop - first) for runs in self.applied.values() for first, stop, times in runs)
 
 
@@ -93,7 +93,7 @@ class AuditReport:
 
     @property
     def total(self) -> Counts:
-        """Over all epochs."""
+        """The counts over all epochs."""
         return sum(self.epochs.values(), Counts())
 
     def as_document(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def contradictions_of(
 
 
 def _batches_forgotten(shares: Iterable[ForgottenShare], piece: int) -> int:
-    """The batches that a dense piece has forgotten; those of two recoveries from one checkpoint count once."""
+    """Counts the batches that a dense piece has forgotten; those of two recoveries from one checkpoint count once."""
     touching = [share for share in shares if any(first <= piece < stop for first, stop in share.pieces)]
     spans: dict[int, list[tuple[int, int]]] = {}
     for share in touching:

@@ -39,7 +39,7 @@ class SavedCheckpoint:
     * `manifest`: None if there is none that can be read.
     * `problem`: why nothing can be restored from it, as far as its manifest and the sizes of its files tell; empty if
       nothing is wrong.
-    * `bytes`: what the folder takes.
+    * `bytes`: the size of the folder.
     """
 
     id: str
@@ -54,7 +54,7 @@ class SavedCheckpoint:
 
     @property
     def incomplete(self) -> bool:
-        """Whether it was never completed, or is not yet."""
+        """Whether it was never completed, or is still being written."""
         return self.problem == INCOMPLETE
 
 
@@ -246,9 +246,9 @@ class SavedCheckpoints:
 
 
 def check_initial(job: TrainingJob) -> tuple[str, ...]:
-    """Returns why newer checkpoints are skipped than the one of another job that this one starts from.
+    """Returns why checkpoints are skipped that are newer than the one of another job that this job starts from.
 
-    Raises UnusableOriginError where it can start from none.
+    Raises UnusableOriginError if it can start from none.
     """
     initial = job.spec.checkpoint.initial_from
     if initial is None:
@@ -274,12 +274,12 @@ def _table_rows(parts: Sequence[tuple["PartitionFile", "TablePart"]], sizes: Map
 
 
 def _shared(manifest: CheckpointManifest) -> list[CheckpointFile]:
-    """The files of a checkpoint as others list them, too: each with the checkpoint in whose folder it is."""
+    """Returns the files of a checkpoint as later ones list them: each with the checkpoint in whose folder it is."""
     return [file.model_copy(update={"checkpoint": file.checkpoint or manifest.id}) for file in manifest.files]
 
 
 def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tuple[AuditReport | None, list[str]]:
-    """The audit of the newest checkpoint that is whole, and why newer ones are not."""
+    """Returns the audit of the newest sound checkpoint, and why newer ones are not sound."""
     refused = list(found.damaged)
     for manifest in found.complete:
         try:

@@ -1,4 +1,4 @@
-"""A parameter server of a run under way gives its rows away, and another process takes its place."""
+"""Drains a parameter server of a run under way: it gives its rows away, and another process takes its place."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _REASON = "`emberscale drain`"
 
 
 def drain_run(root: Path, index: int) -> None:
-    """Has a parameter server of the run in this folder drained and replaced; returns once that has begun.
+    """Begins to drain and replace a parameter server of the run in this folder.
 
     Raises InvalidError with the reason where the server cannot be drained, and UnavailableError if the master does
     not answer.

@@ -1,4 +1,4 @@
-"""The loss of a parameter server of a run under way on this machine, as `emberscale drill` rehearses it."""
+"""Rehearses the loss of a parameter server of a run under way on this machine, for `emberscale drill`."""
 
 import fcntl
 import os
@@ -89,7 +89,7 @@ class DrilledRun:
 
 
 def look_at_run(status: JobStatus, at: float) -> Look:
-    """What a master says of its job."""
+    """Reads a master's status of its job."""
     protection = status.protection or ProtectionStatus()
     return Look(
         at=at,

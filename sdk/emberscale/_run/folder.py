@@ -1,4 +1,4 @@
-"""Who owns a folder: when a run may begin in it, continue in it, and replace another."""
+"""Ownership of a folder: when a run may begin or continue in it, and replace another."""
 
 import fcntl
 import os
@@ -21,12 +21,12 @@ from emberscale_api.job import TrainingJob
 from emberscale_operator.local import RunFolder, end_edits
 
 _LOOK_SECONDS = 1.0
-"""`emberscale scale` holds the folder for a moment to see whether a run does; a run that begins waits for it."""
+"""How long a new run waits for `emberscale scale`, which briefly holds the folder to see whether a run does."""
 _ENDED = frozenset({RunStatus.COMPLETE, RunStatus.FAILED})
 
 
 class CompleteAlreadyError(Exception):
-    """There is nothing to resume: the run is Complete, and the same job is asked for."""
+    """There is nothing to resume: the run is Complete, and the requested job is the same."""
 
 
 class Run:
@@ -66,7 +66,7 @@ class Run:
         self.save()
 
     def cancel(self) -> None:
-        """The launch failed: a new run may be replaced, a resumed one stays unchanged."""
+        """Records a failed launch: a new run may be replaced, a resumed one stays unchanged."""
         self.save(status=RunStatus.FAILED if self.record.launches == 1 else RunStatus.INTERRUPTED)
 
     def save(self, **changes: object) -> None:
@@ -75,7 +75,7 @@ class Run:
         write_atomically(self.paths.record, self.record.model_dump_json(indent=2) + "\n")
 
     def take_place(self) -> None:
-        """Lets a run that is Complete take the place of the one before."""
+        """Moves a Complete run to the place of the previous one."""
         _take_place(self.home)
         if self.record.status is RunStatus.COMPLETE:
             self.paths = self.home
@@ -175,8 +175,8 @@ def _resumed(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> RunRecord
 def _take_place(home: RunPaths) -> None:
     """Replaces the previous run by the Complete run in `next/`.
 
-    Goes on where it was cut short: the record of the old run is the last to go and that of the new one the last to
-    move, so the records say how far it came.
+    Continues after an interruption: the old run's record is removed last, and the new run's record is moved last, so
+    the records show the progress.
     """
     beside = record_if_any(home.next)
     if beside is None or beside.status is not RunStatus.COMPLETE:

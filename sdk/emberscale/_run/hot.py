@@ -1,4 +1,4 @@
-"""What a run tells of rounds of batches: from its master while it is under way, from its summary afterwards."""
+"""A run's report on rounds of batches: from its master while it is under way, from its summary afterwards."""
 
 import json
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ from emberscale_api.job import DataSpec, TrainingJob
 _CHECKED_FILES = 20
 _BLOCK_RECORDS = 8192
 _SMALL_BYTES = 1 << 20
-"""A larger file holds records: no header is as long."""
+"""A larger file must hold records, as no header is as long."""
 
 
 def local_path(uri: str) -> Path | None:
@@ -49,7 +49,7 @@ def check_columns(data: DataSpec) -> None:
 
     Remote URIs are left to the job, and so are all but the first files of a glob.
     """
-    # take a moment to import, which only those should pay who are about to start processes
+    # slow to import, so only callers that are about to start processes pay for it
     from emberscale_trainer.data.files import expand
     from emberscale_trainer.data.formats import record_format
     from emberscale_trainer.data.records import DataUnavailableError
