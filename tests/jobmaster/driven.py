@@ -203,7 +203,7 @@ class Driven:
         self.start_ups: list[StartedUp] = []
         self.moved: list[Moved] = []
         self.log: list[str] = []
-        self.saves: deque[bytes] = deque(maxlen=50)
+        self.saves: deque[JobState] = deque(maxlen=50)
         self.state = MasterState(takeover.initial(wall=0.0))
         self.found: list[FindCheckpoint] = []
         self.tell(TakenOver(now=self.now, wall=1000.0, has_flash_store=self._has_flash))
@@ -231,7 +231,7 @@ class Driven:
         task = None
         while todo:
             self.state, effects = step(self.state, todo.popleft(), self.spec)
-            self.saves.append(_state_json.dump_json(self.state.job))
+            self.saves.append(self.state.job)
             for effect in effects:
                 if isinstance(effect, Granted):
                     task = effect.task
@@ -242,7 +242,7 @@ class Driven:
     def master_dies(self, lost_writes: int = 0) -> None:
         """A new master begins with what is durable, but for so many of the last writes."""
         kept = list(self.saves)[: len(self.saves) - lost_writes]
-        self.state = MasterState(_state_json.validate_json(kept[-1]))
+        self.state = MasterState(_read_back(kept[-1]))
         self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, has_flash_store=self._has_flash))
 
     def all_die(self) -> None:
@@ -250,15 +250,19 @@ class Driven:
         for member in (*(server.member for server in self.ps.values()), *self.workers.values()):
             self.quiet.add(member.slot)
         self.tasks.clear()
-        self.state = MasterState(_state_json.validate_json(self.saves[-1]))
+        self.state = MasterState(_read_back(self.saves[-1]))
         self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, alone=True, has_flash_store=self._has_flash))
 
-    def pass_time(self, seconds: float) -> None:
-        """Time passes, in which members that are not quiet send heartbeats."""
-        for tick in range(round(seconds / TICK)):
-            self.now += TICK
+    def pass_time(self, seconds: float, tick: float = TICK) -> None:
+        """Time passes, in which members that are not quiet send heartbeats.
+
+        Where nothing is to happen for very long, `tick` may be longer than the second between heartbeats.
+        """
+        between = max(1, round(1 / tick))
+        for number in range(1, round(seconds / tick) + 1):
+            self.now += tick
             self.tell(TimePassed(now=self.now))
-            if tick % 4 == 3:
+            if number % between == 0:
                 self.beat()
 
     def beat(self) -> None:
@@ -654,6 +658,11 @@ class Driven:
         if state.outcome is not None:
             parts.append(f"{state.outcome.reason}: {state.outcome.message}")
         return "\n  ".join(parts)
+
+
+def _read_back(saved: JobState) -> JobState:
+    """What a new master finds. States never change, and most are never read: only one that is goes through JSON."""
+    return _state_json.validate_json(_state_json.dump_json(saved))
 
 
 def _described(operation: object) -> str:
