@@ -11,25 +11,26 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-import redis
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
 
 from emberscale_api.environment import MANIFEST_FILE, OPERATOR_TOKEN_FILE, REDIS_URL, ProcessIdentity, read_identity
-from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterServicer, MasterStub, add_MasterServicer_to_server
 from emberscale_api.rpc.token import TokenCheck, open_channel
+
+if TYPE_CHECKING:
+    import redis
+
+    from emberscale_api.job import TrainingJob
 
 _Reply = TypeVar("_Reply")
 _ENDED = (pb.COMPLETE, pb.FAILED, pb.SUSPENDED)
 
 
 class StandInMaster(MasterServicer):
-    def __init__(self, job: TrainingJob, store: redis.Redis) -> None:
+    def __init__(self, job: "TrainingJob", store: "redis.Redis") -> None:
         self.job = job
         self.store = store
         self.total = int(os.environ.get("STAND_IN_SAMPLES", "100000"))
@@ -115,6 +116,13 @@ class StandInMaster(MasterServicer):
 
 
 def serve_master(identity: ProcessIdentity) -> None:
+    # only the master needs these, and they take longer to import than all that its members need
+    import redis
+    from redis.backoff import ConstantBackoff
+    from redis.retry import Retry
+
+    from emberscale_api.job import TrainingJob
+
     job = TrainingJob.from_json(Path(os.environ[MANIFEST_FILE]).read_text(encoding="utf-8"))
     patient = Retry(ConstantBackoff(0.1), 100)
     store = redis.Redis.from_url(os.environ[REDIS_URL], decode_responses=True, retry=patient)
