@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ import yaml
 WITH_STAND_INS = Path(__file__).with_name("emberscale_with_stand_ins.py")
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def write_manifest(folder: Path) -> Path:
     """A small manifest beside the data that it names, which is never read."""
-    (tmp_path / "train.tsv").write_text("1\n")
-    file = tmp_path / "job.yaml"
+    (folder / "train.tsv").write_text("1\n")
+    file = folder / "job.yaml"
     document = {
         "apiVersion": "emberscale.io/v1alpha1",
         "kind": "TrainingJob",
@@ -32,32 +35,40 @@ def manifest(tmp_path: Path) -> Path:
     return file
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """Starts the real command, with stand-ins for what trains, in the folder of the manifest.
+def start_command(
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    largest_file: int | None = None,
+) -> "subprocess.Popen[str]":
+    """Starts the real command in a folder, with stand-ins for what trains.
 
     `run` draws no picture unless that is asked for: it takes half of its time.
     """
 
-    def begin(
-        *arguments: str, environment: Mapping[str, str] | None = None, largest_file: int | None = None
-    ) -> "subprocess.Popen[str]":
-        def limit() -> None:
-            if largest_file is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    def limit() -> None:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
-        plain = arguments[:1] == ("run",) and not {"--picture", "--no-picture"} & set(arguments)
-        return subprocess.Popen(
-            [sys.executable, str(WITH_STAND_INS), *arguments, *(["--no-picture"] if plain else [])],
-            cwd=tmp_path,
-            env={**os.environ, **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=limit,
-        )
+    plain = arguments[:1] == ("run",) and not {"--picture", "--no-picture"} & set(arguments)
+    return subprocess.Popen(
+        [sys.executable, str(WITH_STAND_INS), *arguments, *(["--no-picture"] if plain else [])],
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    )
 
-    return begin
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """A small manifest beside the data that it names, which is never read."""
+    return write_manifest(tmp_path)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts the real command in the folder of the manifest, with stand-ins for what trains."""
+    return partial(start_command, tmp_path)

