@@ -21,6 +21,7 @@ from emberscale_jobmaster.operations import ReloadPhase, Restored, Source
 from emberscale_jobmaster.ranges import normalised
 from emberscale_jobmaster.state import JobState, Routing, phase_of
 from emberscale_jobmaster.status import explanation, job_status
+from examples import examples
 
 
 def losing(trained: int = 5, **settings: object) -> Driven:
@@ -156,7 +157,7 @@ LOSSES = st.tuples(st.sets(st.integers(0, 2), min_size=1, max_size=2), SPANS, st
 """The servers that are lost, the batches in the checkpoint, and how the buckets are shared out meanwhile."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(LOSSES, max_size=5))
 def test_each_row_counts_each_batch_that_it_has_forgotten_once(losses: list[tuple[set[int], object, int]]) -> None:
     spec = job(training={"batchSize": 10, "epochs": 1}).spec

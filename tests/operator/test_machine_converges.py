@@ -32,6 +32,7 @@ from emberscale_operator.machine import (
     ShutDown,
     decide,
 )
+from examples import examples
 from training_jobs import training_spec
 
 POLICY = Policy(Backoff(base=1.0, limit=30.0, reset_after=60.0), backoff_limit=1_000_000, stop_grace=10.0)
@@ -185,4 +186,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=100, stateful_step_count=25)
+TestMachine.settings = settings(max_examples=examples(100), stateful_step_count=25)

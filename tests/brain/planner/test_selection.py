@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from emberscale_brain.planner.selection import Options, SelectionTable, select, upper_hull, weighted_value
 from emberscale_brain.planner.types import ClusterCapacity, Quota
+from examples import examples
 from references import select_optimally
 
 
@@ -66,7 +67,7 @@ def any_cluster(draw: st.DrawFn) -> tuple[list[Options], ClusterCapacity, dict[s
     return jobs, ClusterCapacity(draw(amounts), int(draw(amounts))), quotas
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(any_cluster())
 def test_a_selection_is_never_over_the_capacity_or_a_quota(
     cluster: tuple[list[Options], ClusterCapacity, dict[str, Quota]],

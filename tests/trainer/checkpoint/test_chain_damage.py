@@ -17,10 +17,11 @@ from emberscale_api.job import IncrementalMode
 from emberscale_jobmaster.chains import Chain, builds_on
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_trainer.checkpoint import Work, load_partition
+from examples import examples
 from master_stand_in import checkpoint_manifest
 
 SERVERS = 2
-CASES = int(os.environ.get("EMBERSCALE_DAMAGE_CASES", "60"))
+CASES = int(os.environ.get("EMBERSCALE_DAMAGE_CASES", examples(60)))
 MODES = (IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
 
 

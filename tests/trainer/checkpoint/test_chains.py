@@ -29,6 +29,7 @@ from emberscale_trainer.checkpoint import (
 from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore, keys_of
+from examples import examples
 from master_stand_in import owned, write_manifest
 from snapshots import all_records_of, records_of, rows_of_bucket
 
@@ -197,7 +198,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(steps, max_size=25), st.integers(1, 3), st.integers(1, 3))
 def test_a_chain_restores_exactly_what_was_there_at_its_last_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[object, ...]], servers: int, readers: int

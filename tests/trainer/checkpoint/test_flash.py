@@ -30,6 +30,7 @@ from emberscale_trainer.checkpoint import (
 )
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
+from examples import examples
 from flash_server import FlashServer
 from master_stand_in import checkpoint_manifest, owned, write_manifest, write_snapshot
 from snapshots import all_records_of, rows_of_bucket
@@ -166,7 +167,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS)
 def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before(
     server: FlashServer, steps: list[tuple[str, object]]

@@ -27,6 +27,7 @@ from emberscale_trainer.checkpoint.choosing import First, SampledKeys, SavedValu
 from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, RowLayout, TableStore, keys_of
+from examples import examples
 from master_stand_in import owned, write_manifest
 from snapshots import all_records_of
 
@@ -251,7 +252,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.sampled_from(EACH), STEPS)
 def test_a_lost_server_gets_each_row_as_it_was_saved_last(
     tmp_path_factory: pytest.TempPathFactory, priority: RecoveryPriority, steps: list[Step]

@@ -16,6 +16,7 @@ from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.slab import Segment
+from examples import examples
 from snapshots import records_of
 
 # rows of some 40 kB, so that a few keys fill segments
@@ -176,7 +177,7 @@ def _numbers(applied: AppliedBatches) -> list[int]:
 
 
 TestLosses = Group.TestCase
-TestLosses.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLosses.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

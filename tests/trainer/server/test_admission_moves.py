@@ -27,6 +27,7 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import DensePieces, Eviction, Reader, TableStore
 from eventually import eventually
+from examples import examples
 from master_stand_in import write_manifest, write_snapshot
 from moves import SECONDS, table_of
 from snapshots import records_of, snapshot_of
@@ -256,7 +257,9 @@ class ServersMachine(RuleBasedStateMachine):
 
 
 def test_rows_do_not_depend_on_moves_checkpoints_and_restores() -> None:
-    run_state_machine_as_test(ServersMachine, settings=settings(max_examples=25, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(
+        ServersMachine, settings=settings(max_examples=examples(25), stateful_step_count=20, deadline=None)
+    )
 
 
 def evicted(servers: list[ServerState]) -> int:

@@ -21,6 +21,7 @@ from emberscale_trainer.server.core import (
 )
 from emberscale_trainer.server.pressure import LONGEST_DELAY_SECONDS
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
+from examples import examples
 from moves import EVERYTHING, table_of
 
 NO_KEYS = np.empty(0, dtype=np.int64)
@@ -552,7 +553,7 @@ def numbers(applied: AppliedBatches) -> set[int]:
     return {number for first, stop in applied.ranges(0) for number in range(first, stop)}
 
 
-Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+Interleavings.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
 TestInterleavings = Interleavings.TestCase
 
 

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from emberscale_trainer.stream.core import ReceiveOrder, SendWindow, StreamLostError
+from examples import examples
 
 MOST_BYTES = 10
 
@@ -112,7 +113,7 @@ class Streams(RuleBasedStateMachine):
         assert self.sender.has_room(MOST_BYTES)
 
 
-Streams.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+Streams.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
 TestStreams = Streams.TestCase
 
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import bucket_of
 from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
+from examples import examples
 
 RATE = np.float32(0.1)
 WIDE = 2048
@@ -225,4 +226,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def test_a_store_and_its_readers_behave_like_dicts_of_rows() -> None:
-    run_state_machine_as_test(StoreMachine, settings=settings(max_examples=100, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        StoreMachine, settings=settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
+    )
