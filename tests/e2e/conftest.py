@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from local_jobs import Finished, Job, emberscale, manifest_of
+from local_jobs import Finished, Job, emberscale_here, manifest_of
 
 ROWS = 60_000
 
@@ -24,7 +24,7 @@ def _history_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic data set, made once."""
     folder = tmp_path_factory.mktemp("data")
-    made = emberscale("data", "synth", str(folder / "criteo"), "--rows", str(ROWS), "--seed", "7", cwd=folder)
+    made = emberscale_here("data", "synth", str(folder / "criteo"), "--rows", str(ROWS), "--seed", "7")
     assert made.returncode == 0, made.stderr
     return folder / "criteo"
 

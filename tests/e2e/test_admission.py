@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from local_jobs import ENDLESS, Finished, Job, emberscale
+from local_jobs import ENDLESS, Finished, Job, emberscale_here
 
 EMBEDDINGS = {"admission": {"minCount": 3}, "eviction": {"maxRows": 2048, "ttlBatches": 2000}}
 
@@ -20,7 +20,7 @@ def test_a_fraction_of_the_rows_trains_exactly_through_a_move_and_a_kill(
     job = make_job({"model": {"embeddings": EMBEDDINGS}, "training": training, "checkpoint": checkpoint})
     job.start()
     assert job.wait_for(lambda: job.samples() > 30_000)
-    assert emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder).returncode == 0
+    assert emberscale_here("scale", str(job.run_folder), "ps=3").returncode == 0
     assert job.wait_for(lambda: len(job.members("ps")) == 3)
     assert job.trains_on()
     assert job.kill("ps", random.Random(1))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from local_jobs import ENDLESS, Job, emberscale
+from local_jobs import ENDLESS, Job, emberscale_here
 
 
 def wait_for_successor(job: Job, gone: psutil.Process, servers: int) -> None:
@@ -25,7 +25,7 @@ def drain_by_command(job: Job) -> None:
 
     def begun() -> bool:
         """Not while the server's predecessor is being replaced."""
-        told = emberscale("drain", str(job.run_folder), "ps-0", cwd=job.folder)
+        told = emberscale_here("drain", str(job.run_folder), "ps-0")
         assert told.returncode == 0 or "no rows now" in told.stderr or "nobody can take over" in told.stderr
         return "ps-0 gives its rows away and is replaced" in told.stdout
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from local_jobs import emberscale
+from local_jobs import emberscale, emberscale_here
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1200)
 def test_a_model_of_ones_own_trains_and_a_broken_one_does_not_start(tmp_path: Path) -> None:
     folder = tmp_path / "own-model"
     shutil.copytree(EXAMPLES / "own-model", folder)
-    made = emberscale("data", "synth", "data", "--rows", "40000", "--seed", "3", cwd=folder)
+    made = emberscale_here("data", "synth", str(folder / "data"), "--rows", "40000", "--seed", "3")
     assert made.returncode == 0, made.stderr
     smaller = ("--set", "spec.training.batchSize=256", "--set", "spec.worker.replicas=1")
     finished = emberscale("run", "job.yaml", "--output", "json", *smaller, cwd=folder)

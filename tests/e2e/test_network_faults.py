@@ -17,7 +17,7 @@ import pytest
 import virtual_network
 from certificates import certificate_folder
 from emberscale_api.environment import TLS_FOLDER
-from local_jobs import ENDLESS, Job, emberscale
+from local_jobs import ENDLESS, Job, emberscale_here
 from virtual_network import Fault, Network, open_network, open_redis
 
 PARTITION_SECONDS = 30.0
@@ -120,7 +120,7 @@ def test_a_move_between_servers_that_are_parted_is_made_later(start: Callable[..
     job = start({"training": {"epochs": 10}})
     assert job.trains_on(5_000)
     network.impose(("ps-1", "ps-2", {"cut": True}), ("ps-0", "ps-2", {"cut": True}), NEAR)
-    assert emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder).returncode == 0
+    assert emberscale_here("scale", str(job.run_folder), "ps=3").returncode == 0
     assert job.wait_for(lambda: len(job.members("ps")) == 3)
     time.sleep(PARTITION_SECONDS)  # the fault itself
     network.impose(NEAR)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from emberscale_api.job import parse_manifest
-from local_jobs import Job, emberscale
+from local_jobs import Job, emberscale_here
 from plain_torch import train
 
 # Whole jobs with real processes: each starts torch half a dozen times.
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 def test_held_out_auc_is_that_of_plain_pytorch(make_job: Callable[..., Job], tmp_path: Path) -> None:
     # The optimizers and widths of the example job; smaller batches, since there are fewer rows.
-    made = emberscale("data", "synth", str(tmp_path / "data"), "--rows", "200000", "--seed", "7", cwd=tmp_path)
+    made = emberscale_here("data", "synth", str(tmp_path / "data"), "--rows", "200000", "--seed", "7")
     assert made.returncode == 0, made.stderr
     paths = {"train": [str(tmp_path / "data/train-*.tsv")], "evaluation": [str(tmp_path / "data/evaluation.tsv")]}
     job = make_job({"data": paths, "training": {"batchSize": 512}})
