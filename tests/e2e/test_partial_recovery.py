@@ -35,7 +35,7 @@ def test_a_lost_server_goes_back_alone(make_job: Callable[..., Job]) -> None:
     job = make_job(
         {
             "checkpoint": {"interval": "2s"},
-            "training": {"epochs": 6},
+            "training": {"epochs": 4},
             "faultTolerance": tolerance,
             "ps": {"replicas": 2},
         }
