@@ -23,11 +23,13 @@ emberscale_with_stand_ins.replace_what_trains()
 
 import emberscale, json
 try:
-    training = emberscale.train(
-        {{"data": {{"train": ["train.tsv"]}}, "ps": {{"replicas": 1}}, "worker": {{"replicas": 1}},
-         "training": {{"seed": int(sys.argv[1])}}}}, name=sys.argv[2] or None
-    )
-    print(json.dumps(["trained", str(training.folder), training.summary.auc, repr(training)]))
+    for named in sys.argv[1:]:
+        name, seed = named.split(":")
+        training = emberscale.train(
+            {{"data": {{"train": ["train.tsv"]}}, "ps": {{"replicas": 1}}, "worker": {{"replicas": 1}},
+             "training": {{"seed": int(seed)}}}}, name=name or None
+        )
+        print(json.dumps(["trained", str(training.folder), training.summary.auc, repr(training)]))
 except KeyboardInterrupt as interrupted:
     print(json.dumps(["interrupted", str(interrupted)]))
 except emberscale.TrainingFailedError as failed:
@@ -35,10 +37,11 @@ except emberscale.TrainingFailedError as failed:
 """
 
 
-def started(folder: Path, name: str = "mine", seed: int = 0, **environment: str) -> "subprocess.Popen[str]":
+def started(folder: Path, *named: str, **environment: str) -> "subprocess.Popen[str]":
+    """Starts a program that trains each that is named, by its name and the seed in its spec."""
     (folder / "train.tsv").write_text("1\n")
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(seed), name],
+        [sys.executable, "-c", PROGRAM, *named],
         cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -47,26 +50,24 @@ def started(folder: Path, name: str = "mine", seed: int = 0, **environment: str)
     )
 
 
-def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
-    out, err = started(tmp_path).communicate(timeout=600)
+def test_a_few_lines_train_and_give_the_summary_and_without_a_name_another_spec_has_another_folder(
+    tmp_path: Path,
+) -> None:
+    out, err = started(tmp_path, "mine:0", ":0", ":0", ":1").communicate(timeout=600)
+    mine, *others = map(json.loads, out.splitlines())
     shown = "<Training mine: Complete, 100,000 samples, AUC 0.7800, in runs/mine>"
-    assert json.loads(out) == ["trained", "runs/mine", 0.78, shown], err
+    assert mine == ["trained", "runs/mine", 0.78, shown], err
     assert "Complete" in err
     assert (tmp_path / "runs/mine/summary.json").exists()
 
-
-def test_without_a_name_another_spec_has_another_folder(tmp_path: Path) -> None:
-    folders = []
-    for seed in (0, 0, 1):
-        out, err = started(tmp_path, name="", seed=seed).communicate(timeout=600)
-        assert json.loads(out)[0] == "trained", err
-        folders.append(json.loads(out)[1])
-    assert folders[0] == folders[1] != folders[2]
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {Path(folder).name for folder in folders}
+    assert [one[0] for one in others] == ["trained"] * 3, err
+    first, again, another = (one[1] for one in others)
+    assert first == again != another
+    assert {f"runs/{path.name}" for path in (tmp_path / "runs").iterdir()} == {"runs/mine", first, another}
 
 
 def test_an_interrupt_saves_the_state_and_is_raised(tmp_path: Path) -> None:
-    process = started(tmp_path, STAND_IN_SAMPLES="1000000000")
+    process = started(tmp_path, "mine:0", STAND_IN_SAMPLES="1000000000")
     metrics = tmp_path / "runs/mine/metrics.csv"
     eventually(lambda: metrics.exists() and ",Training," in metrics.read_text())
     process.send_signal(signal.SIGINT)
