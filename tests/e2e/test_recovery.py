@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from emberscale_api.checkpoint import CheckpointManifest
-from local_jobs import Job
+from local_jobs import ENDLESS, Job
 
 # Whole jobs with real processes: each starts torch half a dozen times.
 pytestmark = pytest.mark.timeout(1200)
@@ -20,32 +20,27 @@ def newest_checkpoint(job: Job) -> Path | None:
     return complete[-1].parent if complete else None
 
 
-def test_a_dead_parameter_server_takes_the_job_back_to_its_checkpoint(make_job: Callable[..., Job]) -> None:
-    job = make_job({"checkpoint": {"interval": "1s"}, "training": {"epochs": 4}})
-    job.start()
-    assert job.wait_for(lambda: newest_checkpoint(job))
-    assert job.kill("ps", random.Random(1))
-    finished = job.finish()
-    assert finished.summary["phase"] == "Complete", finished.stderr
-    assert finished.summary["recoveries"] == 1
-    assert finished.summary["restarts"]["ps"] == 1
-    assert finished.summary["samples"] == finished.summary["expected_samples"]
-    job.exact_audit()
+def manifests(job: Job) -> list[CheckpointManifest]:
+    """Of all complete checkpoints, oldest first."""
+    paths = sorted((job.run_folder / "checkpoints").glob("*/manifest.json"))
+    return [CheckpointManifest.from_json(path.read_text(), str(path)) for path in paths]
 
 
 def test_a_job_goes_back_to_quantised_weights_and_ends_with_exact_ones(make_job: Callable[..., Job]) -> None:
-    job = make_job({"checkpoint": {"interval": "1s", "keep": 100, "quantization": 4}, "training": {"epochs": 4}})
+    checkpoint = {"interval": "1s", "keep": 100, "quantization": 4}
+    job = make_job({"checkpoint": checkpoint, "training": {"epochs": ENDLESS}})
     job.start()
-    assert job.wait_for(lambda: newest_checkpoint(job))
+    assert job.wait_for(lambda: any(one.applied for one in manifests(job)))
     assert job.kill("ps", random.Random(1))
-    finished = job.finish()
-    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert job.wait_for(lambda: job.status().recoveries)
+    evaluated = len(job.status().evaluations)
+    assert job.wait_for(lambda: len(job.status().evaluations) > evaluated)
+    finished = job.stop()
     assert finished.summary["recoveries"] == 1
+    assert finished.summary["restarts"]["ps"] == 1
     assert finished.summary["evaluations"][-1]["auc"] > 0.5
-    job.exact_audit()
-    manifests = sorted((job.run_folder / "checkpoints").glob("*/manifest.json"))
-    *periodic, last = [CheckpointManifest.from_json(path.read_text(), str(path)) for path in manifests]
-    assert {one.weight_bits for one in periodic} == {4}
+    *periodic, last = manifests(job)
+    assert {one.weight_bits for one in periodic if one.applied} == {4}  # the first may precede all batches
     assert last.weight_bits == 0
 
 
@@ -70,20 +65,8 @@ def test_a_dead_parameter_server_takes_the_job_back_to_a_chain_of_checkpoints(ma
     assert (job.run_folder / "model" / "manifest.json").exists()
 
 
-def test_a_parameter_server_that_dies_before_any_checkpoint_takes_the_job_back_to_its_start(
-    make_job: Callable[..., Job],
-) -> None:
-    job = make_job({"checkpoint": {"interval": "1h"}})
-    job.start()
-    assert job.wait_for(lambda: job.samples() > 0)
-    assert job.kill("ps", random.Random(2))
-    finished = job.finish()
-    assert finished.summary["phase"] == "Complete", finished.stderr
-    job.exact_audit()
-
-
 def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 3}})
+    job = make_job({"training": {"epochs": 2}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 5_000)
     started = job.children()
@@ -98,45 +81,29 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: 
     assert job.exact_audit()["ps_count"] == 3
 
 
-def test_the_summary_of_a_run_that_was_cut_off_says_what_a_resume_goes_on_from(make_job: Callable[..., Job]) -> None:
-    """What was trained since the last checkpoint is in no audit, and trained again."""
-    job = make_job({"checkpoint": {"interval": "1s"}, "training": {"epochs": 100}})
+def test_a_run_that_was_cut_off_says_what_a_resume_goes_on_from_and_refuses_a_damaged_checkpoint_by_name(
+    make_job: Callable[..., Job],
+) -> None:
+    """What was trained since the last checkpoint is in no audit, and trained again; so is what the damaged one had."""
+    job = make_job({"checkpoint": {"interval": "1s", "keep": 3}, "training": {"epochs": ENDLESS}})
     job.start()
-    assert job.wait_for(lambda: newest_checkpoint(job))
+    assert job.wait_for(lambda: len(list((job.run_folder / "checkpoints").glob("*/manifest.json"))) >= 2)
     job.interrupt()
     job.interrupt()
     ended = job.finish()
+    assert ended.code == 130
     assert ended.summary["phase"] in ("Interrupted", "Suspended"), ended.stderr
     audit = job.audit()
     assert ended.summary["checkpoint"] == audit["checkpoint"]
     assert ended.summary["checkpoint_samples"] == audit["once"] > 0
 
-
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(make_job: Callable[..., Job]) -> None:
-    job = make_job({"checkpoint": {"interval": "1s", "keep": 3}, "training": {"epochs": 6}})
-    job.start()
-    assert job.wait_for(lambda: len(list((job.run_folder / "checkpoints").glob("*/manifest.json"))) >= 2)
-    job.interrupt()
-    assert job.finish().code == 130
     damaged = newest_checkpoint(job)
     assert damaged is not None
     rows = max((damaged / "ps-0").glob("table-*.rows"), key=lambda file: file.stat().st_size)
     rows.write_bytes(rows.read_bytes()[:-7])
-    resumed = job.run("--resume")
-    assert resumed.summary["phase"] == "Complete", resumed.stderr
+    job.start("--resume")
+    assert job.trains_on()
+    job.stop()
     refusals = [line for line in job.logs().splitlines() if damaged.name in line and rows.name in line]
     assert refusals
     assert all(json.loads(line)["level"] in ("error", "warning") for line in refusals)
-    job.exact_audit()
-
-
-def test_no_process_outlives_a_killed_cli(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 4}})
-    job.start()
-    assert job.process is not None
-    assert job.wait_for(lambda: job.samples() > 0)
-    started = job.children()
-    assert len(started) >= 6
-    job.process.kill()
-    _, alive = psutil.wait_procs(started, timeout=60)
-    assert not alive
