@@ -109,7 +109,7 @@ class Job:
                 return False
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {timeout:g} s: {condition}")
-            time.sleep(0.01)
+            time.sleep(0.05)  # many conditions look at all processes, which takes milliseconds
         return True
 
     def member(self, role: str, index: int) -> psutil.Process:
