@@ -3,6 +3,7 @@
 Each starts real processes, trains for long enough to be measured, and changes shape meanwhile: half a minute.
 """
 
+import json
 import os
 import time
 import tomllib
@@ -10,10 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
+from certificates import certificate_folder
 from emberscale._cli import app
+from emberscale_api.environment import TLS_FOLDER
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.token import open_channel
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
 from emberscale_brain.history.store import HistoryStore
@@ -82,14 +89,36 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
     assert '"front"' in explained.stdout
 
 
+def refusal(address: str, authority: bytes | None) -> grpc.StatusCode:
+    """What somebody hears who does not know the token."""
+    with open_channel(address, "a guess", authority) as channel, pytest.raises(grpc.RpcError) as raised:
+        MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=20)
+    return raised.value.code()
+
+
+def master_address(job: Job) -> str:
+    """As the master's first line says."""
+    log = job.run_folder / "logs" / "master-0.log"
+    job.wait_for(lambda: log.exists() and '"serving"' in log.read_text())
+    (line,) = (line for line in log.read_text().splitlines() if '"serving"' in line)
+    return str(json.loads(line)["address"])
+
+
 @pytest.mark.timeout(1200)
 def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_lost(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All of its processes have certificates: master, parameter servers, workers and the brain beside it."""
     monkeypatch.setenv("PYTHONPATH", str(installed(PLUGIN, tmp_path / "site")))
+    certificates = certificate_folder(tmp_path / "tls")
+    monkeypatch.setenv(TLS_FOLDER, str(certificates))
     job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 4}})
     settings = ("planner.name=fair-share", "cluster.cpu=8", "bounds.maxWorkerCpu=1", "bounds.maxPsCpu=1")
-    finished = job.run(*(part for setting in (*settings, "planning.interval=1s") for part in ("--brain-set", setting)))
+    job.start(*(part for setting in (*settings, "planning.interval=1s") for part in ("--brain-set", setting)))
+    address = master_address(job)
+    assert refusal(address, (certificates / "ca.crt").read_bytes()) is grpc.StatusCode.UNAUTHENTICATED
+    assert refusal(address, None) is grpc.StatusCode.UNAVAILABLE
+    finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
     plan = finished.summary["plan"]
     assert (plan["ps"]["replicas"], plan["worker"]["replicas"]) == (2, 2), job.logs()[-8000:]
