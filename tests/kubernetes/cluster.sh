@@ -15,12 +15,12 @@
 #   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
 #   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds so many nodes whose pods only seem to run; the storm needs it
 #   EMBERSCALE_E2E_KEEP        optional: leaves the installation there, for the next run
-#   EMBERSCALE_E2E_PROCESSES   optional: how many processes run the tests that may run beside each other, 3 by default, and 2
-#                              beside `alone` on a machine with less than four cores
-# Otherwise, as root on Debian, two clusters of two nodes are started for the run: `alone`, which waits most of its time,
-# runs beside `together`. EMBERSCALE_E2E_CLUSTERS=1 makes do with one. They come from KUBE_SCRIPTS, a folder with up.sh,
-# down.sh, base-image.sh, build-image.sh, load-image.sh, node.sh and fake-nodes.sh; by default ../shared/kube beside this
-# checkout. KUBE_VERSION is passed on, and KUBE_NETNS (kube by default) begins the names of the clusters' network namespaces.
+#   EMBERSCALE_E2E_PROCESSES   optional: how many processes run the tests that may run beside each other, 3 by default
+# Otherwise, as root on Debian, a cluster of two nodes is started for the run, on a machine with four cores or more two of
+# them: then `alone` runs beside `together`, and both train as fast. EMBERSCALE_E2E_CLUSTERS, 1 or 2, says otherwise. They
+# come from KUBE_SCRIPTS, a folder with up.sh, down.sh, base-image.sh, build-image.sh, load-image.sh, node.sh and
+# fake-nodes.sh; by default ../shared/kube beside this checkout. KUBE_VERSION is passed on, and KUBE_NETNS (kube by default)
+# begins the names of the clusters' network namespaces.
 #
 # EMBERSCALE_CHAOS_ROUNDS says how many rounds of killing are played (6 by default, about 2 minutes; 20 take about 6 on two
 # cores), EMBERSCALE_CHAOS_SEED repeats those of a run. EMBERSCALE_STORM_JOBS says how many jobs come at once (100 by
@@ -178,7 +178,7 @@ fi
 
 images_only=""
 if [ "${1:-}" = --images ]; then images_only=yes own=yes load=true; fi
-clusters=${EMBERSCALE_E2E_CLUSTERS:-2} apart=yours
+clusters=${EMBERSCALE_E2E_CLUSTERS:-$(($(nproc) < 4 ? 1 : 2))} apart=yours
 if [ -z "$own" ]; then
   step "starting a cluster, or two"
   prepare_scripts
@@ -214,9 +214,7 @@ keep=${EMBERSCALE_E2E_KEEP:-${started[0]:+yes}} # clusters of ours go as a whole
 export EMBERSCALE_E2E_KEEP=yes
 
 part_together() {
-  local processes=3
-  if [ "$apart" = alone ] && [ "$(nproc)" -lt 4 ]; then processes=2; fi
-  after on together part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-$processes}" "$@"
+  after on together part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-3}" "$@"
   after on together part after_together "$@"
 }
 deliver_rest() { # what only tests of `alone` need
