@@ -81,10 +81,10 @@ def _token(settings: BrainSettings) -> str:
 
 
 def _collect_rarely() -> None:
-    """For a thousand jobs the garbage collector would stop the brain for 0.2 s again and again, to walk what it knows.
+    """Makes the garbage collector run rarely: with a thousand jobs, each full collection stops the brain for 0.2 s.
 
-    What was read at the start is never walked again, and the rest of what lives long rarely; nearly all that goes does
-    so without the collector, by its reference count.
+    Objects that were read at the start are never scanned again, other long-lived objects rarely. Reference counts free
+    nearly all garbage without the collector.
     """
     gc.collect()
     gc.freeze()
@@ -106,7 +106,7 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
     metrics: WSGIServer | None = None
     if settings.metrics is not None:
         host, _, port = settings.metrics.rpartition(":")
-        try:  # before the brain begins: one that was started twice takes no database from the first
+        try:  # before the brain begins: a second instance must not take the database from the first
             metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
         except OSError as error:
             log.error("address_unavailable", reason=str(error), metrics=settings.metrics)
@@ -117,7 +117,7 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
         log.error("database_unusable", reason=str(error), database=store.address)
         return 2
     _collect_rarely()
-    sys.setswitchinterval(_SWITCH_SECONDS)  # who answers waits for those who record and read plans, one after the other
+    sys.setswitchinterval(_SWITCH_SECONDS)  # answering threads wait in turn for those that record and read plans
     try:
         server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:

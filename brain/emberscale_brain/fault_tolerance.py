@@ -1,10 +1,10 @@
 """Chooses how a job recovers from the loss of a PS, and how often it saves: full, partial or coded recovery.
 
-The expected overhead of each is a share of the job's time. Full and partial recovery follow CPR equations 1 and 2, each
-at its own best checkpoint interval: sqrt(2 O_save T_fail) for full (CPR section 2.2), 2 PLS N_ps T_fail for partial
-(equation 4 solved for T_save). Coded recovery (ECRM) pays for parity all the time and rebuilds without going back. It
-saves as often as full recovery does: its checkpoints are for what these equations leave out, such as a node that takes
-several PS away, and rows whose parity is not complete yet.
+The expected overhead of each strategy is a share of the job's time. Full and partial recovery follow CPR equations 1
+and 2, each at its own best checkpoint interval: sqrt(2 O_save T_fail) for full (CPR section 2.2), 2 PLS N_ps T_fail for
+partial (equation 4 solved for T_save). Coded recovery (ECRM) pays for parity all the time and rebuilds without going
+back. It saves as often as full recovery does: its checkpoints cover what these equations leave out, such as the loss of
+a node with several PS, and rows whose parity is not complete yet.
 """
 
 import math
@@ -20,31 +20,31 @@ from emberscale_api.shape import JobShape
 
 
 class Recovery(StrEnum):
-    """Named as the manifest's `faultTolerance.strategy` names them."""
+    """The recovery strategies, with the names of the manifest's `faultTolerance.strategy`."""
 
     FULL = "FullRecovery"
     PARTIAL = "PartialRecovery"
     CODED = "ErasureCoding"
 
 
-_PARITY_COST = 0.48  # benchmarks/parity.py: what it adds to the CPU time of a sample, with 5 PS and batches of 2048
+_PARITY_COST = 0.48  # benchmarks/parity.py: relative CPU time that parity adds to a sample, at 5 PS and batches of 2048
 _PARITY_SOURCE = " by a benchmark of parity on another job"
 
 WITH_PRIORITY, WITHOUT_PRIORITY = "PartialRecovery with priority", "PartialRecovery without priority"
-"""What a priority makes of partial recovery. The manifest decides on it: it spares accuracy, and no time."""
+"""Partial recovery with and without saves of priority rows. The manifest chooses: they spare accuracy, not time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCosts:
-    """The knowledge of a job's failures. Times are in seconds, of the whole job; fractions are 0 to 1.
+    """What is known about a job's failures. Times are in seconds, for the whole job; fractions are 0 to 1.
 
     `between_failures` is CPR's T_fail (mean time between failures of any PS of the job), `save`, `load` and
     `reschedule` are its O_save, O_load and O_res. `target_pls` is the portion of lost samples that is acceptable.
-    `parity_slowdown` is how much longer training takes with `tolerated` parities, over its time without; as CPR's
-    overheads are, and not the share of throughput, which is less. `parity_memory` are their bytes over those of the
-    tables and `memory_cost_share` the share of the job's bill that is PS memory. A rebuild takes `rebuild`, and
-    `rebuild_slowdown` of the throughput meanwhile. With `saves_priority_rows`, partial recovery saves some rows between
-    checkpoints. `unmeasured` names for people what is assumed so far.
+    `parity_slowdown` is the time that `tolerated` parities add to training, over the time without them. Like CPR's
+    overheads, it is a share of time; the share of throughput is smaller. `parity_memory` is the parities' bytes over
+    the tables' bytes, and `memory_cost_share` the share of PS memory in the job's bill. A rebuild takes `rebuild`
+    seconds, and costs `rebuild_slowdown` of the throughput meanwhile. With `saves_priority_rows`, partial recovery
+    saves some rows between checkpoints. `unmeasured` tells people which values are assumed so far.
     """
 
     total_seconds: float
@@ -88,9 +88,9 @@ class RecoveryCost:
 
 @dataclass(frozen=True, slots=True)
 class FaultToleranceAdvice:
-    """The cheapest way, its checkpoint interval and the time between failures in seconds, what each costs, and why.
+    """The cheapest strategy, its checkpoint interval and time between failures in seconds, all costs, and the reason.
 
-    `costs` has partial recovery as the manifest has it, and by another name what it costs with or without priority.
+    `costs` has partial recovery with priority rows as the manifest sets them, and the opposite under another name.
     """
 
     strategy: Recovery
@@ -115,12 +115,12 @@ def full_recovery(costs: FailureCosts) -> RecoveryCost:
 def partial_recovery(costs: FailureCosts) -> RecoveryCost:
     """CPR equation 2 at the interval that meets the target PLS (equation 4).
 
-    It is no longer than one after which a single failure would exceed the target: that takes the whole job back. Where
-    no interval meets the target, or the one that does costs more than full recovery, the job saves as often as with
-    full recovery, and costs no more: beyond its target it goes back as a whole.
+    The interval is short enough that a single failure does not exceed the target, since the whole job would roll back
+    then. If no interval meets the target, or the one that does costs more than full recovery, the job saves as often as
+    with full recovery and costs no more: it rolls back as a whole once it exceeds its target.
 
-    Saves of priority rows count with their share of what a checkpoint costs; what one costs is not measured by itself.
-    The PLS counts their rows as all others (section 4.2 of CPR), so it is an upper bound then.
+    The cost of saving priority rows is their share of the cost of a checkpoint, since it is not measured by itself. The
+    PLS counts priority rows like all others (section 4.2 of CPR), so it is an upper bound then.
     """
     meeting, full = _partial_recovery_at(_interval(_wanted_interval(costs), costs), costs), full_recovery(costs)
     if not _is_out_of_reach(costs) and meeting.overhead <= full.overhead:
@@ -144,11 +144,11 @@ def _wanted_interval(costs: FailureCosts) -> float:
 
 
 def coded_recovery(costs: FailureCosts) -> RecoveryCost:
-    """Parity always, a rebuild per failure, and full recovery where failures overlap beyond the code.
+    """The cost of parity all the time, a rebuild per failure, and full recovery from failures beyond the code.
 
     A failure is beyond the code when `tolerated` more PS fail while one is replaced and rebuilt (failures at random
     moments, as CPR section 3.1 finds them after a job's beginning). The overhead is the sum of the time that parity
-    adds to training, the share of the bill that its memory is, the slower training during rebuilds, the saves, and the
+    adds to training, the share of its memory in the bill, the slower training during rebuilds, the saves, and the
     roll-backs.
     """
     exposed = costs.reschedule + costs.rebuild
@@ -171,12 +171,12 @@ def _interval(best: float, costs: FailureCosts) -> float:
 def advise(
     costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = ()
 ) -> FaultToleranceAdvice:
-    """Full recovery, unless another of the ways `offered` saves at least `least_benefit` of the job's time.
+    """Advises full recovery, unless another `offered` strategy saves at least `least_benefit` of the job's time.
 
-    Partial recovery saves nothing where no interval meets its target PLS: it costs what full recovery does.
-    Coded recovery needs more PS than parities. Its cost is told also where it is not offered, and so is that of partial
-    recovery, at DEFAULT_TARGET_PLS. Of partial and coded recovery at equal cost the coded one is taken, which loses
-    nothing.
+    Partial recovery saves nothing if no interval meets its target PLS: it then costs as much as full recovery.
+    Coded recovery needs more PS than parities. The advice includes the costs of coded recovery, and of partial recovery
+    at DEFAULT_TARGET_PLS, even if they are not offered. If partial and coded recovery cost the same, coded recovery
+    wins, since it loses nothing.
     """
     allowed = costs if Recovery.PARTIAL in offered else replace(costs, target_pls=DEFAULT_TARGET_PLS)
     partial, otherwise = partial_recovery(allowed), replace(allowed, saves_priority_rows=not costs.saves_priority_rows)
@@ -200,7 +200,7 @@ def _reason(
     least_benefit: float,
     offered: Collection[Recovery],
 ) -> str:
-    """Why the best way is the best, for people, and what they can change."""
+    """Tells people why the best strategy is the best, and what they can change."""
     chosen = ways[best]
     notes = {Recovery.CODED: _PARITY_SOURCE}
     if Recovery.PARTIAL not in offered:
@@ -230,13 +230,13 @@ def _reason(
 
 
 def _is_out_of_reach(costs: FailureCosts) -> bool:
-    """Whether partial recovery would miss its target PLS at the shortest interval there is."""
+    """Whether partial recovery would miss its target PLS even at the shortest possible interval."""
     wanted = _wanted_interval(costs)
     return wanted < _interval(wanted, costs)
 
 
 def _out_of_reach(costs: FailureCosts) -> str:
-    """What a target PLS takes that no checkpoint interval meets, for people; empty for any other."""
+    """Tells people what a target PLS would take if no checkpoint interval meets it; empty if one does."""
     if not costs.target_pls or not _is_out_of_reach(costs):
         return ""
     wanted = _wanted_interval(costs)
@@ -257,13 +257,13 @@ def _out_of_reach(costs: FailureCosts) -> str:
 
 
 _BELIEVED_PER_SECOND = 0.015 / 86_400  # DLRover-RM section 2.2: 1.5% of the pods fail on a day
-_BELIEF = 0.5  # failures' worth of trust in that, and in the fleet's rate against a job's own
+_BELIEF = 0.5  # the weight, in failures, of that rate against the fleet's, and of the fleet's against the job's own
 _FIRST_COST = 1.0  # seconds of training that a checkpoint costs, before one was taken
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """Parameter servers that were lost, and the seconds that servers ran in all."""
+    """The number of lost parameter servers, and the total seconds that servers ran."""
 
     failures: int = 0
     server_seconds: float = 0.0
@@ -273,10 +273,10 @@ class FailureRecord:
 
 
 def failure_rate(own: FailureRecord, fleet: FailureRecord) -> float:
-    """Failures of a PS of the job, a second.
+    """Estimates the failures of one PS of the job per second.
 
-    All jobs together correct what is believed of any; the job corrects that, and what its own failures say stands
-    where it is more: of a job that was lucky so far little is known, of one that fails again and again much.
+    The failures of all jobs correct the believed rate, and the job's own failures correct that. The job's own rate
+    prevails if it is higher: a job without failures so far tells little, but one that fails again and again tells much.
     """
     of_all = (_BELIEF + fleet.failures) / (_BELIEF / _BELIEVED_PER_SECOND + fleet.server_seconds)
     mixed = (_BELIEF + own.failures) / (_BELIEF / of_all + own.server_seconds)
@@ -300,8 +300,8 @@ def failure_costs(
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
-    portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. `tolerated`
-    servers may be lost at a time by parity; a second one is taken to cost as much as the first.
+    portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. With
+    parity, up to `tolerated` servers may be lost at a time; a second parity is assumed to cost as much as the first.
     """
     measured = {"how often a PS is lost": (own + fleet).failures > 0, "what a checkpoint costs": save > 0}
     return FailureCosts(

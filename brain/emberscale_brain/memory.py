@@ -1,10 +1,10 @@
 """Forecasts the memory of the parameter servers, for any number of PS, and when they reach the present limit.
 
-Embedding tables are not linear in the samples (DLRover-RM section 5.3 assumes they are): ids that were seen once are
-seen again. Four laws compete: linear; Heaps' power law; exponential saturation at a finite vocabulary; and a power law
-that saturates. Each is `offset + scale * g(samples)` with `g` of at most two further parameters, so offset and scale
-follow in closed form for a grid of those. The forecast is the mixture of the whole grid: where the measurements cannot
-tell the laws apart yet, its band is wide.
+Embedding tables do not grow linearly with the samples, as DLRover-RM section 5.3 assumes, because ids repeat. Four laws
+compete: linear; Heaps' power law; exponential saturation at a finite vocabulary; and a power law that saturates. Each
+is `offset + scale * g(samples)`, where `g` has at most two further parameters. For a grid of these, offset and scale
+follow in closed form. The forecast is the mixture of the whole grid: while the measurements cannot tell the laws apart,
+its band is wide.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ _MOST_EVIDENCE = 12.0
 _LEAST_MISFIT = 0.002  # of the last value: no law is trusted to be closer
 
 _LAW_DOUBT = 0.05  # of the growth to come
-_MOST_SURPRISE = 4.0  # standard deviations: an expectation that is wrong altogether rules nothing out
+_MOST_SURPRISE = 4.0  # standard deviations: an expectation that is entirely wrong must not rule anything out
 
 
 def _shapes_of_growth() -> tuple[NDArray[np.int64], Floats, Floats]:
@@ -144,7 +144,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A value that is believed to be reached after `samples`, with a relative standard deviation of `doubt`."""
+    """A value that is expected after `samples`, with a relative standard deviation of `doubt`."""
 
     samples: float
     value: float
@@ -162,7 +162,7 @@ def fit_growth(samples: Floats, values: Floats, expected: Expectation | None = N
     samples, values = samples[order], values[order]
     unit = float(samples[-1])
     g = _growth(samples / unit)
-    weights = np.sqrt(samples / unit)  # the recent past says more of the future
+    weights = np.sqrt(samples / unit)  # recent measurements tell more about the future
     weights = weights / weights.sum()
     mean_g, mean_v = g @ weights, float(values @ weights)
     centred_g, centred_v = g - mean_g[:, None], values - mean_v
@@ -212,7 +212,7 @@ class MemoryTrack:
     points: tuple[MemoryPoint, ...] = ()
 
     def add(self, profiles: Iterable[JobProfile]) -> "MemoryTrack":
-        """The track with the profiles that are further on than it and report memory."""
+        """Returns the track with the profiles that report memory at more samples than its last point."""
         points = list(self.points)
         for profile in profiles:
             if profile.ps_memory > 0 and profile.samples > (points[-1].samples if points else 0):
@@ -229,7 +229,7 @@ class MemoryTrack:
 
 @dataclass(frozen=True, slots=True)
 class PsMemoryNeed:
-    """Bytes that one of p PS needs: `fixed + shared / p`, and how unsure that is.
+    """Bytes that each of p PS needs: `fixed + shared / p`, and their uncertainty.
 
     `doubt` is (a, b, c) of the variance `a + 2 b / p + c / p^2`, in bytes squared.
     """
@@ -250,8 +250,8 @@ class PsMemoryNeed:
 class MemorySplit:
     """The parts of a PS's memory: `fixed` bytes, and `per_unit` bytes for each row (or byte of tables).
 
-    Measurements at one number of PS and with few rows cannot tell them apart; `variance` is that of `fixed`, their
-    covariance, and that of `per_unit`.
+    Measurements at one number of PS and with few rows cannot tell the parts apart. `variance` is (variance of `fixed`,
+    covariance, variance of `per_unit`).
     """
 
     fixed: float
@@ -259,7 +259,7 @@ class MemorySplit:
     variance: tuple[float, float, float]
 
     def doubt(self, units: float) -> float:
-        """Standard deviation, in bytes, of the memory of a PS with so many units."""
+        """Standard deviation, in bytes, of the memory of a PS with this many units."""
         a, b, c = self.variance
         return float(np.sqrt(max(a + 2 * b * units + c * units**2, 0.0)))
 
@@ -310,8 +310,8 @@ class PsMemoryModel:
 def _split_of(points: Sequence[MemoryPoint], metadata: JobMetadata) -> MemorySplit:
     """Bayesian linear regression of bytes on rows of a PS, so that no measurement lies above.
 
-    Before rows have grown, or their number of PS has changed, the prior says how the bytes divide: a server of some
-    hundred MiB, and rows of as many floats as the tables are wide on average, their optimizer's state and their index.
+    Until the number of rows or of PS changes, the prior divides the bytes: a server takes a few hundred MiB, and a row
+    takes floats for the average width of the tables, the same for the optimizer's state, and its place in the index.
     """
     matrix = np.array([[1.0, point.rows / point.ps] for point in points])
     held = np.array([point.ps_memory for point in points])
@@ -330,9 +330,9 @@ def _split_of(points: Sequence[MemoryPoint], metadata: JobMetadata) -> MemorySpl
 def fit_memory(
     track: MemoryTrack, metadata: JobMetadata, expected_rows: Expectation | None = None
 ) -> PsMemoryModel | None:
-    """The model of a job's PS memory; None before anything is measured.
+    """Fits a job's PS memory; None before anything is measured.
 
-    `expected_rows` is what jobs like it had at the end of its first epoch.
+    `expected_rows` is the number of rows that similar jobs predict for the end of the first epoch.
     """
     if not track.points:
         return None
@@ -346,7 +346,7 @@ def fit_memory(
         latest = track.points[-1].rows
         most = metadata.most_rows or np.inf
     else:
-        # without rows, all of the memory is taken to be shared among the PS, but for what any server may have
+        # without rows, all memory is assumed to be shared among the PS, except what each server may need for itself
         grown = np.array([point.ps_memory * point.ps for point in first_epoch])
         split = MemorySplit(0.0, 1.0, ((_SERVER_BYTES / 2) ** 2, 0.0, 0.0))
         latest = track.points[-1].ps_memory * track.points[-1].ps

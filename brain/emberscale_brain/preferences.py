@@ -1,4 +1,4 @@
-"""Who plans, and what the operator prefers: files say it, and the simulator and the service read it alike.
+"""The choice of the planner and the operator's preferences, which the simulator and the service read from files.
 
 Planners are installed under the entry-point group `emberscale.planners`.
 """
@@ -16,14 +16,14 @@ from emberscale_brain.planner.types import PLANNER_ENTRY_POINTS, Planner, Planne
 
 
 def planner_names() -> list[str]:
-    """Names of the planners that are installed."""
+    """Returns the names of the installed planners."""
     return sorted(entry_points(group=PLANNER_ENTRY_POINTS).names)
 
 
 def load_planner(name: str, settings: PlannerSettings) -> Planner:
-    """A new planner; of several with one name, the one that is found first.
+    """Returns a new planner; if several have the name, the first that is found.
 
-    Raises InvalidError, which says what is wrong with it or which there are.
+    Raises InvalidError, which says what is wrong with the planner, or which planners there are.
     """
     found = list(entry_points(group=PLANNER_ENTRY_POINTS, name=name))
     if not found:

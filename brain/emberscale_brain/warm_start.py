@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import JobMetadata, PastJob, ShapeBounds, SimilarJob
 
-# What a job's speed depends on weighs most; who submits it and how it is called tells whether it is the same again.
+# Features that determine a job's speed weigh most; the owner and the name tell whether it is the same job again.
 WEIGHTS = MappingProxyType(
     {
         "architecture": 3.0,
@@ -44,7 +44,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def name_words(name: str) -> frozenset[str]:
-    """The words of a name without its digits: a job that is submitted daily changes its date, not its words."""
+    """Returns the words of a name without its digits: a daily job changes the date in its name, not the words."""
     return frozenset(_WORD.findall(name.lower()))
 
 
@@ -81,7 +81,7 @@ class HistoryIndex:
         return len(self.history)
 
     def features(self, new: NewJob) -> dict[str, NDArray[np.float64]]:
-        """Likeness of each feature to that of every past job, 0 to 1.
+        """Returns the similarity of each feature to that of every past job, 0 to 1.
 
         Sizes: the smaller over the larger, so 1/2 for a factor of two. Names: the share of common words.
         """
@@ -101,7 +101,7 @@ class HistoryIndex:
         return alike
 
     def rank(self, new: NewJob, count: int, least: float = 0.5) -> tuple[tuple[PastJob, SimilarJob], ...]:
-        """The `count` most similar past jobs, most similar first; none below `least`. Of equals, the latest."""
+        """Returns the `count` most similar past jobs, most similar first, of equals the latest; none below `least`."""
         if not len(self):
             return ()
         features = self.features(new)
@@ -128,7 +128,7 @@ def _one(features: dict[str, NDArray[np.float64]], index: int) -> MappingProxyTy
 
 
 def describe(similar: SimilarJob) -> str:
-    """Describes what is alike, and what differs most."""
+    """Describes which features are alike, and which differ most."""
     alike = [name for name, value in similar.features.items() if value >= 0.95]
     differing = sorted((value, name) for name, value in similar.features.items() if value < 0.95)
     name = similar.id or "a job of another owner"
@@ -139,7 +139,7 @@ def describe(similar: SimilarJob) -> str:
 
 
 LEAST_SIMILARITY = 0.6
-WITHIN_BEST = 0.15  # jobs less similar than the best by more than this say nothing that it does not say better
+WITHIN_BEST = 0.15  # jobs less similar than the best one by more than this add nothing
 
 _UNIT = 1 << 26
 _SERVER_BYTES = 1 << 28  # of a PS without rows
@@ -180,9 +180,9 @@ def smooth(shapes: Sequence[JobShape], mu: float) -> JobShape:
 
 
 def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape:
-    """The shape with memory for the largest of the tables that similar jobs ended with: running out costs a restart.
+    """Returns the shape with memory for the largest final tables of similar jobs, since running out costs a restart.
 
-    More samples than theirs bring more rows, but fewer than in proportion.
+    If the job has more samples than a similar one, its rows are assumed to grow with the square root of the samples.
     """
     worker_memory, ps_memory = shape.worker_memory, shape.ps_memory
     an_epoch = new.metadata.total_samples / new.metadata.epochs
@@ -197,7 +197,7 @@ def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape
 
 
 def within(shape: JobShape, bounds: ShapeBounds) -> JobShape:
-    """The nearest shape that the bounds allow, with cores on the bounds' grid."""
+    """Returns the nearest shape that the bounds allow, with cores on the bounds' grid."""
 
     def cores(value: float, low: float, high: float) -> float:
         return float(np.clip(round(value / bounds.cpu_step) * bounds.cpu_step, low, high))
@@ -213,7 +213,7 @@ def within(shape: JobShape, bounds: ShapeBounds) -> JobShape:
 
 
 def cold_start(bounds: ShapeBounds) -> JobShape:
-    """The geometric middle of the bounds: nothing is far from it, in either direction."""
+    """Returns the geometric middle of the bounds, which is far from neither end."""
 
     def middle(low: float, high: float) -> float:
         return math.sqrt(low) * math.sqrt(high)
@@ -230,7 +230,7 @@ def cold_start(bounds: ShapeBounds) -> JobShape:
 
 
 def warm_start(new: NewJob, bounds: ShapeBounds, index: HistoryIndex, neighbours: int, mu: float) -> WarmStart:
-    """The first shape of a job; a middling one where no past job is similar enough."""
+    """Returns the first shape of a job; the middle of the bounds if no past job is similar enough."""
     ranked = index.rank(new, neighbours, LEAST_SIMILARITY)
     if not ranked:
         shape = cold_start(bounds)

@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    """To and from what `json` can write, for one type."""
+    """Converts one type to and from values that `json` can write."""
 
     def __init__(self, kind: Any) -> None:
         self._adapter: TypeAdapter[T] = TypeAdapter(kind)
 
     def plain(self, value: T) -> Any:
         """The value as dicts, lists, texts and numbers."""
-        # The types' empty mappings are mapping proxies, which pydantic takes but does not know.
+        # The types' empty mappings are mapping proxies, which pydantic accepts but cannot serialize.
         return self._adapter.dump_python(value, fallback=dict, warnings="none")
 
     def from_plain(self, plain: Any) -> T:
@@ -39,7 +39,7 @@ class Codec(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job is known from here on; plans made for it have versions above `last_plan`."""
+    """A job became known; plans made for it have versions above `last_plan`."""
 
     job: JobId
     owner: str
@@ -86,9 +86,9 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over; `phase` is Complete, Failed, Suspended, or Silent: it was not heard of for too long.
+    """A job is over; `phase` is Complete, Failed, Suspended, or Silent if the job did not report for too long.
 
-    `metadata` is what is known of it in the end, which is more than at its submission.
+    `metadata` is what the brain knows about the job at its end, which is more than at its submission.
     """
 
     job: JobId

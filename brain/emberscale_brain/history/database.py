@@ -1,4 +1,4 @@
-"""Opening the database, bringing its schema up to this version, and claiming it: the last to claim it may write."""
+"""Opens the database, migrates its schema to this version, and claims it: the last to claim it may write."""
 
 import os
 import re
@@ -27,13 +27,13 @@ _THE_ONE = 1
 
 
 class ClaimLostError(Exception):
-    """Another brain has claimed the database since; the text says which. Trying again does not help."""
+    """Another brain has claimed the database since; the text says which. Retrying does not help."""
 
 
 class Claim:
-    """One brain's. `insert` is that of the database's dialect.
+    """One brain's claim to the database. `insert` is the database dialect's function.
 
-    It ends with the next one and not with time: a brain that was killed leaves nothing that its successor waits for.
+    A claim ends when the next brain claims the database, not with time: the successor of a killed brain need not wait.
     """
 
     def __init__(self, insert: Callable[[Any], Any]) -> None:
@@ -47,9 +47,9 @@ class Claim:
         self._committed = False
 
     def hold(self, session: Session) -> None:
-        """Takes the claim the first time, and checks later that it still holds it. Raises ClaimLostError.
+        """Makes the claim the first time, and checks later that it still holds. Raises ClaimLostError.
 
-        The row stays locked until the transaction ends: who claims the database next reads all that was written.
+        The row stays locked until the transaction ends, so the next brain to claim the database reads all writes.
         """
         mine = ClaimRow.token == self._row["token"] if self._committed else None
         statement = self._insert(ClaimRow).values(**self._row)
@@ -63,7 +63,7 @@ class Claim:
             )
 
     def committed(self) -> None:
-        """A transaction that holds it has ended well."""
+        """Notes that a transaction that held the claim was committed."""
         self._committed = True
 
 
@@ -79,8 +79,8 @@ _HOPELESS = frozenset(
         sqlite3.SQLITE_NOTADB,
     }
 )
-# libpq gives no SQLSTATE for a connection that the server refuses, only what it says; where that is not English, the
-# database is away
+# libpq gives no SQLSTATE for a connection that the server refuses, only the server's message; if that is not in
+# English, the database counts as away
 _REFUSED_LOGIN = re.compile(
     r"FATAL: .*(authentication failed|does not exist|not permitted to log in|permission denied|pg_hba\.conf)"
     r"|no password supplied"
@@ -188,7 +188,7 @@ def first_line(error: DBAPIError) -> str:
 
 
 def _set_up_postgresql(connection: Any, _record: object) -> None:
-    # a client that falls silent within a transaction, such as a machine that was cut off, blocks nobody for long
+    # a client that falls silent within a transaction, such as a machine that was cut off, must not block others long
     connection.execute(f"SET lock_timeout = '{_WAIT_SECONDS}s'")
     connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'")
     connection.commit()

@@ -1,6 +1,6 @@
-"""Reading and writing the configuration database.
+"""Reads and writes the configuration database.
 
-Writing is idempotent: a change that is written twice, say after a connection broke at the commit, counts once.
+Writes are idempotent: a change that is written twice, say after a connection broke at the commit, counts once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,7 +76,7 @@ class Pruned:
 class HistoryStore:
     """The database. Every method raises DatabaseAwayError while it cannot be reached, and DatabaseUnusableError.
 
-    A row that this version cannot read is left out, and told in the log.
+    Rows that this version cannot read are left out and logged.
 
     With `exclusive`, the latest claimant is the only writer, and all earlier ones raise ClaimLostError.
     """
@@ -89,7 +89,7 @@ class HistoryStore:
 
     @classmethod
     def open(cls, url: str, exclusive: bool = False) -> "HistoryStore":
-        """Does not connect. Raises DatabaseUnusableError for an address that cannot be one."""
+        """Returns a store without connecting. Raises DatabaseUnusableError for an invalid address."""
         return cls(open_engine(url), exclusive)
 
     @property
@@ -102,15 +102,15 @@ class HistoryStore:
         migrate(self._engine)
 
     def claim(self) -> None:
-        """Where the store is exclusive, those before it have written their last.
+        """Claims the database if the store is exclusive, so that earlier claimants can no longer write.
 
-        Raises ClaimLostError if this one has.
+        Raises ClaimLostError if a later claimant has claimed it since.
         """
         with self._writing():
             pass
 
     def close(self) -> None:
-        """Lets go of all connections."""
+        """Closes all connections."""
         self._engine.dispose()
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -122,7 +122,7 @@ class HistoryStore:
             for change in changes:
                 match change:
                     case JobSubmitted():
-                        # a suspended job that is submitted again runs again, as it is described now
+                        # a suspended job that is submitted again runs again, with its new description
                         statement = self._insert(JobRow).values(**job_values(change))
                         anew = {column.name: column for column in statement.excluded}
                         session.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=anew))
@@ -150,7 +150,8 @@ class HistoryStore:
     def running_jobs(self, profiles_per_job: int) -> list[Change]:
         """Returns what a brain needs after a restart: running jobs, their last plans and their latest profiles.
 
-        Without its description or its plan in force, a job is left out: it is unknown, and its master submits it again.
+        A job whose description or plan in force cannot be read is left out: the job is then unknown, and its master
+        submits it again.
         """
         running = select(JobRow).where(JobRow.phase.is_(None)).order_by(JobRow.submitted_at)
         with self._transaction() as session:
@@ -164,7 +165,7 @@ class HistoryStore:
         return [submission_of(row), *_readable(reversed(profiles), profile_of), *map(plan_of, plans)]
 
     def past_jobs(self, limit: int) -> list[PastJob]:
-        """Completed jobs for the warm start, the latest first, at most `limit`."""
+        """Returns completed jobs for the warm start, the latest first, at most `limit`."""
         completed = select(JobRow).where(JobRow.phase == COMPLETE, JobRow.final_shape.is_not(None))
         with self._transaction() as session:
             rows = session.scalars(completed.order_by(desc(JobRow.finished_at)).limit(limit))
@@ -200,7 +201,7 @@ class HistoryStore:
             return [reported.profile for reported in _readable(reversed(rows), profile_of)]
 
     def prune(self, retention: Retention, now: float) -> Pruned:
-        """Deletes what is older than it is kept for. Running jobs keep their latest profiles and plans whatever.
+        """Deletes expired records. Running jobs keep their latest profiles and plans, however old.
 
         Raises ClaimLostError.
         """
@@ -229,7 +230,7 @@ class HistoryStore:
 
     @contextmanager
     def _writing(self) -> Iterator[Session]:
-        """A transaction that ends well only if this is who may write."""
+        """A transaction that commits only if this store may write."""
         with self._transaction() as session:
             if self._claim is not None:
                 self._claim.hold(session)
@@ -252,7 +253,7 @@ class HistoryStore:
 
 
 def _readable(rows: Iterable[_Row], read: Callable[[_Row], _Kind]) -> Iterator[_Kind]:
-    """What is read of rows, without those that cannot be read: they hold up none of the others."""
+    """Yields what `read` makes of each row; logs and skips unreadable rows, so that they do not hold up the others."""
     for row in rows:
         try:
             found = read(row)

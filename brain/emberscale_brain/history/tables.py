@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy's typed ORM, and the way between their rows and records of what happened.
+"""The tables, in SQLAlchemy's typed ORM, and the conversion between their rows and changes.
 
 The schema is the same on SQLite and PostgreSQL.
 """
@@ -43,20 +43,20 @@ _Kind = TypeVar("_Kind")
 
 
 class UnreadableRowError(ValueError):
-    """A row holds what this version does not know, such as one that another version wrote."""
+    """A row holds a value that this version cannot read, for example because another version wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """In place of an object that cannot be read. Its row is refused once it is used; the others of a query are not."""
+    """Stands for an object that cannot be read. Using its row raises an error; other rows of a query stay usable."""
 
     problem: str
 
 
 class _Document(TypeDecorator[Any]):
-    """A column that holds objects of one type as JSON, by its codec.
+    """A column that holds objects of one type as JSON.
 
-    With `as_text`, it is text: numbers may be infinite, which PostgreSQL's JSON cannot say.
+    With `as_text`, the column is text: numbers may be infinite, which PostgreSQL's JSON cannot express.
     """
 
     impl: Any = JSON
@@ -69,7 +69,7 @@ class _Document(TypeDecorator[Any]):
         self._codec: Codec[Any] = Codec(kind)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """To what the column takes."""
+        """Converts an object to the column's value."""
         write = self._codec.text if self.as_text else self._codec.plain
         return None if value is None else write(value)
 
@@ -79,13 +79,13 @@ class _Document(TypeDecorator[Any]):
         return None if value is None else read(value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """From what the driver returns, which SQLite does not check to be JSON."""
+        """Returns a function that reads the driver's values, which SQLite does not check to be JSON."""
         read = super().result_processor(dialect, coltype) or (lambda value: value)
 
         def processed(value: Any) -> Any:
             try:
                 return read(value)
-            except ValueError as error:  # pydantic's and json's are such
+            except ValueError as error:  # the base of pydantic's and json's errors
                 return _Unreadable(str(error))
 
         return processed
@@ -121,7 +121,7 @@ class JobRow(HistoryTable):
 
 
 class ClaimRow(HistoryTable):
-    """The brain that may write; at most one row. `token` is one brain's alone, `holder` says which that is."""
+    """The brain that may write; at most one row. `token` is unique to one brain, and `holder` describes it."""
 
     __tablename__ = "claims"
 
@@ -164,7 +164,7 @@ class StartUpRow(HistoryTable):
 
 
 class PlanRow(HistoryTable):
-    """One plan of one job; `explanation` is that of the round that `kept` it last."""
+    """One plan of one job; `explanation` comes from the last round that `kept` the plan."""
 
     __tablename__ = "plans"
 
@@ -200,7 +200,7 @@ def end_values(change: JobEnded) -> dict[str, Any]:
 
 
 def metadata_of(row: JobRow) -> JobMetadata:
-    """What is known of a job. Raises UnreadableRowError, as all that read rows."""
+    """Returns what is known of a job. Raises UnreadableRowError, like all functions here that read rows."""
     return _readable("metadata", row.metadata_)
 
 
@@ -226,21 +226,21 @@ def plan_of(row: PlanRow) -> PlanMade:
 
 
 def past_job_of(row: JobRow) -> PastJob:
-    """A job that ended with a shape, as a warm start leans on it."""
+    """Returns a job that ended with a shape, as warm starts use it."""
     return _read(PastJob, row, id=JobId(row.uid), metadata=row.metadata_, finished_at=row.finished_at or 0.0)
 
 
 def columns(table: type[HistoryTable], record: object, /, **converted: Any) -> dict[str, Any]:
-    """The columns of a table whose names are those of fields of a record, and those that are `converted`.
+    """Returns the values of a table's columns: a record's fields of the same names, and the `converted` ones.
 
-    Columns without a field are left to their defaults, or as they are in an update.
+    Columns without a field keep their defaults or, in an update, their values.
     """
     names = [column.key for column in inspect(table).column_attrs]
     return {name: getattr(record, name) for name in names if hasattr(record, name)} | converted
 
 
 def _read(kind: type[_Kind], row: HistoryTable, /, **converted: Any) -> _Kind:
-    """A record from the columns of a row that have the names of its fields, but for those that are `converted`."""
+    """Returns a record whose fields have the values of the row's columns of the same names, or `converted` ones."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all records are dataclasses
     values = {name: converted[name] if name in converted else getattr(row, name) for name in names}
     return kind(**{name: _readable(name, value) for name, value in values.items()})

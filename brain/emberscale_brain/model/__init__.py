@@ -1,7 +1,7 @@
 """The throughput model: how a job's speed depends on its shape, learned from its profiles.
 
-* `predict`: the features of DLRover-RM's equations, and what a fit says about shapes.
-* `window`: a job's profiles, summed up per shape.
-* `prior`: what is believed before there are measurements.
+* `predict`: the features of DLRover-RM's equations, and the predictions of a fit.
+* `window`: a job's profiles, summarized per shape.
+* `prior`: the belief about the coefficients before there are measurements.
 * `fit`: coefficients from window and prior.
 """

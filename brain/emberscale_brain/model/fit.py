@@ -1,10 +1,11 @@
-"""Fitting the throughput model: robust non-negative least squares on relative error, with a prior.
+"""Fits the throughput model: robust non-negative least squares on relative error, with a prior.
 
-Minimised is the sum of squared differences of log iteration time, RMSLE's own measure: non-negative least squares on
-the relative error gives the start, and Gauss-Newton steps (each again such a problem) the rest. Every shape counts
-once, with the variance `noise^2 / profiles + misfit^2`: a thousand profiles of one do not drown three of another.
+The fit minimises the sum of squared differences of log iteration time, as RMSLE does. It starts from non-negative least
+squares on the relative error, and continues with Gauss-Newton steps, each again such a problem. Every shape counts
+once, with the variance `noise^2 / profiles + misfit^2`, so that a thousand profiles of one do not drown three of
+another.
 
-How far the terms overlap is found among a few values, once there are more shapes than coefficients.
+Once there are more shapes than coefficients, the fit also chooses the overlap of the terms among a few values.
 """
 
 from dataclasses import dataclass, replace
@@ -19,14 +20,14 @@ from emberscale_brain.model.prior import Prior, weak_prior
 from emberscale_brain.model.window import ProfileWindow
 from emberscale_brain.planner.types import ThroughputFit
 
-_NOISE = 0.05  # relative standard deviation of a profile before any was compared with another
-_NOISE_WEIGHT = 2.0  # profiles' worth of trust in that
+_NOISE = 0.05  # relative standard deviation of a profile before profiles are compared
+_NOISE_WEIGHT = 2.0  # the weight of that assumption, in profiles
 _MISFIT = 0.01  # relative error of the model itself at a shape, before it is measured
 _MISFIT_WEIGHT = 2.0
-_MISFITS = np.logspace(-8, 0, 65)  # variances among which the misfit's is found
+_MISFITS = np.logspace(-8, 0, 65)  # candidates for the variance of the misfit
 _DRIFT = 0.01  # relative standard deviation that an hour of age adds (M and B are constant only "for a short time")
 _TUKEY = 4.685
-_ROUGH_STEPS = 4  # with weights for the least absolute deviation, which an outlier moves little
+_ROUGH_STEPS = 4  # with weights for the least absolute deviation, on which an outlier has little influence
 _STEPS = 16
 _TOLERANCE = 1e-7
 _OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -34,9 +35,9 @@ _OVERLAP_STEPS = 16  # with either kind of weights
 _SMALL_STEP = 1e-4  # of a coefficient
 _DAMPING = 0.01
 _LEAST_TERM = 0.3  # of an iteration, at the start
-_NO_TERM = 0.01  # of an iteration: where terms overlap, this counts for nothing, and yet has a slope to come back on
-_LEAST_IMPROVEMENT = 16.0  # of the loss, for another overlap than what was believed
-_FAR = 3.0  # standard deviations from which on an error counts in proportion, not squared
+_NO_TERM = 0.01  # of an iteration: where terms overlap, so small a term hardly counts, but can grow again by its slope
+_LEAST_IMPROVEMENT = 16.0  # of the loss, for an overlap other than the prior's
+_FAR = 3.0  # standard deviations beyond which an error counts linearly, not squared
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _data(window: ProfileWindow, constants: ModelConstants) -> _Data:
 
 
 def _noise_variance(data: _Data, residuals: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """Variance of one profile: scatter within shapes, and about the model for shapes measured once."""
+    """Variance of one profile: the scatter within shapes and, for shapes measured once, about the model."""
     once = data.counts < 1.5
     freedom = max(0.0, float(weights[once].sum()) - FEATURES)
     about_model = float((weights * residuals**2)[once].sum()) if freedom > 0 else 0.0
@@ -79,7 +80,7 @@ def _noise_variance(data: _Data, residuals: NDArray[np.float64], weights: NDArra
 def _misfit_variance(
     residuals: NDArray[np.float64], weights: NDArray[np.float64], variance: NDArray[np.float64], noise: float
 ) -> float:
-    """Variance of the model's own error, so that residuals are as large as their variances say."""
+    """Variance of the model's own error, chosen so that the residuals agree with their variances."""
     repeated = variance < 0.75 * noise
     freedom = float(weights[repeated].sum())
     squares = (weights * residuals**2)[repeated]
@@ -91,7 +92,7 @@ def _misfit_variance(
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """What is believed of the shapes' errors: weights (0: outlier), variance of each, and variance of one profile."""
+    """The estimated errors of the shapes: weights (0: outlier), variance of each, and variance of one profile."""
 
     weights: NDArray[np.float64]
     variance: NDArray[np.float64]
@@ -99,12 +100,12 @@ class _Errors:
 
     @classmethod
     def of(cls, data: _Data) -> "_Errors":
-        """Before anything is fitted."""
+        """Returns the errors before anything is fitted."""
         noise = (_NOISE_WEIGHT * _NOISE**2 + data.within_scatter) / (_NOISE_WEIGHT + data.within_freedom)
         return cls(np.ones(len(data.y)), noise / data.counts + data.drift + _MISFIT**2, noise)
 
     def seen(self, data: _Data, residuals: NDArray[np.float64], rough: bool) -> "_Errors":
-        """After a step: `rough` for the least absolute deviation, which an outlier moves little."""
+        """Returns the errors after a step; `rough` weighs them for the least absolute deviation."""
         if rough:
             return replace(self, weights=1 / np.maximum(1.0, np.abs(residuals) / np.sqrt(self.variance)))
         distance = residuals / (_TUKEY * np.sqrt(self.variance))
@@ -146,14 +147,14 @@ class _Solution:
     errors: _Errors
 
     def loss(self, data: _Data) -> float:
-        """Squared errors over what noise and drift explain, the far ones in proportion."""
+        """Sum of squared errors relative to their expected variances; large errors count linearly."""
         residuals = data.y - np.log(self.model.iteration_seconds(data.x))
         distance = np.abs(residuals) / np.sqrt(_Errors.of(data).variance)
         return float(np.where(distance < _FAR, distance**2, 2 * _FAR * distance - _FAR**2).sum())
 
 
 def _robust_fit(data: _Data, prior: Prior) -> _Solution:
-    """The terms one after the other."""
+    """Fits the terms without overlap, one after the other in time."""
     prior_root = np.linalg.cholesky(_inverse(prior.covariance)).T.astype(np.float64)
     errors = _Errors.of(data)
     seconds = np.exp(data.y)
@@ -172,9 +173,9 @@ def _robust_fit(data: _Data, prior: Prior) -> _Solution:
 
 
 def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solution:
-    """At the overlap of `start`, from its coefficients: damped Gauss-Newton steps in their logarithms."""
+    """Fits at the overlap of `start`, by damped Gauss-Newton steps in the logarithms of its coefficients."""
     prior_root = np.linalg.cholesky(_inverse(prior.covariance)).T.astype(np.float64)
-    # a term that does not count at the start could not be told from one that never does
+    # a term that does not count at the start would have no slope, and never count
     iteration = np.exp(np.median(data.y)) / np.median(data.x, axis=0)
     model = replace(start, mean=np.maximum(start.mean, _LEAST_TERM * iteration))
     model = replace(model, mean=model.mean * np.exp(np.median(data.y - np.log(model.iteration_seconds(data.x)))))
@@ -205,7 +206,7 @@ def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solutio
 
 
 def _best_fit(data: _Data, prior: Prior) -> _Solution:
-    """At the overlap that fits best, where there are shapes enough to tell, and at the believed one else."""
+    """Fits at the overlap that fits best if there are enough shapes to tell, else at the prior's overlap."""
     one_by_one = _robust_fit(data, prior)
 
     def at(overlap: float, start: Coefficients) -> _Solution:
@@ -213,7 +214,7 @@ def _best_fit(data: _Data, prior: Prior) -> _Solution:
 
     best = believed = at(prior.overlap, Coefficients(prior.mean, prior.covariance))
     if len(data.y) <= FEATURES or believed.loss(data) <= _LEAST_IMPROVEMENT:
-        return believed  # no other can be better by as much
+        return believed  # no other overlap can improve the loss enough
     for direction in (1, -1):
         worse = 0
         for overlap in sorted(_OVERLAPS, reverse=direction < 0):
@@ -223,16 +224,16 @@ def _best_fit(data: _Data, prior: Prior) -> _Solution:
             if tried.loss(data) < best.loss(data):
                 best, worse = tried, 0
             elif worse:
-                break  # once may be a bump: which shapes count as outliers differs from overlap to overlap
+                break  # a single rise may be a bump: the outliers differ from overlap to overlap
             else:
                 worse = 1
     return best if best.loss(data) < believed.loss(data) - _LEAST_IMPROVEMENT else believed
 
 
 def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
-    """Fits the profiles of a window; with none of them, the prior is the fit.
+    """Fits the profiles of a window; if there are none, the prior is the fit.
 
-    The covariance is that of the posterior without the bound at 0, so a coefficient that is 0 keeps its doubt.
+    The covariance is the posterior's without the bound at 0, so a coefficient of 0 keeps its uncertainty.
     """
     if not window.shapes:
         return prior_fit(prior, fitted_at)

@@ -1,11 +1,11 @@
 """DLRover-RM equations 1-6 as a linear model: iteration seconds = features(shape) . coefficients; and its predictions.
 
 The features are, in the order of `COEFFICIENTS`: m / cpu_w (equation 2), w / (p cpu_p) (3), (M / p) / (B / w) (4),
-m D / p (5), 1 and w / cpu_p. Each equation brings a constant beta of its own; only their sum can be told from
-measurements, so one feature stands for all four.
+m D / p (5), 1 and w / cpu_p. Each equation has its own constant beta, but measurements determine only their sum, so one
+feature stands for all four.
 
-The last one is not in the paper, whose update is divided evenly among the PS. Every batch asks every PS, and what that
-costs a PS beside its rows (receiving, locking, a call for each table, answering) is the same however many there are.
+The last feature is not in the paper, which divides the update evenly among the PS. Every batch calls every PS, and the
+fixed cost of a call (receiving, locking, a call for each table, answering) does not depend on the number of PS.
 Measured at batches of 512, a PS took about 1 ms of processor time a batch as one of one, of two and of three.
 """
 

@@ -1,7 +1,7 @@
-"""The prior of a job's coefficients, before its own measurements determine them: a normal distribution.
+"""The prior of a job's coefficients, until its own measurements determine them: a normal distribution.
 
-A job that has not varied its shape leaves the model under-determined. Similar past jobs then say how its time divides
-among the terms; without any, the time that its workers spend in each stage does.
+A job that has not varied its shape leaves the model under-determined. Similar past jobs then tell how its time divides
+among the terms; if there are none, the time that its workers spend in each stage tells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emberscale_brain.planner.types import ThroughputFit
 
-# Shares of an iteration where nothing is measured, of the paper's terms: its figure 1 gives the look-ups 30 to 48%.
+# Shares of the paper's terms in an iteration if nothing is measured: its figure 1 gives the look-ups 30 to 48%.
 _DEFAULT_SHARES = (0.40, 0.15, 0.10, 0.25, 0.10)
 _LEAST_SHARE = 0.03
 _WEAK_RELATIVE_SD = 2.0
@@ -23,7 +23,7 @@ _LEAST_SD_SHARE = 0.1
 class Prior:
     """Mean float64[6] and covariance float64[6, 6] of the coefficients.
 
-    `overlap` is how far the terms overlap until measurements say otherwise.
+    `overlap` is the assumed overlap of the terms until measurements say otherwise.
     """
 
     mean: NDArray[np.float64]
@@ -47,18 +47,18 @@ def _stage_shares(stages: Mapping[str, float]) -> NDArray[np.float64]:
 def weak_prior(at: NDArray[np.float64], iteration_seconds: float, stages: Mapping[str, float] | None = None) -> Prior:
     """A prior that little data outweighs: the time measured at features `at` (float64[6]), split by the stages."""
     shares = _stage_shares(stages or {})
-    # requests, which the paper leaves out, are not believed in yet, but may well be a tenth
+    # the cost of requests, which the paper leaves out, is assumed to be 0 for now, but may well be a tenth
     mean = np.append(shares, 0.0) * iteration_seconds / at
     spread = _WEAK_RELATIVE_SD * np.append(shares, 0.1) * iteration_seconds / at
     return Prior(mean, np.diag(spread**2))
 
 
 def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], at: NDArray[np.float64]) -> Prior:
-    """The prior that past jobs' fits give, weighted by similarity (0 to 1, above 0).
+    """Derives a prior from past jobs' fits, weighted by similarity (0 to 1, above 0).
 
-    Its spread is that of the fits, their own doubt, and more the less similar they are; `at` (float64[6]) are the
-    features of a typical shape, at which no term is believed to be exactly nothing. The speed as a whole is trusted
-    less than how it divides among the terms: one hardware or feature pipeline is slower than another in all of them.
+    Its variance adds the spread among the fits, their own uncertainty, and more the less similar they are. `at`
+    (float64[6]) are the features of a typical shape, at which no term is assumed to be exactly 0. The total speed is
+    trusted less than its division among the terms, since hardware or a feature pipeline can be slower in all terms.
     """
     weights = np.asarray(similarities, dtype=np.float64)
     if len(fits) == 0 or len(fits) != len(weights) or not (weights > 0).all():

@@ -1,7 +1,7 @@
-"""A sliding window of a job's profiles, summed up per shape and robust to outliers within a shape.
+"""A sliding window of a job's profiles, summarized per shape and robust to outliers within a shape.
 
-A shape keeps its latest profiles only, and the window its latest shapes: a job that stays at one shape for a day does
-not push out what it learned at others. Adding profiles touches only the shapes that they are of.
+A shape keeps only its latest profiles, and the window its latest shapes: a job that stays at one shape for a day keeps
+what it learned at others. Adding profiles touches only their shapes.
 """
 
 import math
@@ -95,9 +95,9 @@ class ProfileWindow:
     latest: float = -math.inf
 
     def add(self, profiles: Iterable[JobProfile], now: float) -> "ProfileWindow":
-        """The window with those of `profiles` that are newer than it; itself where none are.
+        """Returns the window with those of `profiles` that are newer than it; itself if none are.
 
-        Restarted profiles and unbelievable ones (`problem_with`) are left out. A profile's iteration seconds are taken
+        Restarted and implausible profiles (`problem_with`) are left out. A profile's iteration seconds are computed
         from its throughput, which is what the model predicts (equation 1).
         """
         fresh: dict[ShapeKey, list[float]] = {}
@@ -126,5 +126,5 @@ class ProfileWindow:
 
     @property
     def profiles(self) -> int:
-        """Profiles that the window holds."""
+        """The number of profiles that the window holds."""
         return sum(len(shape.log_seconds) for shape in self.shapes.values())

@@ -1,9 +1,9 @@
-"""A job's candidates: points of its Pareto front, its present shape, and what changing from one to another takes.
+"""A job's candidates: points of its Pareto front, its present shape, and the cost of changing from one to another.
 
 `best_experiment` finds a small change of shape that teaches more than it costs. A measurement at a new shape moves the
 fitted coefficients by k Z, Z standard normal and k = Sigma x / sd of the measurement: one step of a Kalman filter. A
-bill is linear in the iteration time and so in the coefficients (to first order where the terms overlap), so what the
-measurement is worth follows: the least bill now, less the expected least bill after it (the knowledge gradient).
+bill is linear in the iteration time and so in the coefficients (to first order where the terms overlap). The worth of
+a measurement is therefore the least bill now, less the expected least bill after it (the knowledge gradient).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Floats, Horizon, Ints, JobProblem
 from emberscale_brain.planner.types import Candidate, Prices, ShapeBounds, ThroughputFit
 
-DOUBT_PRICE = 0.5  # a bill that is uncertain by a standard deviation of 10% is taken to be 5% higher
+DOUBT_PRICE = 0.5  # a bill with a standard deviation of 10% counts as 5% higher
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Candidates:
     """Shapes and numbers, one row each. Row 0 is the present shape of a running job.
 
     `gross` and `net` are samples/s without and with the change; `doubt` is the relative standard deviation of `gross`
-    (about the present shape's, where there is one); `bill` is in the prices' currency, doubt included.
+    (relative to the present shape's, if there is one); `bill` is in the prices' currency, doubt included.
     """
 
     shapes: tuple[JobShape, ...]
@@ -40,7 +40,7 @@ class Candidates:
         return len(self.shapes)
 
     def take(self, rows: Ints) -> "Candidates":
-        """Some of the rows."""
+        """Returns some of the rows."""
         return Candidates(
             tuple(self.shapes[int(row)] for row in rows),
             *(getattr(self, name)[rows] for name in ("cost", "gross", "net", "doubt", "bill", "delay", "pause")),
@@ -66,7 +66,7 @@ def bills(cost: Floats, net: Floats, remaining_samples: float, time_value_per_ho
 
 
 def _double_bills(cost: Floats, delay: Floats, net: Floats, remaining_samples: float) -> Floats:
-    """The extra cost of a change: while new processes start, the surplus of the present shape (row 0) is paid too."""
+    """The extra cost of a change: the job pays the present shape's (row 0) surplus while new processes start."""
     hours = np.minimum(delay, remaining_samples / np.maximum(net, 1e-12)) / 3600
     extra: Floats = np.maximum(0.0, cost[0] - cost) * hours
     return extra
@@ -81,7 +81,7 @@ def evaluate(
     remaining_samples: float,
     time_value_per_hour: float,
 ) -> Candidates:
-    """Computes all numbers of some shapes. A present shape must come first: uncertainty is of the difference to it."""
+    """Computes all numbers of some shapes. A present shape must come first: `doubt` is relative to it."""
     w, p, cpu_w, cpu_p = dimensions(shapes)
     x = features(constants, w, p, cpu_w, cpu_p)
     model = Coefficients.of(fit)
@@ -103,7 +103,7 @@ def evaluate(
 def front_shapes(
     front: Front, problem: JobProblem, remaining_samples: float, time_value_per_hour: float, most: int
 ) -> tuple[JobShape, ...]:
-    """At most `most` shapes spread over a front, and those about its smallest bill, by rising cost."""
+    """Returns shapes spread over a front and shapes around its smallest bill, at most `most`, by rising cost."""
     bill = bills(front.cost, front.throughput, remaining_samples, time_value_per_hour)
     x = features(problem.constants, *front.choices.T)
     doubt = Coefficients.of(problem.fit).uncertainty(x)
@@ -114,7 +114,7 @@ def front_shapes(
 
 
 def worker_only_shapes(problem: JobProblem, present: JobShape, most: int) -> tuple[JobShape, ...]:
-    """Shapes that differ from the present one in the number of workers only: the cheapest changes there are.
+    """Returns shapes that differ from the present one only in the number of workers: the cheapest changes.
 
     Memory stays as it is.
     """
@@ -130,16 +130,16 @@ def worker_only_shapes(problem: JobProblem, present: JobShape, most: int) -> tup
 DWELL_SECONDS = 240.0
 """The time that a job stays at a shape to be measured there."""
 
-_PROFILES = 8.0  # that a dwell brings
+_PROFILES = 8.0  # per dwell
 _MISFIT = 0.02
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-_LEAST_DWELLS = 6  # remaining time, in dwells, below which nothing is tried any more
+_LEAST_DWELLS = 6  # no experiments if less time than this remains, in dwells
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A change to try: row among the trials, what its measurement is worth and costs, in the prices' currency."""
+    """A change to try: its row among the trials, and the worth and cost of its measurement, in the prices' currency."""
 
     row: int
     worth: float
@@ -147,7 +147,7 @@ class Experiment:
 
 
 def neighbours(present: JobShape, bounds: ShapeBounds) -> tuple[JobShape, ...]:
-    """Shapes that differ in one dimension by a little: a step, or about a third where that is more."""
+    """Returns shapes that differ a little in one dimension: by a step, or by about a third if that is more."""
 
     def around(value: float, low: float, high: float, step: float) -> list[float]:
         change = max(step, round(value / 3 / step) * step)
@@ -179,8 +179,8 @@ def best_experiment(
 ) -> Experiment | None:
     """Returns the trial whose value, times `exploration`, most exceeds its cost; None if none does.
 
-    `options` are the shapes that the job could move to afterwards, its present one first; `trials` have their changes
-    evaluated from that one.
+    `options` are the shapes that the job could move to afterwards, the present one first; `trials` evaluates changes
+    from the present one.
     """
     present_seconds = remaining_samples / float(options.gross[0])
     if not len(trials) or present_seconds < _LEAST_DWELLS * DWELL_SECONDS:
@@ -212,7 +212,7 @@ def best_experiment(
 
 
 def _costs(trials: Candidates, options: Candidates, remaining_samples: float, time_value_per_hour: float) -> Floats:
-    """The change there and back, and the dwell at another price per sample than the present shape's."""
+    """The cost of the change there and back, and of the difference in price per sample during the dwell."""
     rate = (trials.cost + time_value_per_hour) / 3600
     per_sample = rate / trials.gross
     present = float((options.cost[0] + time_value_per_hour) / 3600 / options.gross[0])

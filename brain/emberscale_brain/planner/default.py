@@ -1,8 +1,8 @@
-"""The planner that is used unless another is asked for: DLRover-RM section 4.3, from profiles to shapes for all jobs.
+"""The default planner: DLRover-RM section 4.3, from profiles to shapes for all jobs.
 
 For each running job: fit the model, forecast the memory, find the Pareto front, find the shape with the smallest bill.
 For each waiting job: a warm start. Then weighted greedy selection for all jobs together under capacity and quotas. A
-job that stays as it is may try a small change that is expected to teach more than it costs.
+job that keeps its shape may try a small change that is expected to teach more than it costs.
 
 Fronts are enumerated exactly up to `MOST_SHAPES` shapes: in `benchmarks/planner_quality.py` that is faster than NSGA-II
 and never worse. NSGA-II searches larger grids.
@@ -35,13 +35,13 @@ from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedS
 from emberscale_brain.planner.waiting import FirstShapes, first_shapes
 from emberscale_brain.warm_start import HistoryIndex, NewJob, WarmStart, warm_start
 
-_SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
+_SAMPLES_PER_CORE = 1000.0  # a second, if nothing is known
 _PROFILES_BEFORE_EXPERIMENTS = 3
 A = TypeVar("A", Assessment, FirstShapes)
 
 
 class DefaultPlanner:
-    """Keeps each job's window of profiles, fit and front between rounds; the same calls give the same plans."""
+    """Keeps each job's window of profiles, fit and front between rounds. The same calls give the same plans."""
 
     def __init__(self, settings: PlannerSettings | None = None, method: FrontMethod = FrontMethod.AUTO) -> None:
         self._settings = settings or PlannerSettings()
@@ -50,7 +50,7 @@ class DefaultPlanner:
         self._starts: dict[JobId, WarmStart] = {}
 
     def plan(self, cluster: ClusterView, now: float) -> Mapping[JobId, PlannedShape]:
-        """Shapes for all jobs but the fixed ones, which count against the capacity."""
+        """Returns shapes for all jobs except fixed ones, which count against the capacity."""
         index = HistoryIndex(cluster.history)
         moving = [job for job in cluster.jobs if not job.fixed]
         self._forget({job.id for job in cluster.jobs})
@@ -124,10 +124,10 @@ class DefaultPlanner:
 
     @contextmanager
     def _quarantine(self, job: JobView, quarantined: dict[JobId, PlannedShape]) -> Iterator[None]:
-        """Forgets a job whose numbers cannot be computed, which keeps its shape, and plans all others."""
+        """Forgets a job whose numbers cannot be computed, so that it keeps its shape and all others are planned."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever one job's numbers lead to must not stop all planning
+        except Exception as error:  # noqa: BLE001  # one job's numbers must not stop all planning
             quarantined[job.id] = explain_quarantined(job, error)
             self._models.pop(job.id, None)
             self._starts.pop(job.id, None)
@@ -144,7 +144,7 @@ class DefaultPlanner:
     def _select(
         self, cluster: ClusterView, running: list[Assessment], waiting: list[FirstShapes], room: Room
     ) -> list[int | None]:
-        """Rows of each job's candidates, None for nothing; takes what they need from `room`."""
+        """Returns the selected row of each job's candidates, None for no shape; takes the shapes from `room`."""
         offers = [
             *(self._offer(a) for a in running),
             *(_options(w.job, w.candidates, self._value(w.job, w.candidates), must=False) for w in waiting),
@@ -164,7 +164,7 @@ class DefaultPlanner:
         return rows
 
     def _offer(self, assessment: Assessment) -> Options:
-        """Returns a running job's options. No cheaper one counts for more than the target, its best shape."""
+        """Returns a running job's options. The target, its best shape, counts for more than any cheaper one."""
         value = self._value(assessment.job, assessment.candidates)
         limited = np.minimum(value, value[assessment.target] * (1 - 1e-9))
         limited[assessment.target] = value[assessment.target]
@@ -187,7 +187,7 @@ class DefaultPlanner:
         similar = self._starts[job.id].similar
         if row == 0 and not assessment.grows and not assessment.problem and self._settings.exploration > 0:
             found = None
-            with suppress(ArithmeticError, ValueError):  # of numbers too far apart: nothing is tried
+            with suppress(ArithmeticError, ValueError):  # numbers too far apart: no experiment
                 found = self._experiment(cluster, assessment, room)
             if found is not None:
                 trials, experiment = found
@@ -210,7 +210,7 @@ class DefaultPlanner:
         return float(one[0])
 
     def _better_kept(self, assessment: Assessment, row: int, room: Room) -> bool:
-        """Whether the present shape fits after all and the selected one's bill is not smaller by the minimum gain."""
+        """Whether the present shape fits after all, and the selected one does not save the minimum gain."""
         if not assessment.keeps:
             return False
         bill, shapes, owner = assessment.candidates.bill, assessment.candidates.shapes, assessment.job.owner
@@ -224,7 +224,7 @@ class DefaultPlanner:
     def _experiment(
         self, cluster: ClusterView, assessment: Assessment, room: Room
     ) -> tuple[Candidates, Experiment] | None:
-        """A small change worth trying, among those for which there is room."""
+        """Returns a small change that is worth trying and has room; None if there is none."""
         job, present, fit = assessment.job, assessment.present, assessment.fit
         model = self._models[job.id]
         if fit is None or model.profiles_of(present) < _PROFILES_BEFORE_EXPERIMENTS:
@@ -247,7 +247,7 @@ class DefaultPlanner:
 
 
 def _finite(assessed: A) -> A:
-    """The same. Raises ArithmeticError where a number of it is not finite: it would spoil everybody's selection."""
+    """Returns its argument. Raises ArithmeticError if a number is not finite and would spoil every job's selection."""
     candidates = assessed.candidates
     for name in ("cost", "gross", "net", "bill"):
         if not np.isfinite(getattr(candidates, name)).all():

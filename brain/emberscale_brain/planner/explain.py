@@ -55,7 +55,7 @@ def gain_in_words(candidates: Candidates, now: int, then: int, remaining_samples
 
 
 def memory_in_words(forecast: MemoryForecast, limit: int) -> str:
-    """When a PS is expected to be full."""
+    """Describes how much memory the largest PS is expected to need at the end."""
     gib = float(GIB)
     return (
         f"at the end the largest PS is expected to need {forecast.expected / gib:.3g} GiB "
@@ -98,7 +98,7 @@ def _explanation(
 def explain_running(
     assessment: Assessment, row: int | None, weight: float, similar: tuple[SimilarJob, ...]
 ) -> PlannedShape:
-    """A running job gets the candidate in `row`; None: no candidate fits."""
+    """Explains why a running job gets the candidate in `row`; None: no candidate fits."""
     candidates, present = assessment.candidates, assessment.present
     if row is None:
         reason = (
@@ -151,7 +151,7 @@ def _no_room_for_target(assessment: Assessment, row: int) -> str:
 def explain_experiment(
     assessment: Assessment, trials: Candidates, experiment: Experiment, similar: tuple[SimilarJob, ...]
 ) -> PlannedShape:
-    """A running job tries a small change."""
+    """Explains why a running job tries a small change."""
     shape = trials.shapes[experiment.row]
     explanation = _explanation(assessment, trials, experiment.row, 0.0, similar)
     fit = "" if assessment.fit is None else fit_in_words(assessment.fit)
@@ -163,7 +163,7 @@ def explain_experiment(
 
 
 def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
-    """A job that does not run yet starts with the candidate in `row`, or waits."""
+    """Explains why a job that does not run yet starts with the candidate in `row`; None: it waits."""
     candidates = first.candidates
     if row is None:
         least = f" (at least {candidates.shapes[-1].describe()})" if len(candidates) else ""
@@ -189,7 +189,7 @@ def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
 
 
 def explain_quarantined(job: JobView, error: Exception) -> PlannedShape:
-    """A job that cannot be planned keeps what it has, or waits; the reason names the error."""
+    """Explains why a job that cannot be planned keeps its shape, or waits; the reason names the error."""
     problem = f"its model cannot be computed ({type(error).__name__}: {error}); other jobs are planned"
     if job.current is None:
         return PlannedShape(None, PlanAction.WAIT, f"Waits: {problem}.")

@@ -1,8 +1,8 @@
-"""Pareto fronts of (cost, throughput), and how good one is.
+"""Pareto fronts of (cost, throughput).
 
-`exact_front` looks at every shape of a job's grid. `nsga2_front` searches grids that are too large for that by NSGA-II,
-as in DLRover-RM section 4.3. Its search starts from the last population of the job where there is one, else from shapes
-of every size in which workers and PS are balanced in several ways. All points that it evaluates compete for the front.
+`exact_front` evaluates every shape of a job's grid. `nsga2_front` searches grids that are too large for that by
+NSGA-II, as in DLRover-RM section 4.3. The search starts from the job's last population if there is one, else from
+shapes of every size that balance workers and PS in several ways. All points that it evaluates compete for the front.
 """
 
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ from emberscale_brain.planner.sieve import promising
 
 
 def non_dominated(cost: Floats, throughput: Floats) -> Ints:
-    """Indices of the points that none beats in both, by ascending cost; of equal points one is kept.
+    """Returns the indices of the points that no other dominates, by ascending cost; of equal points one is kept.
 
-    Both are float64[n]; points of infinite cost or no throughput are never kept.
+    Both arguments are float64[n]. Points of infinite cost or no throughput are never kept.
     """
     usable = np.flatnonzero(np.isfinite(cost) & (throughput > 0))
     order = usable[np.argsort(cost[usable], kind="stable")]
     best = np.maximum.accumulate(throughput[order]) if len(order) else np.empty(0)
     order = order[np.flatnonzero(np.diff(best, prepend=0.0) > 0)]
-    # equal costs may have slipped in worst first; few points are left to sort
+    # points of equal cost may come worst first; few points are left to sort
     order = order[np.lexsort((-throughput[order], cost[order]))]
     best = np.maximum.accumulate(throughput[order]) if len(order) else np.empty(0)
     kept: Ints = order[np.flatnonzero(np.diff(best, prepend=0.0) > 0)]
@@ -65,7 +65,7 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class SearchEffort:
-    """Individuals of a generation, and generations from scratch and from a last population."""
+    """The size of the population, and the number of generations from scratch and from a last population."""
 
     population: int = 64
     cold_generations: int = 40
@@ -73,7 +73,7 @@ class SearchEffort:
 
 
 def _balanced_start(grid: ShapeGrid, count: int, random: np.random.Generator) -> Ints:
-    """Index vectors [count, 4]: sizes spread evenly, each dimension about as far along as the size, and the corners."""
+    """Index vectors [count, 4]: sizes spread evenly, each dimension near that size's level, and two corners."""
     lengths: Ints = np.array(grid.extent)
     level = np.linspace(0, 1, count)[:, None]
     spread = random.normal(0, 0.25, (count, 4))
@@ -85,7 +85,7 @@ def _balanced_start(grid: ShapeGrid, count: int, random: np.random.Generator) ->
 def nsga2_front(
     problem: JobProblem, seed: int, last: Ints | None = None, effort: SearchEffort | None = None
 ) -> tuple[Front, Ints]:
-    """The front, and the population as indices [n, 4] into the grid's dimensions, from which the next search starts."""
+    """Returns the front, and the population for the next search to start from: indices [n, 4] into the dimensions."""
     effort = effort or SearchEffort()
     grid = problem.grid
     lengths = np.array(grid.extent)

@@ -1,8 +1,9 @@
-"""The shapes that a job may have, and what each is expected to cost and to bring.
+"""The shapes that a job may have, and the expected cost and throughput of each.
 
 A job's two objectives are the cost of its resources (DLRover-RM equation 7) and the inverse of its throughput, net of
-what changing to the shape takes (equation 8). The throughput is counted whole, not as a difference to the present one:
-that moves every point by the same amount, so the Pareto front is the same, and a job that has no shape yet fits in.
+the cost of changing to the shape (equation 8). The throughput counts in full, not as a difference to the present one:
+a difference would move every point by the same amount and leave the Pareto front unchanged, and a job without a shape
+has no present throughput.
 """
 
 import math
@@ -58,7 +59,7 @@ class ShapeGrid:
 def shape_grid(
     bounds: ShapeBounds, capacity: ClusterCapacity, worker_memory: int, ps_memory_for: PsMemoryNeed
 ) -> ShapeGrid | None:
-    """The grid within bounds and nodes; None where no number of PS gives each of them enough memory."""
+    """Returns the grid of shapes that fit the bounds and the largest node; None if no shape does."""
     counts = np.arange(bounds.ps[0], bounds.ps[1] + 1)
     needs = np.maximum(ps_memory_for.each(counts), bounds.ps_memory[0])
     fits = needs <= min(bounds.ps_memory[1], capacity.largest_node_memory)
@@ -81,8 +82,7 @@ def shape_grid(
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """The change from `current` (None: nothing runs yet) at `throughput`, judged over as much work as that does in
-    `seconds`."""
+    """A change from `current` (None: nothing runs yet), judged over the work that `throughput` does in `seconds`."""
 
     current: JobShape | None
     throughput: float
@@ -90,7 +90,7 @@ class Horizon:
     overheads: ScalingOverheads
 
     def net(self, gross: Floats, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
-        """Samples per second over the work, the change included; all arrays broadcast together.
+        """Samples per second over the work, including the change; all arrays broadcast together.
 
         The job continues as before while new processes start, and pauses while the change takes effect.
         """
@@ -122,7 +122,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class JobProblem:
-    """A job's candidates: its grid, its fitted model, what it costs, and the change from its present shape."""
+    """What a front is computed from: a job's grid, fitted model, prices, and the change from its present shape."""
 
     grid: ShapeGrid
     constants: ModelConstants
@@ -140,7 +140,7 @@ class JobProblem:
     def evaluate(self, workers: Ints, ps_index: Ints, worker_cpu: Floats, ps_cpu: Floats) -> tuple[Floats, Floats]:
         """Cost per hour and net throughput of shapes; arrays that broadcast together.
 
-        A shape above the limits costs infinitely much. `ps_index` points into `grid.ps`.
+        A shape above the limits has infinite cost. `ps_index` points into `grid.ps`.
         """
         w = workers.astype(np.float64)
         ps = self.grid.ps[ps_index].astype(np.float64)

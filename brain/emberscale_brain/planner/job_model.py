@@ -21,7 +21,7 @@ _SAME_JOB_ROWS = 0.1  # relative standard deviation of the rows of two runs of o
 
 
 def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: ModelConstants) -> Prior | None:
-    """The prior that similar jobs' fits give; None when none of them has a fit."""
+    """Derives a prior from the fits of similar jobs; None if none of them has a fit."""
     fitted = [(job, like) for job, like in zip(past, similar, strict=True) if job.fit is not None]
     if not fitted:
         return None
@@ -32,9 +32,9 @@ def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: 
 
 
 def expected_rows(past: Sequence[PastJob], similar: Sequence[SimilarJob], metadata: JobMetadata) -> Expectation | None:
-    """The rows that similar jobs predict for a job at the end of its first epoch; None if none of them counted any.
+    """Predicts a job's rows at the end of its first epoch from similar jobs; None if none of them counted rows.
 
-    More samples bring fewer new rows than in proportion: half-way between none and all of it.
+    Rows are assumed to grow with the square root of the samples: half-way between not at all and proportionally.
     """
     an_epoch = metadata.total_samples / metadata.epochs
     counted = [(one, like.similarity) for one, like in zip(past, similar, strict=True) if one.rows > 0]
@@ -51,7 +51,7 @@ def expected_rows(past: Sequence[PastJob], similar: Sequence[SimilarJob], metada
 
 @dataclass(slots=True)
 class JobModel:
-    """Collects the profiles that `observe` is given; fits again only when there are new ones."""
+    """Collects the profiles that `observe` receives, and fits again only if there are new ones."""
 
     prior: Prior | None
     expected: Expectation | None = None
@@ -92,13 +92,13 @@ class JobModel:
         return 0 if summary is None else len(summary.log_seconds)
 
     def ps_memory_need(self, present: JobShape) -> PsMemoryNeed:
-        """For the rest of the job; before anything is measured, what the present PS have together."""
+        """Returns the need for the rest of the job; before any measurement, the total memory of the present PS."""
         if self.memory is None:
             return PsMemoryNeed(0.0, float(present.ps * present.ps_memory))
         return self.memory.need()
 
     def worker_memory_need(self, present: JobShape) -> int:
-        """The present memory while it is enough and not more than twice that; else what was used, with headroom."""
+        """Returns the present memory if it is one to two times the need, else the need: the most used plus headroom."""
         if not self.worker_memory:
             return present.worker_memory
         need = int(np.ceil(self.worker_memory * _WORKER_HEADROOM / _UNIT)) * _UNIT

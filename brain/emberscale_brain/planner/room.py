@@ -1,4 +1,4 @@
-"""The room left in a cluster and in its owners' quotas while a plan is made, and how a first shape is fitted to it."""
+"""The room left in a cluster and in its owners' quotas while a plan is made, and how a first shape is cut to it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -23,10 +23,10 @@ def fits(shape: JobShape, room: ClusterCapacity) -> bool:
 
 
 def cut_to(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, keep_memory: bool) -> JobShape | None:
-    """The shape itself if it fits, else a smaller one that does; None where `least_of` does not fit either.
+    """Returns the shape itself if it fits, else a smaller one that does; None if not even `least_of` fits.
 
-    `wanted` is within `bounds`, and so is the answer. Starting from the least, the dimension with the smallest share of
-    what is wanted grows a step at a time, until no further step fits.
+    `wanted` is within `bounds`, and so is the result. Starting from the least shape, the dimension with the smallest
+    share of its wanted value grows a step at a time, until no further step fits.
     """
     if fits(wanted, room):
         return wanted
@@ -48,10 +48,10 @@ def cut_to(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, keep
 
 
 def least_of(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, keep_memory: bool) -> JobShape:
-    """The smallest shape within the bounds that holds the same tables, on as many PS as that takes.
+    """Returns the smallest shape within the bounds that holds the same tables, on as many PS as they need.
 
-    Where the tables and the workers' memory have no room and may be cut, both are, by the same share of what is above
-    their lower bounds. A process larger than the largest node has no use for its memory, so that is always cut.
+    If the tables and the workers' memory do not fit, and `keep_memory` is False, both lose the same share of what they
+    have above their lower bounds. A worker's memory is always cut to that of the largest node.
     """
     cut = _on_largest_node(wanted, bounds, room)
     tables = wanted.ps * wanted.ps_memory
@@ -76,7 +76,7 @@ def least_of(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, ke
 
 
 def _on_largest_node(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity) -> JobShape:
-    """The shape with cores and workers' memory that a node has, as far as the bounds allow."""
+    """Returns the shape with cores and workers' memory cut to the largest node, as far as the bounds allow."""
 
     def cores(value: float, least: float) -> float:
         if value <= room.largest_node_cpu:
@@ -105,7 +105,7 @@ def _part(low: int, high: int, share: float) -> int:
 
 
 def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables: int) -> list[JobShape]:
-    """The shape with one dimension larger, the one first that has the smallest share of what it may have at most."""
+    """Returns shapes with one dimension larger, starting with the dimension that has the smallest share of its most."""
     step, low = bounds.cpu_step, bounds.ps_memory[0]
 
     def more(cores: float, most_cores: float) -> float:
@@ -136,10 +136,10 @@ def quota_of(owner: str, quotas: Mapping[str, Quota]) -> Quota:
 
 
 class Room:
-    """Shapes are taken from it and given back; where it is overdrawn, it has no room.
+    """The room of a cluster: shapes are taken from it and given back. If it is overdrawn, it has no room.
 
-    Jobs say themselves what they have. What an owner's jobs say beyond its quota leaves that owner no room, but takes
-    none from the others: no job can talk the cluster full.
+    Jobs report their own shapes. Shapes beyond an owner's quota leave that owner no room, but take none from others, so
+    that no job can fill the cluster by its reports alone.
     """
 
     def __init__(self, capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> None:
@@ -149,7 +149,7 @@ class Room:
         self._cpu, self._memory = capacity.cpu, float(capacity.memory)
 
     def take(self, owner: str, shape: JobShape | None) -> None:
-        """Counts a shape of an owner's job."""
+        """Takes a shape of an owner's job."""
         if shape is not None:
             self._add(owner, shape.cpu, shape.memory)
 
@@ -169,12 +169,12 @@ class Room:
         return Quota(max(0.0, quota.cpu - cpu), max(0.0, quota.memory - memory))
 
     def limits(self, owner: str) -> tuple[float, float]:
-        """Cores and bytes that a job of the owner may have in all."""
+        """The total cores and bytes that a job of the owner may have."""
         quota = self._left_of_quota(owner)
         return max(0.0, min(self._cpu, quota.cpu)), max(0.0, min(self._memory, quota.memory))
 
     def left(self, owner: str) -> ClusterCapacity:
-        """Returns the room of one job of the owner, in all and for each process."""
+        """Returns the room for one job of the owner, in total and for each process."""
         cpu, memory = self.limits(owner)
         return replace(self._capacity, cpu=cpu, memory=int(memory))
 
@@ -184,7 +184,7 @@ class Room:
         return shape.cpu <= cpu and shape.memory <= memory
 
     def rest(self, owners: Iterable[str]) -> tuple[ClusterCapacity, dict[str, Quota]]:
-        """Returns what is left, as a capacity and as quotas of the owners that have one."""
+        """Returns the room that is left, as a capacity and as quotas of the owners that have one."""
         quotas = {
             owner: self._left_of_quota(owner) for owner in owners if quota_of(owner, self._quotas) is not _UNLIMITED
         }

@@ -1,4 +1,4 @@
-"""A running job: its fit, front and bill, and which shapes it may be offered."""
+"""Assesses a running job: its fit, front and bills, and the shapes that it may be offered."""
 
 import zlib
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ from emberscale_brain.planner.waiting import guessed_fit
 
 _FRONT_SHAPES = 32
 _WORKER_ONLY_SHAPES = 12
-_SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
-_CHANGES = 2.0  # a change of shape may take so many times what it took in the middle
-_COPIED_BYTES = 3e7  # a second, of what each server gives away: what a busy machine copied in benchmarks/oom.py
+_SAMPLES_PER_CORE = 1000.0  # a second, if nothing is known
+_CHANGES = 2.0  # a change of shape may take this many times the median
+_COPIED_BYTES = 3e7  # a second, for each server that gives rows away: the rate of a busy machine in benchmarks/oom.py
 _LEAST_MEASUREMENTS = 2
-"""Fewer say nothing of the growth: samples count once their shards are done, and rows at once, so that the first
-measurement has too many rows for its samples. Between two of them, both have grown by the same training."""
-_SAME_PREDICTIONS = 0.02  # a front stands while a new fit predicts its points within this
+"""Fewer measurements tell nothing about growth. Samples count only once their shards are done, but rows count at once,
+so the first measurement has too many rows for its samples. Between two measurements, the same training adds to both."""
+_SAME_PREDICTIONS = 0.02  # a front is kept while a new fit predicts its points within this
 
 
 class FrontMethod(StrEnum):
@@ -47,8 +47,8 @@ class Assessment:
     """A running job as the selection sees it.
 
     Row 0 of `candidates` is the present shape, with more memory if it `grows`; `front_rows` are points of the front.
-    `offered` are the rows that may be selected: the `target` and what is cheaper. A job that has to stay as it is has
-    no other row, and `problem` says why.
+    `offered` are the rows that may be selected: the `target` and cheaper ones. A job that must keep its shape has no
+    other row, and `problem` says why.
     """
 
     job: JobView
@@ -66,14 +66,14 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Assessor:
-    """The part of a round of planning that is the same for all running jobs."""
+    """Assesses running jobs; its fields are the same for all jobs of a round of planning."""
 
     cluster: ClusterView
     settings: PlannerSettings
     method: FrontMethod
 
     def assess(self, job: JobView, present: JobShape, model: JobModel, limits: tuple[float, float]) -> Assessment:
-        """The job's candidates within `limits`, the cores and bytes that it may have."""
+        """Finds the job's candidates within `limits`, the cores and bytes that it may have."""
         forecast = None if model.memory is None else model.memory.forecast(present)
         if model.fit is None:
             return self._stays(job, present, model, forecast, limits, "there is no usable measurement yet")
@@ -155,7 +155,7 @@ class Assessor:
         limits: tuple[float, float],
         problem: str,
     ) -> Assessment:
-        """The present shape as the only one; if its memory would run out, with more of it or more PS."""
+        """Offers only the present shape; if its memory would run out, with more memory or more PS."""
         constants = self._constants(job)
         known = model.fit or guessed_fit(_SAMPLES_PER_CORE)
         gross = throughput(constants, known, present)[0]
@@ -176,9 +176,9 @@ class Assessor:
         )
 
     def _grown(self, job: JobView, present: JobShape, model: JobModel, limits: tuple[float, float]) -> JobShape:
-        """The present shape with memory for the rest of the job, within bounds and nodes, but never with less.
+        """Returns the present shape with memory for the rest of the job, within bounds and nodes, but never with less.
 
-        Where one PS cannot have enough memory, there are more PS: as few as suffice, or as many as are possible.
+        If a PS cannot have enough memory, the shape gets more PS: as few as suffice, or as many as possible.
         """
         node = self.cluster.capacity.largest_node_memory
         most_worker, most_ps = min(job.bounds.worker_memory[1], node), min(job.bounds.ps_memory[1], node)
@@ -199,7 +199,7 @@ class Assessor:
     def _runs_out_of_memory(
         self, job: JobView, present: JobShape, model: JobModel, forecast: MemoryForecast | None, gross: float
     ) -> bool:
-        """Whether the limit may be reached before a change of shape that begins later would be done."""
+        """Whether the PS may reach their limit before a change of shape that begins later would be done."""
         if forecast is None or forecast.oom_band is None:
             return False
         lead = self.settings.memory_lead_seconds
@@ -214,7 +214,7 @@ class Assessor:
         return (forecast.oom_band[0] - seen) / gross <= lead
 
     def _target(self, candidates: Candidates, keeps: bool, is_measured: bool) -> int:
-        """The row with the smallest bill; the present one unless another's is smaller by the minimum gain."""
+        """Returns the row with the smallest bill, or the present row unless another saves the minimum gain."""
         if keeps and not is_measured:
             return 0
         bill = candidates.bill if keeps else np.concatenate([[np.inf], candidates.bill[1:]])
@@ -224,7 +224,7 @@ class Assessor:
         return best
 
     def _front(self, job: JobView, model: JobModel, problem: JobProblem) -> Front:
-        """The front; the last one while nothing changed but the fit's last digits."""
+        """Returns the front; reuses the last one while only the last digits of the fit have changed."""
         grid = problem.grid
         key = (
             job.bounds,
@@ -252,10 +252,10 @@ class Assessor:
 def lead_seconds(
     job: JobView, present: JobShape, model: JobModel, overheads: ScalingOverheads, planning_seconds: float
 ) -> float:
-    """How long before memory may run out a change must begin, so that it is done in time.
+    """Returns how many seconds before memory may run out a change must begin to be done in time.
 
-    The growth is noticed with the second next measurement and plan. Then servers start, as long as they did in the
-    past, and each server gives away what it holds.
+    The brain notices the growth by the second measurement and plan from now. Then servers start, which takes as long as
+    in the past, and each server gives its rows away.
     """
     times = [profile.time for profile in job.profiles[-2:]]
     noticed = 2 * (planning_seconds + (times[1] - times[0] if len(times) == 2 else planning_seconds))
@@ -264,7 +264,7 @@ def lead_seconds(
 
 
 def _with_memory_for(present: JobShape, model: JobModel) -> JobShape:
-    """The present shape with the memory that the rest of the job needs, where that is more."""
+    """Returns the present shape with the memory that the rest of the job needs, if that is more."""
     need = model.ps_memory_need(present)
     return present.with_memory(
         max(model.worker_memory_need(present), present.worker_memory),
@@ -273,7 +273,7 @@ def _with_memory_for(present: JobShape, model: JobModel) -> JobShape:
 
 
 def _coarse(seconds: float) -> float:
-    """A power of two: the same front serves until the rest of the job has halved."""
+    """Rounds to a power of two, so that one front serves until the rest of the job has halved."""
     return float(2 ** np.round(np.log2(seconds)))
 
 
@@ -295,7 +295,7 @@ def _same_predictions(model: JobModel, problem: JobProblem) -> bool:
 
 
 def _reevaluated(front: Front, problem: JobProblem) -> Front:
-    """The same shapes with the present fit and memory."""
+    """Evaluates the shapes of a front again, with the present fit and memory."""
     w, p, cpu_w, cpu_p = (np.ascontiguousarray(column) for column in front.choices.T)
     index = np.searchsorted(problem.grid.ps, p)
     cost, net = problem.evaluate(w.astype(np.int64), index, cpu_w, cpu_p)

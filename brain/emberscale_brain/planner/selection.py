@@ -1,19 +1,19 @@
-"""Which point of its front each job gets: weighted greedy under capacity and quotas (DLRover-RM equations 11-14).
+"""Selects a point of each job's front: weighted greedy under capacity and quotas (DLRover-RM equations 11-14).
 
 Equation 12 as printed sums RE x WG, efficiency times weight. A sum of quotients means nothing for a cluster (ten jobs
-at their smallest, most efficient shapes would beat ten finished jobs), and the greedy it names is the known one of the
-multiple-choice knapsack: go up each job's front in the order of weighted gain per cost. So RE x WG is the *order*, and
-what it maximises is the weighted gain itself:
+at their smallest, most efficient shapes would beat ten finished jobs), and the greedy that the paper names is the known
+one of the multiple-choice knapsack: go up each job's front in the order of weighted gain per cost. So RE x WG is the
+*order*, and the objective is the weighted gain itself:
 
     max sum_j  WG(A_j) TG(A_j)    subject to   sum_j A_j <= S  (13), and the same for every owner's quota,
 
-with one candidate a job and `WG(A) = 1 / (remaining / throughput(A) + eps)^rho` (14).
-`benchmarks/references.py` solves the same problem exactly; that is what the greedy is measured against.
+with one candidate per job and `WG(A) = 1 / (remaining / throughput(A) + eps)^rho` (14).
+`benchmarks/references.py` solves the same problem exactly, as the reference for the greedy.
 
-Steps are taken on the upper hull of each job's candidates, where gain per cost falls from step to step. What the last
-step left over is filled with any candidate that fits. In small clusters, where a step is a large part of the whole,
-every move of every job is then tried, others making room for it. "Cost" weighs cores against memory; which of the two
-is scarce is not known beforehand, so a few weighings compete.
+The greedy steps along the upper hull of each job's candidates, where gain per cost falls from step to step. It then
+fills the rest of the capacity with any candidates that fit. In small clusters, where a step is a large part of the
+whole, it finally tries every move of every job, and moves other jobs down to make room. "Cost" weighs cores against
+memory; which of the two is scarce is not known in advance, so a few weights compete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _SWEEPS = 4
 class Options:
     """A job's candidates: cores, bytes and value WG x TG, each float64[n].
 
-    A job that `must` run gets one of them before any other gains; one that need not may wait, with value 0.
+    A job that `must` run gets a candidate before any other job gains; other jobs may wait, with value 0.
     """
 
     owner: str
@@ -60,8 +60,9 @@ def weighted_value(
 class SelectionTable:
     """All jobs' candidates, padded: float64[jobs, 1 + most candidates]. Column 0 is no shape.
 
-    Nothing costs a job that must run more than all other jobs could gain. `pools` are the limits (row 0 the cluster,
-    then one an owner with a quota), as (cores, bytes); `pool` is each job's owner's row, 0 without a quota.
+    No shape for a job that must run costs more than all other jobs could gain. `pools` are the limits as (cores,
+    bytes): row 0 is the cluster's, and each owner with a quota has a row. `pool` is the row of each job's owner, 0
+    without a quota.
     """
 
     cpu: Floats
@@ -72,7 +73,7 @@ class SelectionTable:
 
     @classmethod
     def of(cls, jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> "SelectionTable":
-        """The table of some jobs."""
+        """Returns the table of some jobs."""
         columns = 1 + max((len(job.value) for job in jobs), default=0)
         cpu, memory = np.zeros((len(jobs), columns)), np.zeros((len(jobs), columns))
         value = np.full((len(jobs), columns), -np.inf)
@@ -105,10 +106,10 @@ class _Room:
     def __init__(self, table: SelectionTable) -> None:
         self.table = table
         self.free = table.pools * (1 + _ROUNDING)
-        self.least = table.pools * _ROUNDING + 1e-12  # less than this missing is rounding
+        self.least = table.pools * _ROUNDING + 1e-12  # a smaller deficit is a rounding error
 
     def fits(self, job: int, cpu: float, memory: float) -> bool:
-        """Whether the job may have this much more; less (negative) always fits."""
+        """Whether the job may have this much more; negative amounts always fit."""
         pool = self.table.pool[job]
         for row in (0, pool) if pool else (0,):
             if (cpu > 0 and cpu > self.free[row, 0]) or (memory > 0 and memory > self.free[row, 1]):
@@ -116,7 +117,7 @@ class _Room:
         return True
 
     def move(self, job: int, now: int, then: int) -> bool:
-        """Moves a job from one candidate to another if that fits."""
+        """Moves a job from one candidate to another if the other fits; returns whether it did."""
         cpu = float(self.table.cpu[job, then] - self.table.cpu[job, now])
         memory = float(self.table.memory[job, then] - self.table.memory[job, now])
         if not self.fits(job, cpu, memory):
@@ -125,7 +126,7 @@ class _Room:
         return True
 
     def force(self, job: int, now: int, then: int) -> None:
-        """Moves a job, whether that fits or not."""
+        """Moves a job even if the other candidate does not fit."""
         pool = self.table.pool[job]
         more = (
             float(self.table.cpu[job, then] - self.table.cpu[job, now]),
@@ -136,19 +137,19 @@ class _Room:
             self.free[pool] -= more
 
     def copy(self) -> "_Room":
-        """Another that may be changed."""
+        """Returns an independent copy."""
         other = _Room(self.table)
         other.free = self.free.copy()
         return other
 
     def left(self) -> tuple[Floats, Floats]:
-        """Cores and bytes that each job may still have more, float64[jobs]."""
+        """Returns the additional cores and bytes that each job may have, float64[jobs] each."""
         left = np.minimum(self.free[0], self.free[self.table.pool])
         return left[:, 0], left[:, 1]
 
 
 def upper_hull(price: Floats, value: Floats) -> list[int]:
-    """Points on the upper hull from point 0 on (excluded), by rising price and value: gain per price falls."""
+    """Returns the points on the upper hull after point 0, by rising price and value: gain per price falls."""
     value = value / max(float(np.abs(value).max()), 1e-300)
     hull: list[int] = [0]
     for index in np.lexsort((-value, price)).tolist():
@@ -194,7 +195,7 @@ def _greedy(table: SelectionTable, price: Floats) -> tuple[Ints, _Room]:
 
 
 def _fill(table: SelectionTable, price: Floats, chosen: Ints, room: _Room) -> None:
-    """Gives what is left over to whoever gains most from it per price, hull or not."""
+    """Gives the remaining room to the jobs that gain most per price, even by candidates off the hull."""
     jobs = np.arange(len(chosen))
     for _ in range(_FILLS):
         cpu_left, memory_left = room.left()
@@ -215,7 +216,7 @@ def _fill(table: SelectionTable, price: Floats, chosen: Ints, room: _Room) -> No
 
 
 def _rearrange(table: SelectionTable, price: Floats, chosen: Ints, room: _Room) -> None:
-    """Tries every move of every job: others make room for it, or take what it leaves. Keeps what gains."""
+    """Tries every move of every job: other jobs make room for it, or take the room it leaves. Keeps moves that gain."""
     total = table.total(chosen)
     moves = _moves(table, price)
     for _ in range(_SWEEPS):
@@ -237,14 +238,14 @@ def _rearrange(table: SelectionTable, price: Floats, chosen: Ints, room: _Room) 
 
 
 def _moves(table: SelectionTable, price: Floats) -> list[tuple[int, int]]:
-    """Moves worth trying: all of them in the smallest clusters, else to nothing and to points of the hulls."""
+    """Returns the moves worth trying: all of them in the smallest clusters, else to no shape and to hull points."""
     if table.value.size <= _FEW_CANDIDATES:
         return [(int(job), int(index)) for job, index in np.argwhere(table.value > -np.inf)]
     return [(job, index) for job in range(len(table.value)) for index in (0, *_hull_of(table, price, job))]
 
 
 def _make_room(table: SelectionTable, chosen: Ints, room: _Room, keep: int) -> bool:
-    """Moves jobs other than `keep` down, the least loss per missing resource first, until nothing is missing."""
+    """Moves jobs other than `keep` down, least loss per missing resource first; returns whether that makes room."""
     jobs = np.arange(len(chosen))
     for _ in range(len(chosen)):
         missing = np.where(-room.free > room.least, -room.free, 0.0)
@@ -271,9 +272,9 @@ def _make_room(table: SelectionTable, chosen: Ints, room: _Room, keep: int) -> b
 
 
 def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> list[int | None]:
-    """The candidate that each job gets, None for nothing; together never over the capacity or a quota.
+    """Returns the candidate that each job gets, None for no shape; in total never over the capacity or a quota.
 
-    Deterministic. Linear in the number of jobs, but for the exchange in small clusters.
+    Deterministic. Linear in the number of jobs, except for the exchange in small clusters.
     """
     if not jobs:
         return []
@@ -286,7 +287,7 @@ def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[s
         price = (1 - memory_weight) * table.cpu / cpu_unit + memory_weight * table.memory / memory_unit
         chosen, room = _greedy(table, price)
         _fill(table, price, chosen, room)
-        if table.total(chosen) >= most:  # everybody has what is best for it
+        if table.total(chosen) >= most:  # every job has its best candidate
             return _picks(chosen)
         attempts.append((price, chosen, room))
     if len(jobs) <= _SMALL_CLUSTER:

@@ -1,7 +1,8 @@
-"""A compiled sieve over a job's whole grid: what of it can be on the Pareto front.
+"""A compiled sieve over a job's whole grid, which passes all shapes that can be on the Pareto front.
 
-The same arithmetic as `JobProblem.evaluate`, shape by shape without arrays in between, which makes a front of 131,072
-shapes cost milliseconds. It only has to let everything through that is on the front; what passes is evaluated again.
+It repeats the arithmetic of `JobProblem.evaluate` shape by shape, without intermediate arrays, so that a front of
+131,072 shapes takes milliseconds. The sieve must pass every shape of the front; the shapes that pass are evaluated
+again.
 """
 
 import numba
@@ -116,7 +117,7 @@ def _sieve(  # type: ignore[no-untyped-def]  # compiled: the signature above
 
 
 def promising(problem: JobProblem) -> Ints:
-    """Flat indices, into (workers, PS, worker cores, PS cores), of all shapes of the front and few others."""
+    """Returns flat indices into (workers, PS, worker cores, PS cores) of all shapes of the front and a few others."""
     grid, constants, horizon = problem.grid, problem.constants, problem.horizon
     gradient, update, synchronize, embedding, constant, request = problem.fit.coefficients
     compute = gradient * constants.batch_size

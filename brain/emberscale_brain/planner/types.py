@@ -1,9 +1,9 @@
-"""What a planner is given and what it answers.
+"""The inputs and outputs of a planner.
 
 Everything is frozen and plain: times are seconds since the epoch, CPU is in cores, memory in bytes, throughput in
 samples per second, prices per hour. A planner sees one `ClusterView` and answers with a `PlannedShape` for each job.
-Own planners plug in through the entry-point group `PLANNER_ENTRY_POINTS`: the entry point names a callable that takes
-`PlannerSettings` and returns a `Planner`.
+Custom planners plug in through the entry-point group `PLANNER_ENTRY_POINTS`: the entry point names a callable that
+takes `PlannerSettings` and returns a `Planner`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ JobId = NewType("JobId", str)
 
 PLANNER_ENTRY_POINTS = "emberscale.planners"
 
-# Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, the sum of the four betas, and what
-# a PS does for each batch however few of its rows it holds.
+# Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, the sum of the four betas, and the
+# work of a PS for each batch, however few of the batch's rows it holds.
 COEFFICIENTS = ("gradient", "update", "synchronize", "embedding", "constant", "request")
 
 
@@ -60,11 +60,10 @@ class JobMetadata:
 
     `total_samples` counts all `epochs`; rows appear in the first. `dense_bytes` is DLRover-RM's M (the dense
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
-    `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of
-    samples that partial recoveries may lose, 0 for none; with `saves_priority_rows`, some rows are saved between
-    checkpoints for these. `parity` is how many parameter servers it may lose at a time by parity, 0 where it is to
-    keep none. `most_rows` is what eviction leaves of all tables together, 0 where it does not bound each of
-    them.
+    `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of samples that partial
+    recoveries may lose, 0 for none; with `saves_priority_rows`, some rows are saved between checkpoints for these.
+    `parity` is the number of parameter servers that the job may lose at a time by parity, 0 without parity.
+    `most_rows` is the number of rows that eviction leaves in all tables together, 0 unless it bounds each of them.
     """
 
     architecture: str
@@ -92,15 +91,15 @@ class JobMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputFit:
-    """A fitted throughput model (DLRover-RM equations 1-6) and how sure it is.
+    """A fitted throughput model (DLRover-RM equations 1-6) and its uncertainty.
 
     `coefficients` and the rows of `covariance` (6 x 6) are in the order of `COEFFICIENTS`. The terms of an iteration,
-    each a coefficient times its feature, take (sum of term^overlap)^(1/overlap) seconds together: at an `overlap` of 1
-    one after the other, as DLRover-RM has them; the higher it is, the more the longest alone counts. `noise` is the
+    each a coefficient times its feature, take (sum of term^overlap)^(1/overlap) seconds together. At an `overlap` of 1
+    they follow one another, as in DLRover-RM; the higher it is, the more the longest term alone counts. `noise` is the
     relative standard deviation of one measured iteration time about the model, `rmsle` the fit's own error on its
-    inliers. `distinct_shapes` counts the shapes that the profiles cover; `prior_share`, 0 to 1, is how much of what is
-    known of the coefficients comes from the prior (similar jobs) instead of own measurements; `outliers` of the
-    `profiles` in the window were set aside.
+    inliers. `distinct_shapes` counts the shapes that the profiles cover. `prior_share`, 0 to 1, is the share of the
+    knowledge of the coefficients that comes from the prior (similar jobs) and not from the job's measurements.
+    `outliers` of the `profiles` in the window were set aside.
     """
 
     coefficients: tuple[float, float, float, float, float, float]
@@ -117,11 +116,11 @@ class ThroughputFit:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as the planner sees it; `current` is None while nothing of it is running.
+    """A job as the planner sees it; `current` is None while none of its processes run.
 
-    `profiles` are the latest, oldest first. `fit` is the one made from them when there is one (a planner may refit).
-    `remaining_samples` counts over all epochs left. `priority` scales the job's weight. `last_scaled_at` is when the
-    current shape came into force. A `fixed` job is counted against the capacity and left as it is.
+    `profiles` are the latest, oldest first. `fit` is made from them, if there is one (a planner may refit).
+    `remaining_samples` counts over all epochs left. `priority` scales the job's weight. `last_scaled_at` is the time
+    at which the current shape came into force. A `fixed` job counts against the capacity and keeps its shape.
     """
 
     id: JobId
@@ -185,9 +184,8 @@ class Quota:
 class ScalingOverheads:
     """Learned from the start-ups of past processes: seconds until a new process serves, and seconds of standstill.
 
-    Scaling does not stop a job while new processes start; it pauses only while a change takes effect
-    (DLRover-RM section 5.2). Running processes get other cores and memory after
-    `resize_seconds`; None: new ones take their place.
+    A job continues while new processes start, and pauses only while a change takes effect (DLRover-RM section 5.2).
+    Running processes get other cores and memory after `resize_seconds`; None: new processes replace them.
     """
 
     worker_start_seconds: float = 30.0
@@ -198,7 +196,7 @@ class ScalingOverheads:
 
     @classmethod
     def learned(cls, starts: Mapping[str, Sequence[float]], pauses: Mapping[str, Sequence[float]]) -> Self:
-        """Medians of what starts and standstills took, by role; the defaults where nothing is known."""
+        """Returns the medians of start-ups and standstills by role, and the defaults for unknown ones."""
         taken = {f"{role}_start_seconds": seconds for role, seconds in starts.items()}
         taken |= {f"{role}_pause_seconds": seconds for role, seconds in pauses.items()}
         return cls(**{name: median(seconds) for name, seconds in taken.items() if seconds})
@@ -225,7 +223,7 @@ class PlanAction(StrEnum):
     SCALE = "Scale"  # a better shape
     EXPLORE = "Explore"  # a small change that is expected to teach more than it costs
     GROW_MEMORY = "GrowMemory"  # the PS would run out of memory
-    SHRINK = "Shrink"  # gives up resources that the cluster needs elsewhere or that gain nothing
+    SHRINK = "Shrink"  # gives up resources that other jobs need or that gain nothing
     WAIT = "Wait"  # no room; the shape is None
 
 
@@ -233,7 +231,7 @@ class PlanAction(StrEnum):
 class Candidate:
     """A point of a job's Pareto front: cost per hour, predicted throughput, and its relative standard deviation.
 
-    The front is one of cost and `net`: samples/s over the rest of the job, what changing to the shape takes included.
+    The front is over cost and `net`: samples/s over the rest of the job, including the change to the shape.
     """
 
     shape: JobShape
@@ -245,9 +243,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SimilarJob:
-    """A past job that a decision leans on; `features` says how alike each feature is, 0 to 1.
+    """A past job that a decision relies on; `features` is the similarity of each feature, 0 to 1.
 
-    `id` is None where it belonged to another owner: who reads about a job is not told who else runs what.
+    `id` is None if the past job belonged to another owner, so that readers do not learn what other owners run.
     """
 
     id: JobId | None
@@ -260,8 +258,8 @@ class SimilarJob:
 class MemoryForecast:
     """PS memory at the end of the job, in bytes of the largest PS at the planned number of PS.
 
-    `law` names the growth that fitted best. `oom_at_samples` (and its 95% band) is where the present limit is
-    reached, None when that is not before the end of the job.
+    `law` names the growth that fitted best. `oom_at_samples` (and its 95% band) is the number of samples at which the
+    memory reaches the present limit; None if it does not before the end of the job.
     """
 
     law: str
@@ -274,7 +272,7 @@ class MemoryForecast:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The numbers behind a decision; what does not apply is None or empty.
+    """The numbers behind a decision; fields that do not apply are None or empty.
 
     `expected_gain` is samples/s net of the standstill, `expected_cost` the added cost per hour, `saved_seconds` the
     expected change of the remaining time (positive: sooner).
@@ -310,11 +308,11 @@ class PlannerSettings:
     """The operator's preferences.
 
     `rho` and `epsilon` are those of DLRover-RM equation 14, `smoothing` (mu) and `neighbours` (k) those of Algorithm 1.
-    `time_value_per_hour`, in the prices' currency, is what it is worth to have a job done an hour sooner: high values
-    make jobs fast while there is room, low ones make them cheap. A running job keeps its shape unless its expected
-    bill (resources and time) falls by `minimum_gain`, a fraction. `exploration` scales how much a planner values what
-    a change would teach; 0 never explores. PS memory grows `memory_lead_seconds` before it may run out; None: as long
-    before as a change takes (`running.lead_seconds`). Plans are made every `planning_seconds`.
+    `time_value_per_hour`, in the prices' currency, is the value of finishing a job an hour sooner: high values make
+    jobs fast while there is room, low values make them cheap. A running job keeps its shape unless its expected bill
+    (resources and time) falls by `minimum_gain`, a fraction. `exploration` scales the value of what a change teaches; 0
+    never explores. PS memory grows `memory_lead_seconds` before it may run out; None: early enough for a change to be
+    done in time (`running.lead_seconds`). Plans are made every `planning_seconds`.
     """
 
     rho: float = 2.5
@@ -331,11 +329,11 @@ class PlannerSettings:
 
 @runtime_checkable
 class Planner(Protocol):
-    """An algorithm. It may keep what it learned between calls, but does no I/O and reads no clock."""
+    """A planning algorithm. It may keep knowledge between calls, but does no I/O and reads no clock."""
 
     def plan(self, cluster: ClusterView, now: float) -> Mapping[JobId, PlannedShape]:
-        """Shapes for the jobs of `cluster` at `now` (seconds since the epoch); a job left out keeps what it has.
+        """Returns shapes for the jobs of `cluster` at `now` (seconds since the epoch); a job left out keeps its shape.
 
-        The shapes together stay within the capacity and the owners' quotas.
+        In total, the shapes stay within the capacity and the owners' quotas.
         """
         ...

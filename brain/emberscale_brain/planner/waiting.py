@@ -19,14 +19,14 @@ _SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)
 
 
 def guessed_fit(samples_per_core: float) -> ThroughputFit:
-    """The model of a job of which nothing is known: each worker core trains this many samples a second."""
+    """Returns the model of a job of which nothing is known: each worker core trains this many samples a second."""
     nothing = ((0.0,) * 6,) * 6
     return ThroughputFit((1 / samples_per_core, 0.0, 0.0, 0.0, 0.0, 0.0), nothing, 0.05, 0.0, 0, 0, prior_share=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstShapes:
-    """Candidates for a first shape: as much of the warm start as the cluster could have, then ever smaller ones."""
+    """Candidates for a first shape: as much of the warm start as the cluster can hold, then ever smaller ones."""
 
     job: JobView
     start: WarmStart
@@ -45,8 +45,8 @@ def first_shapes(
 ) -> FirstShapes:
     """Returns the shapes that a job may start with; without a similar job's fit, each core trains `samples_per_core`.
 
-    `free` is what nobody has. The memory of a job that is like no other is a guess: one that needs more than that is
-    offered with less, where others would only let it wait.
+    `free` is the room that no job has. If no past job is similar, the memory is a guess: if none of the shapes fits
+    into `free`, the job is also offered one with less memory, rather than having to wait.
     """
     constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
     fit = None if prior is None else prior_fit(prior)
@@ -71,7 +71,7 @@ def first_shapes(
 
 
 def _sized(shape: JobShape, size: float, job: JobView, most: float) -> JobShape:
-    """The shape with this share of its processes, and enough PS of at most `most` bytes for the same tables."""
+    """Returns the shape with this share of its processes, and enough PS of at most `most` bytes for the same tables."""
     tables = shape.ps * shape.ps_memory
     ps = max(1, round(shape.ps * size), job.bounds.ps[0], min(shape.ps, math.ceil(tables / most)))
     scaled = JobShape(

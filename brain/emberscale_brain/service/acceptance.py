@@ -8,11 +8,11 @@ from emberscale_brain.planner.room import Room, quota_of
 from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape, Quota
 from emberscale_brain.service.state import BrainState, Conditions
 
-_ROUNDING = 1e-9  # cores summed in another order are not more
+_ROUNDING = 1e-9  # cores summed in another order must not count as more
 
 
 def free_room(state: BrainState, conditions: Conditions, owner: str, now: float) -> ClusterCapacity:
-    """Returns the room for one more job of the owner: in total, and for each process."""
+    """Returns the room for one more job of the owner, in total and for each process."""
     room = Room(conditions.capacity, conditions.quotas)
     for job, known in state.jobs.items():
         room.take(known.submitted.owner, state.view(job, now, conditions.adoption_seconds).current)
@@ -43,7 +43,7 @@ def unacceptable(
 ) -> str | None:
     """Names what is wrong with a round: a shape beyond its job's bounds or any node, or more than the capacity.
 
-    Only jobs that the planner was `shown` count, since it knew of no others. Their present shapes are never too large.
+    Only jobs that the planner was `shown` count, since it knew no others. Their present shapes are never too large.
     """
     had, wanted = _Sums(conditions.quotas), _Sums(conditions.quotas)
     for job in shown & state.jobs.keys():

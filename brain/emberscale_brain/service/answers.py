@@ -10,7 +10,7 @@ from emberscale_brain.service.runtime import JobSummary
 
 
 def plan_to(plan: PlanInForce) -> pb.BrainPlan:
-    """A plan in force."""
+    """Encodes a plan in force."""
     made = plan.made
     advice = None if plan.advice is None else _advice(plan.advice)
     if made is None:
@@ -31,7 +31,7 @@ def plan_to(plan: PlanInForce) -> pb.BrainPlan:
 
 
 def _advice(advice: FaultToleranceAdvice) -> pb.FaultToleranceAdvice:
-    """Returns the best recovery of the job, and the cost of each."""
+    """Encodes the best recovery strategy of the job, and the cost of each strategy."""
     ways = [
         message_of(pb.RecoveryEstimate, cost, strategy=str(way), checkpoint_interval=cost.interval)
         for way, cost in advice.costs.items()
@@ -40,7 +40,7 @@ def _advice(advice: FaultToleranceAdvice) -> pb.FaultToleranceAdvice:
 
 
 def explanation_to(explained: ExplainedPlan) -> pb.PlanExplanation:
-    """The numbers behind a plan."""
+    """Encodes the numbers behind a plan."""
     made, constants = explained.made, explained.constants
     explanation = Explanation() if made is None else made.planned.explanation
     fit, memory = explanation.fit, explanation.memory
@@ -69,7 +69,7 @@ def explanation_to(explained: ExplainedPlan) -> pb.PlanExplanation:
 
 
 def summary_to(job: JobSummary) -> pb.JobSummary:
-    """A job in one line."""
+    """Encodes a job in one line."""
     submitted = job.submitted
     names = {"job_uid": submitted.job, "name": submitted.metadata.name, "owner": submitted.owner}
     return message_of(pb.JobSummary, job, plan=plan_to(job.plan), **names)

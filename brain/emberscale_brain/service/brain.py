@@ -36,7 +36,8 @@ _MOST_BACKOFF = 16
 class Brain:
     """Start it, ask it, stop it. `clock` does not jump when the machine's clock is set.
 
-    `on_superseded` hears on some thread, and maybe again, that another brain has the database: this one must stop.
+    `on_superseded` is called, on any thread and maybe repeatedly, once another brain has the database: this one must
+    stop.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Brain:
             on_return=self._learn,
             on_lost=lambda why, count: self.meters.lost.labels(why).inc(count),
             on_superseded=on_superseded,
-            retell=lambda job: self._runtime.job_changes(job),  # the runtime is made below, of the recorder
+            retell=lambda job: self._runtime.job_changes(job),  # the runtime is made below, with the recorder
         )
         planning = settings.planning
         state = BrainState(planning.profiles_per_job, planning.past_jobs)
@@ -78,7 +79,7 @@ class Brain:
     # -- its life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Learns again what the database knows, and begins. Raises DatabaseUnusableError."""
+        """Reads the database and starts the threads. Raises DatabaseUnusableError."""
         away = None
         try:
             self._store.migrate()
@@ -94,7 +95,7 @@ class Brain:
         self._log.info("brain_started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
 
     def stop(self) -> None:
-        """Ends its threads and the planning process, and writes what it still has."""
+        """Ends the threads and the planning process, and writes pending changes."""
         self._stopping.set()
         self._wake.set()
         self._rounds.stop()
@@ -104,15 +105,15 @@ class Brain:
         self._store.close()
 
     def on_plan(self, listener: Callable[[JobId], None]) -> None:
-        """`listener` hears, on some thread, of every job that has a new plan or has ended."""
+        """Registers `listener`, which is called, on any thread, for every job that has a new plan or has ended."""
         self._listeners.append(listener)
 
     # -- what others say and ask ----------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted) -> tuple[PlanInForce, Future[bool]]:
-        """Makes a job known and gives it its first plan; a job that is known keeps its plan in force.
+        """Adds a job and gives it its first plan; a known job keeps its plan in force.
 
-        Looks at all past jobs: not for a thread that must not wait.
+        Compares with all past jobs: not for a thread that must not wait.
         """
         wants_plan = not submitted.fixed and submitted.current is None
         started = self._warm_starts.find(submitted, self._runtime.past_jobs()) if wants_plan else None
@@ -124,7 +125,7 @@ class Brain:
         return answer.plan, answer.durable
 
     def first_plan(self, submitted: JobSubmitted) -> PlanInForce:
-        """The plan that a job would start with; not for a thread that must not wait."""
+        """Returns the plan that a job would start with; not for a thread that must not wait."""
         started = self._warm_starts.find(submitted, self._runtime.past_jobs())
         return PlanInForce.of(replace(self._runtime.proposal(submitted, started, self.clock()), version=0))
 
@@ -148,7 +149,7 @@ class Brain:
         self.meters.profiles.labels(reason.value).inc(count)
 
     def plan(self, job: JobId) -> PlanInForce:
-        """The plan in force. Raises UnknownJobError."""
+        """Returns the plan in force. Raises UnknownJobError."""
         return self._runtime.plan(job)
 
     def explain(self, job: JobId) -> ExplainedPlan:
@@ -168,20 +169,20 @@ class Brain:
         return replace(known, earlier=tuple(plan for plan in earlier if plan.version < known.plan.version))
 
     def end(self, ended: JobEnded) -> Future[bool]:
-        """A job is over; what is not said of it is what was last known. Raises UnknownJobError."""
+        """Ends a job; missing fields keep their last known values. Raises UnknownJobError."""
         durable = self._runtime.end(ended)
         self._wake.set()
         self._notify(ended.job)
         return durable
 
     def jobs(self) -> list[JobSummary]:
-        """Returns the jobs that have not ended, by their submission."""
+        """Returns the jobs that have not ended, in the order of submission."""
         return self._runtime.summaries()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _end_silent(self) -> None:
-        """Jobs of which nothing was heard for too long stop taking room; one that speaks again is known again."""
+        """Ends jobs that have not reported for too long, so that they take no room; they may be submitted again."""
         now, silence = self.clock(), self._settings.planning.silence
         for job in self._runtime.silent(now, silence):
             self._log.warning("job_silent", job=job, seconds=silence)
@@ -232,13 +233,13 @@ class Brain:
                 self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
                 self._log.error("planning_failed", how=error.how, reason=str(error), failures=failures)
                 continue
-            except Exception as error:  # noqa: BLE001  # without this thread nobody plans, and nobody notices
+            except Exception as error:  # noqa: BLE001  # without this thread nothing is planned, and nobody notices
                 failures += 1
                 self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
                 self._log.exception("planning_failed", how="internal", failures=failures)
                 continue
             self.meters.planning_seconds.observe(time.monotonic() - began)
-            # whoever wakes it all the time does not make it plan all the time
+            # frequent wake-ups must not make it plan without pause
             self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
         self._rounds.close()
 
@@ -248,7 +249,7 @@ class Brain:
         self.meters.planning_failures.labels(how).inc()
 
     def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
-        """Puts a round's plans in force, and lets all know who want to."""
+        """Puts a round's plans in force, and notifies the listeners."""
         planner = self._settings.planner.name
         try:
             made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())

@@ -1,6 +1,6 @@
 """Rejects profiles and start-ups that are unfit to learn from; pure.
 
-An authorised caller may still be mistaken: a single absurd number from one job would end each round of planning.
+An authorised caller may still be mistaken: a single absurd number from one job would make every round of planning fail.
 """
 
 import math
@@ -27,11 +27,11 @@ _MOST = {
     "seconds": 1e6,
     "paused_seconds": 1e6,
 }
-_SAME_SPEED = 10.0  # a factor: both are means over a window, of other steps
+_SAME_SPEED = 10.0  # a factor: both are means over a window, but over different steps
 
 
 class Refusal(StrEnum):
-    """The reasons to refuse a profile or a start-up."""
+    """Reasons to refuse a profile or a start-up."""
 
     NOT_FINITE = "NotFinite"
     NEGATIVE = "Negative"

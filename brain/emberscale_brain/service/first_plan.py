@@ -20,8 +20,8 @@ class WarmStarts:
         self._comparing = threading.Lock()
 
     def find(self, submitted: JobSubmitted, history: tuple[PastJob, ...]) -> WarmStart:
-        """A newcomer's warm start. Takes long where many jobs are past: not for a thread that must not wait."""
-        with self._comparing:  # by one thread at a time: more would keep those that answer from the interpreter
+        """Returns a new job's warm start. Slow with many past jobs: not for a thread that must not wait."""
+        with self._comparing:  # one thread at a time: more would keep the answering threads from the interpreter
             if self._index.history is not history:
                 self._index = HistoryIndex(history)
             return warm_start(
@@ -36,7 +36,7 @@ class WarmStarts:
 def first_plan(
     state: BrainState, conditions: Conditions, submitted: JobSubmitted, started: WarmStart, now: float
 ) -> PlanMade:
-    """The first plan of a job that the state does not know; pure."""
+    """Returns the first plan of a job that the state does not know; pure."""
     free = free_room(state, conditions, submitted.owner, now)
     planned = _as_far_as_there_is_room(started, submitted.bounds, free, conditions.capacity)
     return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
@@ -45,9 +45,10 @@ def first_plan(
 def _as_far_as_there_is_room(
     started: WarmStart, bounds: ShapeBounds, free: ClusterCapacity, whole: ClusterCapacity
 ) -> PlannedShape:
-    """Memory is kept where similar jobs are known to have needed it; without any it is a guess, and cut like the rest.
+    """Cuts the shape of a warm start to the free capacity.
 
-    Where the whole cluster never had so much, even memory that was needed is cut to that.
+    Memory that similar jobs needed is kept; without similar jobs it is a guess, and cut like the rest. Even memory that
+    was needed is cut to what the whole cluster has.
     """
     explanation = Explanation(similar=started.similar)
     known = bool(started.similar)

@@ -28,18 +28,18 @@ CONDITIONS: Codec[Conditions] = Codec(Conditions)
 
 
 def frame(kind: str, **content: Any) -> Frame:
-    """A line; `content` is plain JSON. Raises UnicodeEncodeError for text that UTF-8 does not have."""
+    """Returns a line; `content` is plain JSON. Raises UnicodeEncodeError for text that UTF-8 cannot encode."""
     return Frame(json.dumps({"kind": kind, **content}, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
 
 
 def read_frame(line: bytes) -> Mapping[str, Any]:
-    """The object of a line. Raises json.JSONDecodeError."""
+    """Returns the object of a line. Raises json.JSONDecodeError."""
     content: Mapping[str, Any] = json.loads(line)
     return content
 
 
 def change_frame(change: Change) -> Frame:
-    """A change. Plans travel without their explanation, which planning does not need."""
+    """Encodes a change. Plans are sent without their explanation, which planning does not need."""
     name = type(change).__name__
     plain = _CHANGES[name].plain(change)
     if isinstance(change, PlanMade):

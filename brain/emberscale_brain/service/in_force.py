@@ -33,7 +33,7 @@ def acceptable(
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A job's part of a round: the reasons of now, and a new version where the shape is another."""
+    """A job's part of a round: the present reasons, and a new version if the shape has changed."""
 
     planned: PlannedShape | None
     change: PlanMade | None
@@ -47,7 +47,7 @@ def adopt_one(
     planner: str,
     now: float,
 ) -> Adopted:
-    """The plan of one job, with how it recovers best; a job that is fixed gets no plan."""
+    """Adopts the plan of one job, with the advice on recovery; a fixed job gets no plan."""
     if submitted.fixed or planned is None:
         return Adopted(None, None)
     planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
@@ -58,15 +58,15 @@ def adopt_one(
 
 
 _CHOICE = 3
-"""Points of a front from which on there was something to choose from."""
+"""The fewest points of a front that offer a choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
-    """A job's plan as it stands.
+    """A job's plan in force.
 
-    * `made`: None before the first plan is in force. `advice`: the newest on how the job recovers best.
-    * `stale_because`: why the plan is older than it should be; empty while it is not.
+    * `made`: None before the first plan is in force. `advice`: the latest advice on recovery.
+    * `stale_because`: why the plan is older than it should be; empty while it is current.
     """
 
     job: JobId
@@ -76,12 +76,12 @@ class PlanInForce:
 
     @property
     def version(self) -> int:
-        """The plan's version; 0 before the first."""
+        """The plan's version; 0 before the first plan."""
         return self.made.version if self.made is not None else 0
 
     @classmethod
     def of(cls, plan: PlanMade) -> "PlanInForce":
-        """A plan with its own advice."""
+        """Returns a plan with its own advice."""
         return cls(plan.job, plan, plan.planned.explanation.fault_tolerance)
 
 
@@ -89,7 +89,7 @@ class PlanInForce:
 class ExplainedPlan:
     """The numbers behind a plan; with `constants`, also the fit's prediction for every measured shape.
 
-    `made` is the plan with present knowledge; None for a plan that was never made.
+    `made` is the plan with present knowledge; None before the first plan.
     """
 
     plan: PlanInForce
@@ -103,8 +103,8 @@ class ExplainedPlan:
 class PlansInForce:
     """The plans in force, and their reasons: those of the last round, and of the last round with a wide choice.
 
-    Near a job's end no other shape pays off, so the last round says little of why it has its shape. `stale_because`
-    says why the plans are older than they should be; empty while they are not.
+    Near a job's end no other shape pays off, so the last round explains little about the job's shape. `stale_because`
+    says why the plans are older than they should be; empty while they are current.
     """
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ class PlansInForce:
         self._note_reasons(plan.job, plan.planned)
 
     def keep(self, job: JobId, planned: PlannedShape | None, advice: FaultToleranceAdvice | None) -> None:
-        """Keeps the version in force, with new reasons or new advice; None for what has not changed."""
+        """Keeps the version in force, with new reasons or advice; None: unchanged."""
         if planned is not None:
             self._note_reasons(job, planned)
         if advice is not None:
             self._plans[job] = replace(self._plan(job), advice=advice)
 
     def _note_reasons(self, job: JobId, planned: PlannedShape) -> None:
-        """Keeps a round's reasons. Its choice is wide if it has half the points of the last wide one, or more."""
+        """Keeps a round's reasons. A choice is wide if it has at least half the points of the last wide choice."""
         self._latest[job] = planned
         chosen, choice = self._chosen.get(job), len(planned.explanation.front)
         least = len(chosen.explanation.front) / 2 if chosen is not None and chosen.shape == planned.shape else 0
@@ -134,18 +134,18 @@ class PlansInForce:
             self._chosen[job] = planned
 
     def plan(self, job: JobId) -> PlanInForce:
-        """The plan as it stands."""
+        """Returns the job's plan in force."""
         return replace(self._plan(job), stale_because=self.stale_because)
 
     def _plan(self, job: JobId) -> PlanInForce:
         return self._plans.get(job) or PlanInForce(job, None)
 
     def latest(self, job: JobId) -> PlannedShape | None:
-        """The last round's plan for the job; None before the first."""
+        """Returns the last round's plan for the job; None before the first round."""
         return self._latest.get(job)
 
     def end(self, job: JobId) -> PlannedShape | None:
-        """Forgets a job that is over; returns its last choice, with the knowledge of its end, for explanations."""
+        """Forgets a job that is over; returns its last wide choice with the final knowledge, for explanations."""
         self._plans.pop(job, None)
         latest, chosen = self._latest.pop(job, None), self._chosen.pop(job, None)
         if latest is None or chosen is None or chosen.shape != latest.shape:
@@ -164,7 +164,7 @@ def refreshed(plan: PlanMade, latest: PlannedShape | None) -> PlanMade:
 
 
 def with_reasons(plan: PlanMade | None, latest: PlannedShape | None) -> list[PlanMade]:
-    """A plan with its latest reasons, if they differ from the original ones."""
+    """Returns a plan with its latest reasons, or nothing if they are the original ones."""
     if plan is None or (now := refreshed(plan, latest)) is plan:
         return []
     return [now]

@@ -11,7 +11,7 @@ from emberscale_api import metrics as names
 class SteadyClock:
     """Seconds since the epoch: the wall clock at the start, and the monotonic clock from then on.
 
-    What lasts (silence, settling, the age of a profile) is measured with it. `wall` and `monotonic` are seconds.
+    The brain measures durations with it (silence, settling, the age of a profile). `wall` and `monotonic` are seconds.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -20,11 +20,11 @@ class SteadyClock:
         self._offset = wall() - monotonic()
 
     def __call__(self) -> float:
-        """Now."""
+        """Returns the present time."""
         return self._monotonic() + self._offset
 
     def of(self, wall_time: float) -> float:
-        """Converts a wall-clock time, as the clock is set now, to this clock; never later than now."""
+        """Converts a time by the wall clock's present setting to this clock; never later than now."""
         return self() - max(0.0, self.wall() - wall_time)
 
 

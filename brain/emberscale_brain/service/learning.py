@@ -1,4 +1,4 @@
-"""Reads the database, when a brain starts or its database returns, and for jobs that no longer run."""
+"""Reads the database when a brain starts or its database returns, and for jobs that no longer run."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ _PROFILES = 256
 
 
 def recall(database: str, uid: str) -> ExplainedPlan | None:
-    """A job's last plan with its reasons; None where it never had one.
+    """Returns a job's last plan with its reasons; None if it never had a plan.
 
-    Raises DatabaseAwayError, and DatabaseUnusableError for an address that cannot be one or a newer schema.
+    Raises DatabaseAwayError, and DatabaseUnusableError for an invalid address or a newer schema.
     """
     store = HistoryStore.open(database)
     try:
@@ -46,7 +46,7 @@ _START_UPS = 200
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The contents of the database; `running` is None if not asked for. `past` and start-ups: latest first."""
+    """The contents of the database; `running` is None if not requested. `past` and start-ups: latest first."""
 
     running: tuple[Change, ...] | None
     past: tuple[PastJob, ...]
@@ -54,13 +54,13 @@ class Learned:
 
 
 def read(store: HistoryStore, *, running: bool, profiles_per_job: int, past_jobs: int, now: float) -> Learned:
-    """Reads it. Raises DatabaseAwayError and DatabaseUnusableError."""
+    """Reads the database. Raises DatabaseAwayError and DatabaseUnusableError."""
     jobs = not_ahead(store.running_jobs(profiles_per_job), now) if running else None
     return Learned(jobs, tuple(store.past_jobs(past_jobs)), store.start_ups(_START_UPS))
 
 
 def close_running(store: HistoryStore, known: frozenset[JobId], now: float) -> None:
-    """Ends the jobs of earlier brains, except jobs that this brain knows; a job that is submitted again runs again.
+    """Ends the jobs of earlier brains, except those that this brain knows; a job that is submitted again runs again.
 
     Raises DatabaseAwayError, DatabaseUnusableError and ClaimLostError.
     """
@@ -68,7 +68,7 @@ def close_running(store: HistoryStore, known: frozenset[JobId], now: float) -> N
 
 
 def not_ahead(changes: Sequence[Change], now: float) -> tuple[Change, ...]:
-    """The same, with the profiles of a job that are ahead of `now` moved back together: a clock was set back since."""
+    """Returns the changes; if a job's profiles are ahead of `now`, all move back, since a clock was set back."""
     ahead: defaultdict[JobId, float] = defaultdict(float)
     for change in changes:
         if isinstance(change, ProfileReported):

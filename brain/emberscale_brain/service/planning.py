@@ -30,7 +30,7 @@ _EXIT_SECONDS = 2.0
 
 
 class PlanningFailedError(Exception):
-    """No plan came. `how` is "raised", "stalled", "unusable" or "crashed"."""
+    """The planner returned no plan. `how` is "raised", "stalled", "unusable" or "crashed"."""
 
     def __init__(self, how: str, reason: str) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class PlanningFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlannerChoice:
-    """Which planner, and how much it is shown."""
+    """The planner, its settings, and the number of profiles and past jobs that it sees."""
 
     name: str
     settings: PlannerSettings
@@ -48,7 +48,7 @@ class PlannerChoice:
 
 
 class PlanningProcess:
-    """One process with one planner; used by one thread. After a failure it is gone: begin another."""
+    """One process with one planner; used by one thread. After a failure the process is gone: begin another."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class PlanningProcess:
             pass
 
     def feed(self, past: Iterable[PastJob], changes: Iterable[Change]) -> None:
-        """Tells it what happened. Raises PlanningFailedError if it is gone."""
+        """Sends past jobs and changes. Raises PlanningFailedError if the process is gone."""
         self._write(frame("past", job=PAST_JOB.plain(job)) for job in past)
         self._write(change_frame(change) for change in changes)
 
@@ -88,7 +88,7 @@ class PlanningProcess:
                 raise PlanningFailedError("raised", f"the planner returned no valid plan: {error}") from error
 
     def kill(self) -> None:
-        """Ends the process under whoever waits for it, who then hears that it crashed; for other threads."""
+        """Kills the process from another thread; the thread that waits for it then reports a crash."""
         self._process.kill()
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class PlanningProcess:
             raise PlanningFailedError("crashed", "the planning process has ended") from error
 
     def _answers(self, last: str, deadline: float) -> Iterator[dict[str, object]]:
-        """Frames until the one of kind `last`, which is not among them."""
+        """Yields frames until the frame of kind `last` (excluded)."""
         for line in self._lines(deadline):
             try:
                 content = dict(read_frame(line))
@@ -154,7 +154,7 @@ class PlanningProcess:
                 self._buffer += data
 
     def _status(self) -> int | None:
-        """With what it ended by itself; None if it did not."""
+        """Returns the exit status of a process that ended by itself; None if it still runs."""
         try:
             return self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """The planning process: it keeps its own view of the cluster, and may crash or stall without harm to the service.
 
-It reads frames from stdin and answers on what was stdout; stdout itself becomes stderr, so that a planner that prints
-disturbs nothing. A planner's exception ends the process, after a frame that says what it was.
+It reads frames from stdin and answers on the original stdout. Its own stdout becomes stderr, so that a planner may
+print. A planner's exception ends the process, after a frame that names it.
 """
 
 import os
@@ -69,14 +69,14 @@ class _PlanningProcess:
     def _plan(self, content: Mapping[str, Any]) -> None:
         now = content["now"]
         cluster = self._state.cluster_view(CONDITIONS.from_plain(content["conditions"]), now)
-        # one frame a job: reading a large one would keep the service from answering meanwhile
+        # one frame per job: the service could not answer while it reads a large one
         for job, shape in self._planner.plan(cluster, now).items():
             self._answers.write(frame("planned", job=job, planned=PLANNED.plain(shape)))
         _send(self._answers, frame("done"))
 
 
 def _end_with_parent(parent: int) -> None:
-    """A planner that stalls must not outlive a service that was killed."""
+    """Exits once the parent is gone: a planner that stalls must not outlive a service that was killed."""
     never = threading.Event()
     while os.getppid() == parent:
         never.wait(_PARENT_SECONDS)

@@ -1,4 +1,4 @@
-"""Writes changes to the database, those of many callers in one transaction, and catches up after an outage."""
+"""Writes changes to the database, many callers' in one transaction, and catches up after an outage."""
 
 import threading
 from collections import deque
@@ -14,7 +14,7 @@ from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId
 
 _BATCH = 5000
-_AT_ONCE = 20  # the share of what is kept that goes at once: to look through all for each newcomer would take long
+_AT_ONCE = 20  # the share of the kept changes that is dropped at once: a search for each new change would be slow
 
 
 _REFUSED_REMEMBERED = 10_000
@@ -22,7 +22,7 @@ _REFUSED_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`repeated` are profiles recorded before; their reporter asks whether they are durable."""
+    """One call of `record`. `repeated` are profiles recorded before; their reporter asks whether they are durable."""
 
     changes: tuple[Change, ...]
     repeated: tuple[ProfileReported, ...]
@@ -70,12 +70,12 @@ class ChangeRecorder:
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
 
     def start(self, away: str | None = None) -> None:
-        """Begins; `away` says why the database was away when it was first tried."""
+        """Starts the thread; `away` says why the database was unavailable at the first attempt."""
         self._away = away
         self._thread.start()
 
     def stop(self) -> None:
-        """Writes what it has, if it can, and ends."""
+        """Writes pending changes, if possible, and ends."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -83,18 +83,18 @@ class ChangeRecorder:
 
     @property
     def away(self) -> str | None:
-        """Why the database cannot be reached; None while it can."""
+        """Why the database is unavailable; None while it is available."""
         return self._away
 
     @property
     def backlog(self) -> int:
-        """Changes that are not in the database yet."""
+        """The number of changes that are not in the database yet."""
         return len(self._kept)
 
     def record(self, changes: Sequence[Change], repeated: Sequence[ProfileReported] = ()) -> Future[bool]:
-        """Whether they are in the database, once that is known; False while it is away, or if it refuses any of them.
+        """Records changes. The future tells whether they are in the database: False if it is away or refuses any.
 
-        `repeated` were recorded before; None of either is asked about by who repeats what may have been written before.
+        `repeated` were recorded before. Without changes, the caller asks whether everything recorded so far is written.
         """
         durable: Future[bool] = Future()
         with self._condition:
@@ -125,7 +125,7 @@ class ChangeRecorder:
         for entry in entries:
             self._keep(entry.changes)
         if self._away is not None and not stopping:
-            # callers do not wait for an attempt to reach what was away a moment ago
+            # callers do not wait for another attempt: the database was away a moment ago
             for entry in entries:
                 entry.durable.set_result(False)
             entries = []
@@ -150,7 +150,7 @@ class ChangeRecorder:
         self._on_lost("Dropped", len(dropped))
 
     def _write_kept(self, refused: list[Change]) -> bool:
-        """Writes what is kept. Whether the database has all of it but what it refused."""
+        """Writes the kept changes; returns whether the database has all of them, except the ones it refused."""
         returned = self._away is not None
         try:
             if returned:
@@ -184,17 +184,17 @@ class ChangeRecorder:
                 self._write_one(change, refused)
 
     def _refusal(self, changes: Sequence[Change]) -> Exception | None:
-        """Writes changes together; returns why the database refuses them, None if it has them."""
+        """Writes changes together; returns why the database refuses them, or None."""
         try:
             self._store.write(changes)
         except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
             raise
-        except Exception as error:  # noqa: BLE001  # whatever one change causes must not hold up all others
+        except Exception as error:  # noqa: BLE001  # one change must not hold up all others
             return error
         return None
 
     def _write_one(self, change: Change, refused: list[Change]) -> None:
-        """A change alone, and if it is refused after what else is known of its job."""
+        """Writes a change alone and, if it is refused, again after everything else that is known of its job."""
         problem = self._refusal([change])
         if problem is not None and (told := self._retell(change.job)):
             problem = self._refusal([*told, change])

@@ -1,4 +1,4 @@
-"""Decodes requests, and checks that they make sense by themselves."""
+"""Decodes requests, and checks that each makes sense by itself."""
 
 import math
 from collections.abc import Sequence, Sized
@@ -13,8 +13,8 @@ from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_brain.service.checks import LARGEST, MOST_SAMPLES
 
 MOST_PROFILES, MOST_START_UPS = 1024, 4096
-_LONGEST_TEXT = 255  # of a column
-_MOST_BATCH = (1 << 31) - 1  # of a column
+_LONGEST_TEXT = 255  # of a column of the database
+_MOST_BATCH = (1 << 31) - 1  # of a column of the database
 _MOST_CORES = 10_000.0
 _MOST = dict(zip(DIMENSIONS, (10_000, 10_000, _MOST_CORES, _MOST_CORES, 1 << 46, 1 << 46), strict=True))
 _FINEST_STEP = 1e-3
@@ -28,7 +28,7 @@ class MalformedRequestError(InvalidError):
 
 
 def check_text(field: str, value: str) -> str:
-    """The text. Raises MalformedRequestError for one that is too long, or that PostgreSQL cannot hold."""
+    """Returns the text. Raises MalformedRequestError if it is too long, or PostgreSQL cannot hold it."""
     if len(value) > _LONGEST_TEXT:
         raise MalformedRequestError(f"{field}: has {len(value)} characters, {_LONGEST_TEXT} are allowed")
     if "\0" in value:
@@ -37,19 +37,19 @@ def check_text(field: str, value: str) -> str:
 
 
 def check_number(field: str, value: float, least: float, most: float) -> None:
-    """Raises MalformedRequestError for what is not a number from `least` to `most`."""
+    """Raises MalformedRequestError unless `value` is a number from `least` to `most`."""
     if not (math.isfinite(value) and least <= value <= most):
         raise MalformedRequestError(f"{field}: must be from {least:g} to {most:g}, not {value:g}")
 
 
 def check_count(field: str, values: Sized, most: int) -> None:
-    """Raises MalformedRequestError for more of something than one request may hold."""
+    """Raises MalformedRequestError for more values than one request may hold."""
     if len(values) > most:
         raise MalformedRequestError(f"{field}: {len(values)} of them; up to {most} are allowed")
 
 
 def check_shape(field: str, shape: pb.Shape) -> None:
-    """Raises MalformedRequestError for processes that no cluster has; 0 stands for what is not said."""
+    """Raises MalformedRequestError for a shape that no cluster can hold; 0 stands for an unset dimension."""
     for name, most in _MOST.items():
         check_number(f"{field}.{name}", getattr(shape, name), 0, most)
 
@@ -87,14 +87,14 @@ def check_submission(request: pb.SubmitJobRequest) -> None:
 
 
 def check_stages(stages: Sequence[str]) -> None:
-    """Raises MalformedRequestError for more stages, or other names of them, than a batch has."""
+    """Raises MalformedRequestError for too many stages, or names that are too long or contain NUL."""
     check_count("stage_fractions", stages, _MOST_STAGES)
     for stage in stages:
         check_text("stage_fractions", stage)
 
 
 def shape_from(message: pb.Shape) -> JobShape:
-    """A shape. Raises MalformedRequestError."""
+    """Decodes a shape. Raises MalformedRequestError."""
     check_shape("shape", message)
     try:
         return same_fields(JobShape, message)
@@ -103,7 +103,7 @@ def shape_from(message: pb.Shape) -> JobShape:
 
 
 def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: float) -> JobSubmitted:
-    """A submission; limits that are 0 take the defaults. Raises MalformedRequestError."""
+    """Decodes a submission; limits that are 0 take the defaults. Raises MalformedRequestError."""
     check_submission(request)
     description = request.description
     try:
@@ -154,12 +154,12 @@ def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserve
 
 
 def job_from(uid: str) -> JobId:
-    """The name of a job that may be known. Raises MalformedRequestError."""
+    """Returns the id of a job, known or not. Raises MalformedRequestError."""
     return JobId(check_text("job_uid", uid))
 
 
 def outcome_from(request: pb.ReportOutcomeRequest, now: float) -> JobEnded:
-    """Returns the end of a job. Raises MalformedRequestError."""
+    """Decodes the end of a job. Raises MalformedRequestError."""
     if request.phase not in _PHASES:
         raise MalformedRequestError(f"phase: must be {', '.join(_PHASES)}, not {request.phase!r}")
     check_number("finished_at", request.finished_at, 0, LARGEST)

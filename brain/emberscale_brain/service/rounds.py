@@ -12,7 +12,7 @@ _PROCESS_START_SECONDS = 60.0
 
 
 class PlanningRounds:
-    """One thread calls `plan` and `close`; any thread may call `stop` and `tell_anew`."""
+    """The rounds of one brain. One thread calls `plan` and `close`; any thread may call `stop` and `tell_anew`."""
 
     def __init__(self, settings: BrainSettings, runtime: BrainRuntime) -> None:
         preferences, planning = settings.planner, settings.planning
@@ -28,7 +28,7 @@ class PlanningRounds:
 
     @property
     def shown(self) -> frozenset[JobId]:
-        """The jobs that the planner knew of in the last round."""
+        """The jobs that the planner knew in the last round."""
         return self._shown
 
     def tell_anew(self) -> None:
@@ -45,7 +45,7 @@ class PlanningRounds:
             raise
 
     def stop(self) -> None:
-        """Ends the process under whoever waits for it."""
+        """Kills the process, even while another thread waits for it."""
         self._over = True
         process = self._process
         if process is not None:
@@ -59,7 +59,7 @@ class PlanningRounds:
             self._process = None
 
     def _fed(self) -> PlanningProcess:
-        """The process, knowing everything."""
+        """Returns the process, up to date with all changes."""
         if self._outdated.is_set():
             self._outdated.clear()
             self.close()
@@ -71,7 +71,7 @@ class PlanningRounds:
 
     def _begun(self) -> PlanningProcess:
         self._process = process = PlanningProcess()
-        if self._over:  # `stop` came too early to end it
+        if self._over:  # `stop` came too early to kill it
             process.kill()
         process.begin(self._choice, _PROCESS_START_SECONDS)
         past, overheads, jobs = self._runtime.begin_telling()

@@ -1,8 +1,8 @@
 """The brain's knowledge, shared by all its threads: one state, one lock, and atomic methods.
 
-Callers, the recorder and the planning thread meet only here. The lock never leaves this module, and is held for no more
-than a look at each job. The functions that decide are pure and take the state (`first_plan`, `in_force`, `acceptance`).
-A change is recorded while the lock is held, so that the database learns of a job before its profiles.
+Callers, the recorder and the planning thread meet only here. The lock never leaves this module, and no holder does more
+than look at each job once. The functions that decide are pure and take the state (`first_plan`, `in_force`,
+`acceptance`). A change is recorded while the lock is held, so that the database gets a job before its profiles.
 """
 
 import threading
@@ -38,13 +38,13 @@ from emberscale_brain.service.state import BrainState, Conditions
 from emberscale_brain.warm_start import WarmStart
 
 _REASONS_A_ROUND = 20
-_TICK = 1e-6  # seconds between profiles of one job that came at once
+_TICK = 1e-6  # seconds between profiles of one job that arrive together
 
 Record = Callable[[Sequence[Change], Sequence[ProfileReported]], Future[bool]]
 
 
 class UnknownJobError(Exception):
-    """A job that was never submitted, or has ended."""
+    """The job was never submitted, or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The outcome of reported profiles, by sequence, and start-ups, by place.
+    """The outcome of a report: refused profiles by sequence, and refused start-ups by place.
 
-    `durable` resolves when the database has the accepted ones, or has not.
+    `durable` resolves once it is known whether the database has the accepted ones.
     """
 
     accepted: int
@@ -72,7 +72,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """A job in one line; `throughput` is that of its last of so many `profiles`, 0 without any."""
+    """A job in one line; `profiles` is their number, and `throughput` that of the last one, 0 without any."""
 
     submitted: JobSubmitted
     current: JobShape | None
@@ -100,7 +100,7 @@ class BrainRuntime:
     # -- what callers say -----------------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted, started: WarmStart | None, now: float) -> Submitted:
-        """Adds a job, with a first plan if there is a warm start; a job that is known already stays unchanged."""
+        """Adds a job, with a first plan if there is a warm start; a known job stays unchanged."""
         changes: list[Change] = []
         first = None
         with self._lock:
@@ -116,7 +116,7 @@ class BrainRuntime:
             return Submitted(self._in_force.plan(submitted.job), new, first, self._record(changes, ()))
 
     def proposal(self, submitted: JobSubmitted, started: WarmStart, now: float) -> PlanMade:
-        """The plan that a job would start with."""
+        """Returns the plan that a job would start with."""
         with self._lock:
             return first_plan(self._state, self.conditions, submitted, started, now)
 
@@ -131,7 +131,7 @@ class BrainRuntime:
     ) -> Reported:
         """Takes profiles and start-ups of a job, and refuses implausible ones.
 
-        Times are the reporter's, checked against the `wall` clock, of which it may be `clock_skew` ahead.
+        Times are by the reporter's clock, which may be `clock_skew` seconds ahead of the `wall` clock.
         """
         refused: list[tuple[int, Refused]] = []
         refused_start_ups: list[tuple[int, Refused]] = []
@@ -168,7 +168,7 @@ class BrainRuntime:
         return Reported(len(reports) - len(refused), tuple(refused), tuple(refused_start_ups), durable)
 
     def end(self, ended: JobEnded) -> Future[bool]:
-        """A job is over; what is not said of it is what was last known. Raises UnknownJobError."""
+        """Ends a job; missing fields keep their last known values. Raises UnknownJobError."""
         with self._lock:
             known = self._state.jobs.get(ended.job)
             if known is None:
@@ -187,13 +187,13 @@ class BrainRuntime:
                 self._ended_unread.add(ended.job)
             self._heard.pop(ended.job, None)
             self._past = None
-            # the submission again: a database that was emptied meanwhile could not be told of the job's end
+            # with the submission again: a database that was emptied meanwhile could not record the job's end
             return self._record([submitted, *reasons, complete], ())
 
     # -- what callers ask -----------------------------------------------------------------------------------------
 
     def plan(self, job: JobId) -> PlanInForce:
-        """The plan in force. Raises UnknownJobError."""
+        """Returns the plan in force. Raises UnknownJobError."""
         with self._lock:
             if job not in self._state.jobs:
                 raise UnknownJobError(job)
@@ -215,7 +215,7 @@ class BrainRuntime:
             )
 
     def summaries(self) -> list[JobSummary]:
-        """Jobs that have not ended, by their submission."""
+        """Returns the jobs that have not ended, in the order of submission."""
         with self._lock:
             known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
             return [
@@ -237,14 +237,14 @@ class BrainRuntime:
             return frozenset(self._state.jobs)
 
     def past_jobs(self) -> tuple[PastJob, ...]:
-        """Jobs that have ended, the oldest first; the same tuple until there are more."""
+        """Returns the jobs that have ended, the oldest first; the same tuple until there are more."""
         with self._lock:
             if self._past is None:
                 self._past = tuple(self._state.history)
             return self._past
 
     def silent(self, now: float, silence: float) -> list[JobId]:
-        """Jobs of which nothing was heard for longer than `silence` seconds."""
+        """Returns the jobs that have not reported for more than `silence` seconds."""
         with self._lock:
             return [job for job in self._state.jobs if now - self._heard.get(job, now) > silence]
 
@@ -257,7 +257,7 @@ class BrainRuntime:
             return self._ended_unread is None
 
     def learn(self, learned: Learned, now: float) -> bool:
-        """Takes in what the database knows. Whether a job that was known here has more profiles now."""
+        """Merges the contents of the database; returns whether a job known here has more profiles now."""
         recalled = False
         with self._lock:
             if learned.running is not None and self._ended_unread is not None:
@@ -284,16 +284,16 @@ class BrainRuntime:
         return any(recalled)
 
     def job_changes(self, job: JobId) -> list[Change]:
-        """Changes that make another know the job as well as this one; none if it has ended."""
+        """Returns the changes that bring another state's knowledge of the job up to date; none if it has ended."""
         with self._lock:
             return self._state.job_changes(job)
 
     # -- rounds of planning ---------------------------------------------------------------------------------------
 
     def begin_telling(self) -> tuple[list[PastJob], list[Change], list[JobId]]:
-        """From here on changes are kept for the planning process, until `end_telling`.
+        """Collects changes for the planning process from now on, until `end_telling`.
 
-        Returns what a new process is told first, past jobs and overheads, and the jobs of which it is told one by one.
+        Returns past jobs and overheads, which a new process gets first, and the jobs, which it then gets one by one.
         """
         with self._lock:
             self._unsent = []
@@ -313,10 +313,10 @@ class BrainRuntime:
     def adopt(
         self, planned: Mapping[JobId, PlannedShape], shown: AbstractSet[JobId], planner: str, now: float
     ) -> list[PlanMade]:
-        """Puts a round in force; the new versions, which are where shapes are others.
+        """Puts a round in force; returns the new versions, one for each changed shape.
 
-        Raises UnacceptablePlanError; then nothing is adopted. Jobs are adopted one by one: callers would otherwise wait
-        until all are done.
+        Raises UnacceptablePlanError; then nothing is adopted. The lock is released between jobs, so that callers need
+        not wait for all of them.
         """
         with self._lock:
             accepted = acceptable(self._state, self.conditions, planned, shown, now)
@@ -344,7 +344,7 @@ class BrainRuntime:
         return adopted.change
 
     def reasons_of_now(self) -> list[PlanMade]:
-        """The plans in force of some jobs, in turn, with the reasons of the last round, for who asks the database."""
+        """Returns the plans of some jobs, in turn, with the last round's reasons, for readers of the database."""
         with self._lock:
             jobs = list(self._state.jobs)
             first = self._reasons_turn % max(1, len(jobs))
@@ -354,7 +354,7 @@ class BrainRuntime:
             return [plan for last, latest in plans for plan in with_reasons(last, latest)]
 
     def stale(self, because: str) -> None:
-        """Notes why plans are outdated, for callers; empty if they are not."""
+        """Notes for callers why plans are outdated; empty if they are current."""
         with self._lock:
             self._in_force.stale_because = because
 

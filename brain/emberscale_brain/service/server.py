@@ -56,7 +56,7 @@ class CallerCheck(AsyncServerInterceptor):
         self._versions = CallerVersions()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """Passes the call on as far as the token reaches, and answers it with a refusal otherwise."""
+        """Passes the call on if its token allows it; else answers with a refusal."""
         token = bearer_token(handler_call_details)
         claims = claims_of(self._key, token)
         if claims is None and not tokens_match(token, self._key):
@@ -76,7 +76,7 @@ def _refusal(code: grpc.StatusCode, problem: str) -> Any:
 
 
 def _scoped(handler: Any, claims: JobClaims) -> Any:
-    """The handler behind the check of each request."""
+    """Returns a handler that checks each request before it calls the original."""
 
     async def check(request: Any, context: Any) -> None:
         if (problem := problem_of(request, claims)) is not None:
@@ -117,7 +117,7 @@ Context = Any  # grpc.aio.ServicerContext, generic in the stubs only
 
 
 class BrainServicer(brain_pb2_grpc.BrainServicer):
-    """One method a call of `brain.proto`."""
+    """One method for each call of `brain.proto`."""
 
     def __init__(self, brain: Brain, settings: BrainSettings, loop: asyncio.AbstractEventLoop) -> None:
         self._brain = brain
@@ -125,13 +125,13 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         self._clock = brain.clock
         self._watchers: defaultdict[JobId, set[asyncio.Event]] = defaultdict(set)
         self._loop = loop
-        # who waits for the database holds up nobody who compares a newcomer with past jobs, which needs no database
+        # separate pools: callers that wait for the database must not hold up submissions, which need no database
         self._readers = ThreadPoolExecutor(_READERS, "reader")
         self._comparers = ThreadPoolExecutor(_COMPARERS, "comparer")
         brain.on_plan(self._wake_from_thread)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:
-        """Known from here on; INVALID_ARGUMENT for a description that makes no sense."""
+        """Adds a job and returns its plan; INVALID_ARGUMENT for a description that makes no sense."""
         try:
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
@@ -140,7 +140,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         return pb.SubmitJobReply(plan=plan_to(plan), durable=await _known_soon(durable))
 
     async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:
-        """A plan that nothing is recorded of."""
+        """Returns the plan that the job would start with, and records nothing."""
         try:
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
@@ -148,7 +148,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         return plan_to(await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted))
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:
-        """Answers when the accepted profiles are in the database, or it is known that they are not."""
+        """Answers once it is known whether the accepted profiles are in the database, or after 5 s."""
         now = self._clock()
         try:
             job = job_from(request.job_uid)
@@ -184,14 +184,14 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         )
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:
-        """From memory; NOT_FOUND for a job that is not known."""
+        """Returns the plan in force from memory; NOT_FOUND for an unknown job."""
         try:
             return plan_to(self._brain.plan(JobId(request.job_uid)))
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
     async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:
-        """Ends when the job ends; NOT_FOUND for one that is not known."""
+        """Streams plans until the job ends; NOT_FOUND for an unknown job."""
         job, seen, known = JobId(request.job_uid), request.newer_than, False
         news = asyncio.Event()
         self._watchers[job].add(news)
@@ -215,7 +215,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                 del self._watchers[job]
 
     async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:
-        """Answers for ended jobs too, while the database keeps them."""
+        """Explains the plan, also that of an ended job while the database keeps it."""
         try:
             job = job_from(request.job_uid)
         except MalformedRequestError as error:
@@ -248,7 +248,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
 
 
 async def _known_soon(durable: Future[bool]) -> bool:
-    """Whether it is in the database; what takes too long to say counts as not yet."""
+    """Whether the changes are in the database; False if that takes too long to find out."""
     try:
         return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(durable)), _DURABLE_SECONDS)
     except TimeoutError:
@@ -256,7 +256,7 @@ async def _known_soon(durable: Future[bool]) -> bool:
 
 
 async def _not_found(context: Context, job: str) -> NoReturn:
-    shown = f"{job[:_LONGEST_SHOWN]!r}"  # a longer text would not go into the trailer
+    shown = f"{job[:_LONGEST_SHOWN]!r}"  # a longer text would not fit into the trailer
     await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is unknown: submit it first")
     raise UnknownJobError(job)
 
@@ -264,9 +264,9 @@ async def _not_found(context: Context, job: str) -> NoReturn:
 async def serve(
     brain: Brain, settings: BrainSettings, token: str, certificates: Certificates | None
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port; without certificates it serves no TLS. Raises OSError for an address in use.
+    """Starts a server and returns it with its port; no TLS without certificates. Raises OSError for an address in use.
 
-    `token` opens every call, and signs the tokens of jobs.
+    `token` authorizes every call, and signs the tokens of jobs.
     """
     server = grpc.aio.server(interceptors=[CallerCheck(token)], options=CHANNEL_OPTIONS)
     brain_pb2_grpc.add_BrainServicer_to_server(BrainServicer(brain, settings, asyncio.get_running_loop()), server)

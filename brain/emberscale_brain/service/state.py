@@ -42,8 +42,8 @@ _START_UPS_REMEMBERED = 200
 class KnownJob:
     """A job that has not ended.
 
-    `sequence` is that of its latest profile, `measured_until` the latest time of any, and `scaled_at` when its shape
-    last changed.
+    `sequence` is that of the latest profile, `measured_until` the latest time of any profile, and `scaled_at` the time
+    of the last change of shape.
     """
 
     submitted: JobSubmitted
@@ -59,7 +59,7 @@ class KnownJob:
 
     @property
     def remaining_samples(self) -> int:
-        """Samples that are left over all epochs, at least 1 while it runs."""
+        """Samples left over all epochs, at least 1 while the job runs."""
         return max(1, self.submitted.metadata.total_samples - self.samples)
 
 
@@ -76,7 +76,7 @@ class Conditions:
 
 @dataclass(slots=True)
 class BrainState:
-    """Mutable. `profiles_per_job` and `past_jobs` bound what is remembered; `fleet` counts all jobs, ended ones too."""
+    """Mutable. `profiles_per_job` and `past_jobs` bound the memory; `fleet` counts all jobs, including ended ones."""
 
     profiles_per_job: int
     past_jobs: int
@@ -90,7 +90,7 @@ class BrainState:
         self.start_ups = {role: deque(maxlen=_START_UPS_REMEMBERED) for role in ("worker", "ps")}
 
     def apply(self, change: Change) -> None:
-        """Takes a change in. One about a job that is not known, or known already, changes nothing."""
+        """Applies a change. Submissions of known jobs, and all but start-ups of unknown jobs, have no effect."""
         match change:
             case JobSubmitted():
                 if change.job not in self.jobs:
@@ -114,7 +114,7 @@ class BrainState:
                 self._apply_end(change)
 
     def remember(self, past: Sequence[PastJob]) -> None:
-        """Jobs that ended before this state began, the oldest first."""
+        """Adds jobs that ended before this state began, the oldest first."""
         self.history.extend(past)
 
     def recall(self, job: JobId, earlier: Sequence[ProfileReported]) -> bool:
@@ -128,9 +128,9 @@ class BrainState:
         return bool(room and older)
 
     def view(self, job: JobId, now: float, adoption_seconds: float) -> JobView:
-        """A job as planners see it.
+        """Returns a job as planners see it.
 
-        A job that was told to take another shape less than `adoption_seconds` ago, and has not reported it yet, counts
+        A job that got a plan for another shape less than `adoption_seconds` ago, and has not reported it yet, counts
         with the new shape and is fixed: the change is in progress.
         """
         known = self.jobs[job]
@@ -155,7 +155,7 @@ class BrainState:
         )
 
     def cluster_view(self, conditions: Conditions, now: float) -> ClusterView:
-        """Returns all jobs by their submission, with everything that planners may see."""
+        """Returns all jobs in the order of submission, with everything that planners may see."""
         by_submission = sorted(self.jobs, key=lambda job: (self.jobs[job].submitted.submitted_at, job))
         return ClusterView(
             jobs=tuple(self.view(job, now, conditions.adoption_seconds) for job in by_submission),
@@ -168,7 +168,7 @@ class BrainState:
         )
 
     def job_changes(self, job: JobId) -> list[Change]:
-        """Changes that make another state know the job as well as this one; none if it has ended."""
+        """Returns the changes that bring another state's knowledge of the job up to date; none if it has ended."""
         known = self.jobs.get(job)
         if known is None:
             return []
@@ -177,7 +177,7 @@ class BrainState:
         return [known.submitted, *profiles, *([] if known.plan is None else [known.plan])]
 
     def overhead_changes(self) -> list[Change]:
-        """Changes that make another state know the same start-ups."""
+        """Returns the changes that give another state the same start-ups."""
         return [
             StartUpObserved(JobId(""), role, 0.0, seconds, paused)
             for role, start_ups in self.start_ups.items()
@@ -191,7 +191,7 @@ class BrainState:
         return ScalingOverheads.learned(starts, pauses)
 
     def fault_tolerance(self, job: JobId, overheads: ScalingOverheads) -> FaultToleranceAdvice | None:
-        """Returns the best recovery of a job; None before its speed is measured, or expected by its plan."""
+        """Returns the best recovery of a job; None before its speed is measured or its plan expects one."""
         known = self.jobs[job]
         planned = None if known.plan is None else known.plan.planned
         chosen = None if planned is None else planned.explanation.chosen
