@@ -10,9 +10,9 @@ from emberscale_simulator.schedulers.protocol import LearnedOverheads
 
 
 class CheckpointAdviser:
-    """Remembers what was seen of all jobs' servers, and what starts and standstills took.
+    """Remembers the failures of all jobs' servers, and the durations of starts and standstills.
 
-    Every job follows it whose mechanics leave `checkpointInterval` open, whoever decides on its shape.
+    Every job whose mechanics leave `checkpointInterval` open follows the advice, whichever scheduler it has.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class CheckpointAdviser:
         self._learned = LearnedOverheads()
 
     def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """Remembers the latest."""
+        """Remembers the latest starts."""
         self._learned.observe(starts)
 
     def interval(
@@ -34,7 +34,7 @@ class CheckpointAdviser:
         remaining_samples: int,
         checkpoint_cost: float,
     ) -> float | None:
-        """Seconds between checkpoints, given the newest profile; None before anything is known of the job's speed."""
+        """Returns seconds between checkpoints, given the newest profile; None before the job's speed is known."""
         own = self._own.get(job, FailureRecord())
         ran = max(0.0, profile.time - self._measured_until.get(job, submitted_at)) * profile.shape.ps
         new = FailureRecord(max(0, profile.failures - own.failures), ran)

@@ -1,6 +1,6 @@
-"""The discrete-event core: a heap of what happens next, and nothing in between.
+"""The discrete-event core: a heap of the next events.
 
-Deterministic: the jobs, the scenario and the seed decide everything. Between two events all rates are constant, so a
+Deterministic: the jobs, the scenario and the seed determine everything. Between two events all rates are constant, so a
 job costs a handful of events however long it runs.
 """
 
@@ -27,7 +27,7 @@ _HOUR, _DAY = 3600.0, 86_400.0
 
 
 class _Kind(IntEnum):
-    """Events; at the same time, the lower goes first."""
+    """Kinds of events; of simultaneous events, the lower kind goes first."""
 
     CAPACITY = 0
     JOB = 1
@@ -71,7 +71,7 @@ class Simulation:
         self._sequence = 0
 
     def run(self) -> RunResult:
-        """Until every job has ended, or to the horizon."""
+        """Runs until every job has ended, or to the horizon."""
         for number, run in enumerate(self._runs):
             self._push(run.job.arrival, _Kind.ARRIVAL, number)
         for number, (at, _) in enumerate(self._capacity_events):
@@ -169,7 +169,7 @@ class Simulation:
         return total
 
     def _room_appears(self, now: float) -> None:
-        """Pods that were evicted come back, those of the oldest jobs first; then waiting jobs may start."""
+        """Brings evicted workers back, those of the oldest jobs first; then waiting jobs may start."""
         for number in sorted(self._active, key=lambda number: self._runs[number].started_at or math.inf):
             run = self._runs[number]
             while (needed := run.evicted_workers) != NOTHING and needed.fits(self._capacity - self._reserved()):
@@ -205,7 +205,7 @@ class Simulation:
         self._carry_out(self._scheduler.decide(jobs, capacity, now), now)
 
     def _carry_out(self, shapes: Mapping[JobId, JobShape], now: float) -> None:
-        """Changes shapes. Shrinking jobs come first, and make room for growing and starting ones."""
+        """Changes shapes. Shrinking jobs come first, to make room for growing and starting ones."""
         free = self._capacity - self._reserved()
 
         def growth(job: JobId) -> float:
@@ -262,7 +262,7 @@ def whole_cluster(cluster: ClusterSpec) -> Amounts:
 
 
 def capacity_fractions(cluster: ClusterSpec, horizon: float) -> Iterator[tuple[float, float]]:
-    """When the usable fraction of the cluster changes, and to what: the steps, and the daily dip within them."""
+    """Yields (time, usable fraction of the cluster) for each change: the steps, and the daily dip within them."""
     times = {step.at for step in cluster.capacity_steps}
     dip = cluster.daily_dip
     if dip is not None:

@@ -1,4 +1,4 @@
-"""Schedulers against each other: every scheduler on every seed, in parallel processes, and the comparison as JSON."""
+"""Compares schedulers: runs every scheduler on every seed, in parallel processes, and gives the comparison as JSON."""
 
 import math
 import multiprocessing
@@ -24,7 +24,7 @@ from emberscale_simulator.workload import make_jobs
 
 
 def as_json(scenario: str, seeds: Sequence[int], summaries: Sequence[SchedulerSummary]) -> dict[str, Any]:
-    """`schedulers` by name; see `scheduler_json`."""
+    """Returns the comparison as JSON; `schedulers` by name, see `scheduler_json`."""
     return {
         "scenario": scenario,
         "seeds": list(seeds),
@@ -33,7 +33,7 @@ def as_json(scenario: str, seeds: Sequence[int], summaries: Sequence[SchedulerSu
 
 
 def scheduler_json(summary: SchedulerSummary) -> Mapping[str, Any]:
-    """The figures of one scheduler: each a mean with `ci95`, [lower, upper], null where one seed gives none."""
+    """Returns the figures of one scheduler: each a mean with `ci95`, [lower, upper], null for a single seed."""
     return {
         "jct_seconds": {
             **_estimate(summary.jct),
@@ -81,7 +81,7 @@ def simulate_seed(scenario: Scenario, scheduler: str, seed: int, folder: Path) -
 
 
 def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[SimulatedJob], seed: int) -> Scheduler:
-    """The algorithm that a scenario asks for. Raises InvalidError."""
+    """Returns the algorithm that a scenario asks for. Raises InvalidError."""
     mechanics = scenario.mechanics[spec.mechanics]
     match spec.kind:
         case SchedulerKind.STATIC:
@@ -114,7 +114,7 @@ def run_experiment(
 ) -> list[SeedOutcome]:
     """Runs every scheduler on every seed; calls `progress` as each run ends.
 
-    With one process everything runs in this one. Raises what a planner raises.
+    With one process, everything runs in the caller's process. Raises what a planner raises.
     """
     tasks = [(scheduler, seed) for seed in seeds for scheduler in schedulers]
     outcomes: dict[tuple[str, int], SeedOutcome] = {}
@@ -132,7 +132,7 @@ def _outcomes(
         for scheduler, seed in tasks:
             yield simulate_seed(scenario, scheduler, seed, folder)
         return
-    # fork would copy whatever threads of the caller (progress bars, gRPC) hold
+    # fork would copy the locks that the caller's threads (progress bars, gRPC) hold
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         futures: list[Future[SeedOutcome]] = [

@@ -1,12 +1,12 @@
 """The truth about a simulated job: the speed of a shape, the load of its cores, and the memory of its tables.
 
-None of this is the planner's formula. A batch goes round a closed queueing network: it computes on its worker, then
+This is not the planner's formula. A batch circulates in a closed queueing network: it computes on its worker, then
 waits for the parameter servers' cores and for their network. One more worker adds its full speed while the servers are
-idle and nothing once one of them is saturated; the planner's linear terms (DLRover-RM equations 1-6) approximate that.
+idle, and nothing once one of them is saturated; the planner's linear terms (DLRover-RM equations 1-6) approximate that.
 
 * Cores follow Amdahl's law, on workers and on servers.
 * The network saturates: a server's link is one of the stations of the queueing network.
-* The tables grow as the number of distinct keys in power-law data does: neither linearly nor as a plain exponential.
+* The tables grow like the number of distinct keys in power-law data: neither linearly nor as a plain exponential.
 """
 
 import math
@@ -23,8 +23,8 @@ class Physics:
 
     `batch_size` is in samples. `worker_work` is forward and backward of a batch, `ps_work` the look-up and the update
     of a batch over all parameter servers; `*_parallel` are the fractions of them that more cores speed up.
-    `batch_bytes` is pulled and pushed per batch. A worker spends `request_seconds` per server and batch, and
-    `fixed_seconds` per batch whatever its shape. `*_bandwidth` are bytes/s that one pod's link really carries.
+    `batch_bytes` are pulled and pushed per batch. A worker spends `request_seconds` per server and batch, and
+    `fixed_seconds` per batch in any shape. `*_bandwidth` are the actual bytes/s of one pod's link.
     """
 
     batch_size: int
@@ -41,7 +41,7 @@ class Physics:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The performance of a shape: samples per second, and the busy cores, summed over each role."""
+    """The performance of a shape: samples per second, and the busy cores of each role in total."""
 
     samples_per_second: float
     worker_busy_cores: float
@@ -52,8 +52,9 @@ class Rate:
 class TableGrowth:
     """Memory of the embedding tables, all servers together.
 
-    `base_bytes` is there from the start (dense parameters, buffers, the runtime). The rows of the distinct keys in `s`
-    samples are `limit * (1 - exp(-(s / scale) ** exponent))`; an exponent below 1 is the early rush of power-law ids.
+    `base_bytes` are used from the start (dense parameters, buffers, the runtime). The rows of the distinct keys in `s`
+    samples are `limit * (1 - exp(-(s / scale) ** exponent))`; an exponent below 1 models the early rush of power-law
+    ids.
     """
 
     base_bytes: float
@@ -76,14 +77,14 @@ class TableGrowth:
 
 
 def amdahl_seconds(work: float, parallel: float, cores: float) -> float:
-    """Seconds that `work` core-seconds take on `cores`. A share of one core is one core that is slower."""
+    """Seconds that `work` core-seconds take on `cores`. A fraction of a core counts as one slower core."""
     if cores <= 1:
         return work / cores
     return work * ((1 - parallel) + parallel / cores)
 
 
 def _think_and_demands(physics: Physics, ps: float, worker_cores: float, ps_cores: float) -> tuple[float, float, float]:
-    """Seconds of a batch that nobody else delays, and its seconds at the servers' cores and at their links."""
+    """Seconds of a batch outside the queues, and its seconds at the servers' cores and at their links."""
     think = (
         amdahl_seconds(physics.worker_work, physics.worker_parallel, worker_cores)
         + physics.batch_bytes / physics.worker_bandwidth
@@ -96,7 +97,7 @@ def _think_and_demands(physics: Physics, ps: float, worker_cores: float, ps_core
 
 
 def _network_throughput(think: float, cores: float, link: float, batches: int) -> list[float]:
-    """Batches per second with 0, 1, ... `batches` of them under way: exact mean-value analysis of two stations."""
+    """Batches per second with 0, 1, ... `batches` under way: exact mean-value analysis of two stations."""
     waiting_cores = waiting_link = 0.0
     throughput = [0.0]
     for under_way in range(1, batches + 1):
@@ -112,7 +113,7 @@ def _network_throughput(think: float, cores: float, link: float, batches: int) -
 def batch_rate(physics: Physics, workers: float, ps: float, worker_cores: float, ps_cores: float) -> float:
     """Batches per second of all workers together.
 
-    `workers` and `ps` may be fractions: a worker at half its speed counts as half a worker. A worker has one batch
+    `workers` and `ps` may be fractions: a worker at half its speed counts as half a worker. Each worker has one batch
     under way.
     """
     if workers <= 0 or ps <= 0:
@@ -124,7 +125,7 @@ def batch_rate(physics: Physics, workers: float, ps: float, worker_cores: float,
 
 
 def rate(physics: Physics, workers: float, ps: float, worker_cores: float, ps_cores: float) -> Rate:
-    """The speed of a shape without stragglers, and how many of its cores that keeps busy."""
+    """The speed of a shape without stragglers, and the number of cores that it keeps busy."""
     batches = batch_rate(physics, workers, ps, worker_cores, ps_cores)
     return Rate(
         samples_per_second=batches * physics.batch_size,
@@ -142,8 +143,8 @@ def batch_rates(
 ) -> NDArray[np.float64]:
     """Batches per second of many shapes at once, for exhaustive search.
 
-    Arrays of one dimension; the answer is float64[max_workers, len(ps), len(worker_cores), len(ps_cores)], its first
-    axis being 1, 2, ... workers.
+    Takes arrays of one dimension; returns float64[max_workers, len(ps), len(worker_cores), len(ps_cores)], whose first
+    axis is 1, 2, ... workers.
     """
     servers = ps.astype(np.float64)[:, None, None]
     on_worker = np.array([amdahl_seconds(physics.worker_work, physics.worker_parallel, c) for c in worker_cores])

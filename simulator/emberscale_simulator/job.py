@@ -1,6 +1,6 @@
-"""A job as it enters the simulation: what is known of it, what its owner asked for, and what it really costs.
+"""A job as it enters the simulation: its metadata, its owner's request, and its true costs.
 
-Also where a job can be, and what can happen to it.
+Also the phases and events of a job.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RunPhase(StrEnum):
 class Happening(StrEnum):
     """The kind of a job's next event."""
 
-    READY = "Ready"  # the end of a start or of a standstill
+    READY = "Ready"  # a start or a standstill ends
     DONE = "Done"
     FAILURE = "Failure"
     OUT_OF_MEMORY = "OutOfMemory"
@@ -38,10 +38,10 @@ class Happening(StrEnum):
 class SimulatedJob:
     """One submission. `arrival` is in seconds from the start of the simulation.
 
-    Schedulers see `metadata`, `owner`, `request` and `bounds`; `physics`, `growth`, `worker_memory` (bytes that a
-    worker really uses) and `ps_base` (bytes that each PS uses apart from its share of the tables) are the truth that
-    they can only measure. `row_bytes` turns memory into rows. A job that is not `measured` only makes history: it is
-    left out of every result.
+    Schedulers see `metadata`, `owner`, `request` and `bounds`. They can only measure the truth: `physics`, `growth`,
+    `worker_memory` (bytes that a worker really uses) and `ps_base` (bytes that each PS uses apart from its share of the
+    tables). `row_bytes` converts memory into rows. A job that is not `measured` only adds to the history, and is left
+    out of every result.
     """
 
     id: JobId

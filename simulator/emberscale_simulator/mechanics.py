@@ -1,14 +1,14 @@
 """The abilities of the system under a scheduler, apart from the scheduler's decisions, and the failures of its pods.
 
-A scenario names one or more sets of mechanics, and each scheduler runs on one of them: schedulers on the same set are
-compared by their decisions alone. A number that describes Emberscale is one that Emberscale has today, and the scenario
-says under `sources` where it comes from; a feature that changes a mechanism changes its number.
+A scenario names one or more sets of mechanics, and each scheduler runs on one of them: schedulers on the same set
+differ only in their decisions. Numbers that describe Emberscale are those of Emberscale today, and the scenario names
+their source under `sources`; a feature that changes a mechanism changes its number.
 
-Pods fail by a gamma law fitted to what CPR, section 3.1, reports of 20,000 production training jobs. The paper gives no
-table, but two ranges over job sizes: a median time to failure of 8-17 hours and a mean of 14-30. Their quotients, 8/14
-and 17/30, agree (0.571 and 0.567), and the median of a gamma law over its mean depends on its shape only: 0.569 means a
-shape of 0.675. Below 1 it is the paper's pattern: failures crowd at the beginning and are nearly uniform after it. The
-mean falls linearly with the number of nodes, so the law is drawn in pod-hours.
+Pods fail by a gamma law fitted to the report of CPR, section 3.1, on 20,000 production training jobs. The paper gives
+no table, but two ranges over job sizes: a median time to failure of 8-17 hours and a mean of 14-30. Their quotients,
+8/14 and 17/30, agree (0.571 and 0.567), and the median of a gamma law over its mean depends only on its shape: 0.569
+means a shape of 0.675. A shape below 1 is the paper's pattern: failures crowd at the beginning and are nearly uniform
+after it. The mean falls linearly with the number of nodes, so the law is drawn in pod-hours.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from emberscale_api.job.units import Quantity, Seconds
 
 
 def gamma_shape(median_over_mean: float) -> float:
-    """The shape of the gamma law whose median is this fraction of its mean; above 0 and below 1."""
+    """Returns the shape of the gamma law whose median is this fraction (above 0 and below 1) of its mean."""
     if not 0.05 < median_over_mean < 0.98:
         raise ValueError(f"no usable gamma law has a median of {median_over_mean:g} times its mean: give 0.05 to 0.98")
     return float(brentq(lambda shape: gammaincinv(shape, 0.5) / shape - median_over_mean, 0.1, 20.0))
@@ -41,12 +41,12 @@ class FailureLaw:
     shape: float
 
     def draw(self, random: np.random.Generator) -> float:
-        """Pod-seconds until the next failure."""
+        """Draws the pod-seconds until the next failure."""
         return float(random.gamma(self.shape, self.mean_pod_seconds / self.shape))
 
     @classmethod
     def of(cls, daily_pod_failures: float, median_over_mean: float) -> "FailureLaw | None":
-        """The law under which a pod fails with this probability a day, in the long run; None for 0: it never does."""
+        """Returns the law by which a pod fails with this probability a day in the long run; None for 0: never."""
         return cls(86_400 / daily_pod_failures, gamma_shape(median_over_mean)) if daily_pod_failures > 0 else None
 
 
@@ -62,8 +62,8 @@ class ChangeMethod(StrEnum):
 class Mechanics(ManifestPart):
     """One set of mechanics. Bandwidths are bytes/s of one parameter server (PS), times are seconds.
 
-    The largest PS decides how long all wait: its tables take `save_bandwidth` where rows leave for a restart, for other
-    pods or, without `move_bandwidth`, for another number of PS; and `load_bandwidth` where they come back.
+    The largest PS determines how long all wait. Its tables leave at `save_bandwidth` for a restart, for other pods or,
+    without `move_bandwidth`, for another number of PS; they come back at `load_bandwidth`.
     """
 
     change: ChangeMethod

@@ -95,7 +95,7 @@ def _distributions(axes: Axes, outcomes: Sequence[SeedOutcome], colours: dict[st
 
 
 def _widths(count: int) -> list[float]:
-    """Points, the first scheduler's lines the widest: one that lies on another leaves it to be seen."""
+    """Returns line widths in points, the first scheduler's the widest, so that a line on top of another hides none."""
     return [float(width) for width in np.linspace(_WIDEST if count > 1 else _NARROWEST, _NARROWEST, count)]
 
 

@@ -1,6 +1,6 @@
-"""The pods of one job: how fast each is, how long new ones take to start, and which are missing.
+"""The pods of one job: their speeds, the start times of new ones, and which are missing.
 
-A job that goes on training gets pods of another shape beside its own where there is room, else one by one.
+A job that changes its shape while it trains gets new pods beside its own if there is room, else one by one.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
 class StartTime:
     """A job's report to a brain on a start or a change: the pods' role, and one of two durations.
 
-    `seconds` is from asking for pods until the slowest serves, `paused_seconds` how long the job stood still for them;
-    None where the job does not know it.
+    `seconds` is the time from the request for pods until the slowest serves, `paused_seconds` the time that the job
+    stood still for them; None if unknown to the job.
     """
 
     role: str
@@ -27,9 +27,9 @@ class StartTime:
 
 
 class Pods:
-    """Mutable. A pod's speed is against a healthy one's and stays with it for its life.
+    """Mutable. A pod's speed is relative to a healthy pod's, and does not change during its life.
 
-    `balanced` says that load was moved off slow servers, so that each does what it can.
+    `balanced`: load was moved off slow servers, so that each works at its own speed.
     """
 
     def __init__(self, stragglers: StragglerSpec, start_up: StartUpSpec, random: np.random.Generator) -> None:
@@ -45,17 +45,17 @@ class Pods:
 
     @property
     def next_worker_back(self) -> float | None:
-        """When the next missing worker is back."""
+        """The time at which the next missing worker is back."""
         return min(self._back_at, default=None)
 
     @property
     def slow_worker(self) -> bool:
-        """Whether some worker is slow."""
+        """Whether any worker is slow."""
         return min(self._workers, default=1.0) < 1
 
     @property
     def slow_ps(self) -> bool:
-        """Whether some server is slow and its load is still on it."""
+        """Whether any server is slow and still has its full load."""
         return min(self._ps, default=1.0) < 1 and not self.balanced
 
     def start_seconds(self, role: str, count: int) -> float:
@@ -66,7 +66,7 @@ class Pods:
         return slowest
 
     def stood_still(self, role: str, seconds: float) -> None:
-        """The job stood still for so long when pods of a role changed."""
+        """Records how long the job stood still when pods of a role changed."""
         self._starts.append(StartTime(role, None, seconds))
 
     def take_start_times(self) -> list[StartTime]:
@@ -82,13 +82,13 @@ class Pods:
         return max(self.start_seconds("worker", workers), self.start_seconds("ps", ps))
 
     def set_workers(self, count: int, keep: bool) -> None:
-        """Now there are `count` workers: the first of the present ones and new ones, or only new ones."""
+        """Sets the workers to `count`: the first of the present ones and new ones, or only new ones."""
         self._workers = self._resized(self._workers if keep else [], count, self._stragglers.worker_probability)
         self._back_at = self._back_at[: count - 1] if keep else []
         self._evicted = 0
 
     def set_ps(self, count: int, keep: bool) -> None:
-        """Now there are `count` servers; the load is spread evenly over them."""
+        """Sets the servers to `count`; the load is spread evenly over them."""
         self._ps = self._resized(self._ps if keep else [], count, self._stragglers.ps_probability)
         self.balanced = False
 
@@ -98,18 +98,18 @@ class Pods:
         self._ps = [1.0] * len(self._ps)
 
     def lose_worker(self, now: float) -> float:
-        """A worker fails; when a new one is in its place."""
+        """Lets a worker fail; returns the time at which a new one replaces it."""
         back = now + self.start_seconds("worker", 1)
         self._back_at.append(back)
         return back
 
     @property
     def evicted(self) -> int:
-        """Workers that the cluster has taken and not given back."""
+        """The number of workers that the cluster has taken and not given back."""
         return self._evicted
 
     def evict_workers(self, count: int) -> int:
-        """The cluster takes up to `count` workers, never the last one. How many it took."""
+        """Takes up to `count` workers away, never the last one; returns the number taken."""
         taken = max(0, min(count, len(self._workers) - self._evicted - 1))
         self._evicted += taken
         return taken
@@ -121,11 +121,12 @@ class Pods:
         self._back_at.extend([self._back_at[-1]] * (count - 1))
 
     def worker_is_back(self) -> None:
-        """The next missing worker serves again."""
+        """Lets the next missing worker serve again."""
         self._back_at.remove(min(self._back_at))
 
     def effective_workers(self, dynamic_sharding: bool) -> float:
-        """Healthy workers that would do as much: all that they can, or all as slow as the slowest."""
+        """The equivalent number of healthy workers: each works at its own speed with dynamic sharding, else at the
+        slowest one's."""
         count = len(self._workers)
         present = max(0, count - len(self._back_at) - self._evicted)
         if dynamic_sharding:
@@ -133,7 +134,7 @@ class Pods:
         return present * min(self._workers)
 
     def effective_ps(self) -> float:
-        """Healthy servers that would do as much: a batch waits for the slowest unless the load was moved off it."""
+        """The equivalent number of healthy servers: a batch waits for the slowest unless its load was moved off."""
         return sum(self._ps) if self.balanced else len(self._ps) * min(self._ps)
 
     def _resized(self, present: Sequence[float], count: int, slow_probability: float) -> list[float]:
@@ -146,7 +147,7 @@ class Pods:
 
 @dataclass(frozen=True, slots=True)
 class LiveChange:
-    """A change that is under way: what the cluster keeps for it until it is ready, and the training that it costs."""
+    """A change under way: the resources reserved for it until it is ready, and the training that it costs."""
 
     target: JobShape
     ready_at: float
@@ -157,10 +158,10 @@ class LiveChange:
 def begin_live_change(
     present: JobShape, target: JobShape, now: float, room: Amounts, resize: float | None, pods: Pods
 ) -> LiveChange | None:
-    """Returns the fastest way that fits; None if none does.
+    """Begins the change in the fastest way that fits; None if none does.
 
-    `room` is all that the job may have, its own included; `resize` is how long pods take to be resized in place, None
-    where they cannot. Pods that go before others come cost their share of the time.
+    `room` is all that the job may have, including its own resources. `resize` is the time that a resize in place takes;
+    None if pods cannot be resized. Pods that end before their replacements start cost their share of the time.
     """
     overlap = overlap_of(present, target, resize is not None)
     starting = [(role, count) for role, count in (("worker", overlap.new_workers), ("ps", overlap.new_ps)) if count]

@@ -25,8 +25,8 @@ class Profiler:
     ) -> JobProfile | None:
         """Reports the windows since the last report in which the rate was `rate`; None if nothing is trained.
 
-        They are averaged into one, which makes its noise smaller by the root of their number. `failures` are the
-        PS that the job has lost so far.
+        The windows are averaged into one profile, which divides the noise by the root of their number. `failures` is
+        the number of PS that the job has lost so far.
         """
         if rate.samples_per_second <= 0:
             return None

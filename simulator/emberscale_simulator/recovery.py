@@ -9,7 +9,7 @@ from emberscale_simulator.mechanics import Mechanics
 
 
 class Checkpoints:
-    """Mutable. `saved_samples` are in the newest checkpoint; 0 before the first. `interval` is in seconds."""
+    """Mutable. The newest checkpoint has `saved_samples`; 0 before the first. `interval` is in seconds."""
 
     def __init__(self, mechanics: Mechanics) -> None:
         self.saved_samples = 0.0
@@ -20,27 +20,27 @@ class Checkpoints:
         self._next = math.inf
 
     def training_begins(self, now: float) -> None:
-        """Training continues after a start, a pause or a failure."""
+        """Schedules the next checkpoint when training continues after a start, a pause or a failure."""
         if self._next <= now or self._next == math.inf:
             self._next = now + self.interval
 
     def time_passes(self, before: float, now: float, samples: float, speed: float) -> None:
-        """The job trained from `before`, when it had `samples`, to `now` at `speed` samples per second."""
+        """Takes the due checkpoints: from `before`, with `samples`, the job trained to `now` at `speed` samples/s."""
         while self._next <= now:
             self.saved_samples = samples + speed * (self._next - before)
             self._next += self.interval
 
     def taken(self, samples: float) -> None:
-        """A change of the servers saved everything."""
+        """Notes that a change of the servers saved all `samples`."""
         self.saved_samples = samples
 
     def rolled_back(self, samples: float) -> float:
-        """Returns what is left of `samples` after a failure."""
+        """Rolls back after a failure; returns how many of `samples` are left."""
         self._next = math.inf
         return min(samples, self.saved_samples)
 
     def advised(self, interval: float, now: float) -> None:
-        """The brain advises another interval, which counts from the newest checkpoint on."""
+        """Adopts the brain's advice of another interval, which counts from the newest checkpoint on."""
         if not self._follows_advice:
             return
         if self._next < math.inf:
@@ -48,11 +48,11 @@ class Checkpoints:
         self.interval = interval
 
     def cost(self, saving: float) -> float:
-        """Seconds of training that one costs whose files take `saving` seconds to write."""
+        """Seconds of training that a checkpoint costs if its files take `saving` seconds to write."""
         return self._pause + self._slowdown * saving
 
     def kept(self, saving: float) -> float:
-        """The share of training that is left beside checkpoints, 0 to 1."""
+        """The share of training that checkpoints leave, 0 to 1."""
         return 1 - min(1.0, self.cost(saving) / self.interval)
 
 
@@ -68,19 +68,19 @@ class MemoryRestarts:
 
     @property
     def exhausted(self) -> bool:
-        """Whether one more was too many."""
+        """Whether the job has exceeded its limit of restarts."""
         return self.count > self._mechanics.backoff_limit
 
     def serving_since(self, now: float) -> None:
-        """New servers serve from `now` on."""
+        """Notes that new servers serve from `now` on."""
         self._serving_since = now
 
     def given(self, shape: JobShape) -> None:
-        """A scheduler gave the job this shape; growth is bounded by what it gives."""
+        """Notes the shape that a scheduler gave the job; its memory bounds later growth."""
         self._given = shape.ps_memory
 
     def killed(self, now: float) -> float:
-        """A server ran out of memory; returns the seconds before it starts again, none after a long life."""
+        """Counts a server that ran out of memory; returns the seconds until it restarts, 0 after a long life."""
         mechanics = self._mechanics
         self.count += 1
         long = now - self._serving_since >= mechanics.restart_backoff_reset
@@ -91,7 +91,7 @@ class MemoryRestarts:
         return min(mechanics.restart_backoff_limit, doubled)
 
     def grown(self, shape: JobShape, most: float) -> JobShape:
-        """The shape with which it starts again; `most` bytes are allowed for a server."""
+        """Returns the shape with which the job restarts; a server may have at most `most` bytes."""
         most = min(most, round(self._given * self._mechanics.max_memory_growth))
         grown = min(most, round(shape.ps_memory * self._mechanics.memory_growth))
         return replace(shape, ps_memory=max(shape.ps_memory, int(grown)))

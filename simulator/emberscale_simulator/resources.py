@@ -1,4 +1,4 @@
-"""Cores and bytes, what a live change of shape takes of them while pods overlap, and what jobs held and used."""
+"""Cores and bytes: those that a live change needs while pods overlap, and those that jobs held and used."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ class Amounts:
     memory: int
 
     def fits(self, free: "Amounts") -> bool:
-        """Whether there is room; a thousandth of a core is rounding."""
+        """Whether the amounts fit into `free`; a thousandth of a core counts as rounding."""
         return self.cpu <= free.cpu + 1e-3 and self.memory <= free.memory
 
     def __add__(self, other: "Amounts") -> "Amounts":
@@ -27,7 +27,7 @@ class Amounts:
         return Amounts(self.cpu * count, self.memory * count)
 
     def larger(self, other: "Amounts") -> "Amounts":
-        """The larger of each."""
+        """Returns the larger amount of each."""
         return Amounts(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
 
@@ -63,7 +63,7 @@ def role_resources(shape: JobShape) -> RoleResources:
 
 
 def with_workers(shape: JobShape, workers: int) -> JobShape:
-    """The same pods, another number of workers."""
+    """Returns the same pods with another number of workers."""
     return replace(shape, workers=workers)
 
 
@@ -71,8 +71,9 @@ def with_workers(shape: JobShape, workers: int) -> JobShape:
 class Overlap:
     """The extra resources of a live change, in the three ways to do it.
 
-    `at_once`: all new pods start beside the old ones. `one_by_one`: a new pod starts, then an old one goes, and so on.
-    `in_place`: an old pod goes, then a new one starts, and so on. `new_workers` and `new_ps` are how many pods start.
+    `at_once`: all new pods start beside the old ones. `one_by_one`: a new pod starts, then an old one ends, and so on.
+    `in_place`: an old pod ends, then a new one starts, and so on. `new_workers` and `new_ps` are the numbers of pods
+    that start.
     """
 
     at_once: RoleResources
@@ -83,7 +84,7 @@ class Overlap:
 
 
 def overlap_of(present: JobShape, target: JobShape, resized: bool) -> Overlap:
-    """What a change from one shape to another takes.
+    """Returns the resources that a change from one shape to another needs.
 
     A role with pods of the same size, or `resized` in place, only gains or loses pods. Otherwise all are replaced.
     """
@@ -96,7 +97,7 @@ def overlap_of(present: JobShape, target: JobShape, resized: bool) -> Overlap:
 def _role_overlap(
     old: Amounts, old_count: int, new: Amounts, new_count: int, resized: bool
 ) -> tuple[Amounts, Amounts, Amounts, int]:
-    """What one role takes at once, one by one and in place, and how many of its pods start."""
+    """Returns what one role needs at once, one by one and in place, and the number of its pods that start."""
     if old == new or resized:
         added, leaving = max(0, new_count - old_count), max(0, old_count - new_count)
         kept = old.larger(new) * min(old_count, new_count) + new * added + old * leaving
@@ -118,13 +119,13 @@ class Usage:
     memory_allocated: float = 0.0
 
     def hold(self, reserved: RoleResources, memory_used: float, seconds: float) -> None:
-        """Counts a time in which the job had these resources, and used this memory."""
+        """Counts `seconds` in which the job held these resources and used this memory."""
         self.worker_allocated += reserved.worker.cpu * seconds
         self.ps_allocated += reserved.ps.cpu * seconds
         self.memory_allocated += reserved.total.memory * seconds
         self.memory_used += memory_used * seconds
 
     def train(self, rate: Rate, seconds: float) -> None:
-        """The job trained at this rate for so long."""
+        """Counts `seconds` in which the job trained at this rate."""
         self.worker_busy += rate.worker_busy_cores * seconds
         self.ps_busy += rate.ps_busy_cores * seconds

@@ -1,4 +1,4 @@
-"""From runs to figures: one seed's outcome, and several seeds' means with confidence intervals."""
+"""Summarizes runs: one seed's outcome, and several seeds' means with confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from emberscale_simulator.job import RunPhase
 class JobOutcome:
     """The result of a measured job. Times are seconds of the simulation; `jct` is None unless it completed.
 
-    `shapes` are (time, shape) from the first on, one a change.
+    `shapes` are (time, shape): the first shape, and one entry per change.
     """
 
     job: str
@@ -50,12 +50,12 @@ class SeedOutcome:
 
     @property
     def completion_rate(self) -> float:
-        """Completed over submitted."""
+        """Completed jobs over submitted jobs."""
         return len(self.completed_jcts) / len(self.jobs)
 
 
 def summarize_seed(scheduler: str, seed: int, result: RunResult, keep_timelines: bool) -> SeedOutcome:
-    """The figures of one run, over its measured jobs."""
+    """Computes the figures of one run over its measured jobs."""
     runs = [run for run in result.runs if run.job.measured]
     usages = [run.usage for run in runs]
 
@@ -101,12 +101,12 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Lower and upper end."""
+        """The lower and upper end."""
         return self.mean - self.half_width, self.mean + self.half_width
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of one value a seed."""
+    """Estimates a mean from one value per seed."""
     if not values:
         return Estimate(math.nan, math.inf)
     if len(values) == 1:
@@ -134,7 +134,7 @@ class SchedulerSummary:
 
 
 def summarize(outcomes: Sequence[SeedOutcome]) -> SchedulerSummary:
-    """The figures over the seeds of one scheduler. A seed in which no job completed has no JCT."""
+    """Computes the figures of one scheduler over its seeds. A seed in which no job completed has no JCT."""
     with_jcts = [outcome for outcome in outcomes if outcome.completed_jcts]
     return SchedulerSummary(
         scheduler=outcomes[0].scheduler,

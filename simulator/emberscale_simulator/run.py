@@ -1,4 +1,4 @@
-"""One job of the simulation: a state machine that knows its next event, with rates that are constant in between."""
+"""One job of the simulation: a state machine that knows its next event; its rates are constant between events."""
 
 import math
 
@@ -20,9 +20,8 @@ class JobRun:
     """Mutable, and without I/O: the engine tells it the time and asks for its next event.
 
     `samples` are committed (a roll-back takes some back). `scalings` counts changes of shape, `shapes` holds (time,
-    shape) from the first on, `servers_lost` counts the times that a
-    PS failed or ran out of memory. `timeline` holds (time, samples per second) at every
-    change of speed.
+    shape) from the first on, `servers_lost` counts the PS that failed or ran out of memory. `timeline` holds (time,
+    samples per second) at every change of speed.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class JobRun:
         self._mechanics = mechanics
         self._surroundings = surroundings
         self._failure_law = failures
-        # One stream a purpose: two schedulers see the same failures as long as they do the same.
+        # One random stream per purpose: two schedulers see the same failures as long as they make the same decisions.
         pods, self._failures, measuring = (np.random.default_rng([*seed, purpose]) for purpose in (1, 2, 3))
         self._pods = Pods(surroundings.stragglers, surroundings.start_up, pods)
         self._profiler = Profiler(job, surroundings, measuring)
@@ -68,7 +67,7 @@ class JobRun:
 
     @property
     def reserved(self) -> Amounts:
-        """The resources that the cluster reserves for the job, with those of replacement pods."""
+        """The resources that the cluster reserves for the job, including replacement pods."""
         return self._reserved.total
 
     @property
@@ -86,14 +85,14 @@ class JobRun:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether the job has completed or failed."""
         return self.phase in (RunPhase.COMPLETE, RunPhase.FAILED)
 
     @property
     def in_transition(self) -> bool:
-        """Whether it starts, stands still or waits for pods: no time for another change.
+        """Whether the job starts, stands still or waits for pods, and cannot change its shape now.
 
-        A job whose servers keep running out of memory is not: another shape is what it needs.
+        A job whose servers keep running out of memory is not in transition, since it needs another shape.
         """
         busy = self.phase is not RunPhase.TRAINING and not self._crash_looping
         return busy or self._change is not None or self._pods.evicted > 0
@@ -110,7 +109,7 @@ class JobRun:
     # -- what others do to it ------------------------------------------------------------------------------------
 
     def start(self, shape: JobShape, now: float) -> None:
-        """From the queue to its first pods, or to its pods after an eviction."""
+        """Starts the pods of a queued job, for the first time or after an eviction."""
         self.advance(now)
         if self.started_at is None:
             self.started_at = now
@@ -127,7 +126,7 @@ class JobRun:
         self._touch()
 
     def change_to(self, target: JobShape, now: float, free: Amounts) -> bool:
-        """Begins a change of shape. False if the cluster has no room for what it takes."""
+        """Begins a change of shape; returns False if the job is in transition or the cluster has no room for it."""
         self.advance(now)
         present = self.shape
         if present is None or self.in_transition:
@@ -137,7 +136,7 @@ class JobRun:
         return self._begin_live(present, target, now, free)
 
     def evict(self, now: float) -> None:
-        """Back to the queue; what was trained since the last checkpoint is lost."""
+        """Puts the job back into the queue; samples since the last checkpoint are lost."""
         self.advance(now)
         self._roll_back()
         self.shape = None
@@ -149,13 +148,13 @@ class JobRun:
 
     @property
     def evicted_workers(self) -> Amounts:
-        """The resources that an evicted worker needs to come back; nothing if none is missing."""
+        """The resources that an evicted worker needs to come back; `NOTHING` if none was evicted."""
         if self.shape is None or not self._pods.evicted:
             return NOTHING
         return worker_pod(self.shape)
 
     def evict_workers(self, count: int, now: float) -> int:
-        """The cluster takes up to `count` workers, never the last one, from a job that can do without. How many."""
+        """Takes up to `count` workers, never the last one, from an elastic job; returns the number taken."""
         self.advance(now)
         if self.shape is None or not self._mechanics.elastic or self._change is not None:
             return 0
@@ -166,7 +165,7 @@ class JobRun:
         return taken
 
     def return_worker(self, now: float) -> None:
-        """Starts an evicted worker again, for which there is room."""
+        """Starts an evicted worker again; the caller has checked that there is room."""
         self.advance(now)
         self._pods.return_workers(1, now)
         self._touch()
@@ -174,7 +173,7 @@ class JobRun:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def next_event(self) -> tuple[float, Happening] | None:
-        """When something happens to the job of itself, and what."""
+        """Returns the time and kind of the job's next event of its own; None if there is none."""
         if self.phase in (RunPhase.STARTING, RunPhase.STANDSTILL):
             return self._until, Happening.READY
         if self.phase is not RunPhase.TRAINING or self.shape is None:
@@ -196,7 +195,7 @@ class JobRun:
         return (when, what) if when < math.inf else None
 
     def happen(self, what: Happening, now: float, free: Amounts) -> None:
-        """Lets the event that `next_event` announced come to pass; `free` is what the cluster has left."""
+        """Applies the event that `next_event` announced; `free` is the room left in the cluster."""
         self.advance(now)
         match what:
             case Happening.READY:
@@ -239,15 +238,16 @@ class JobRun:
         return self._checkpoints.cost(self._save_seconds(self.shape))
 
     def advise(self, interval: float, now: float) -> None:
-        """The brain advises another checkpoint interval, in seconds."""
+        """Takes the brain's advice of another checkpoint interval, in seconds."""
         self.advance(now)
         self._checkpoints.advised(interval, now)
         self._touch()
 
     def measure(self, now: float) -> JobProfile | None:
-        """What the job's profiler reports at `now` of the time since its last report; None while nothing trains.
+        """Returns the profiler's report at `now` on the time since its last report.
 
-        After an out-of-memory kill it reports the memory that was reached, once.
+        None while nothing trains, or evicted workers are missing. After an out-of-memory kill, one report has the
+        memory that was reached.
         """
         self.advance(now)
         if self.shape is None:
@@ -262,7 +262,7 @@ class JobRun:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _touch(self) -> None:
-        """The state changed: events that were announced are void, and the speed may be another."""
+        """Notes a change of state: voids announced events, and computes the speed again."""
         self.version += 1
         speed = self._speed()
         if speed.samples_per_second != self._rate.samples_per_second:
@@ -284,7 +284,7 @@ class JobRun:
         return self.job.largest_ps(self.samples, shape.ps, self._surroundings.ps_memory_skew) - self.job.ps_base
 
     def _moved_bytes(self, present: JobShape, target: JobShape) -> float:
-        """Bytes of rows that the busiest server gives away or takes over where their number changes."""
+        """Bytes of rows that the busiest server gives away or takes over when the number of servers changes."""
         fewer, more = sorted((present.ps, target.ps))
         each = min(self._tables_of_largest_ps(present), self._tables_of_largest_ps(target))
         return each * max(1.0, (more - fewer) / fewer)
@@ -301,7 +301,7 @@ class JobRun:
         return min(held, float(shape.memory))
 
     def _full_at(self, shape: JobShape) -> float:
-        """Samples at which a process passes its memory."""
+        """The number of samples at which a process exceeds its memory."""
         if shape.worker_memory < self.job.worker_memory:
             return 0.0
         return self.job.samples_that_fit(shape.ps_memory, shape.ps, self._surroundings.ps_memory_skew)
@@ -355,7 +355,7 @@ class JobRun:
         self._lose_servers(now, detected)
 
     def _run_out_of_memory(self, now: float, free: Amounts) -> None:
-        """A PS is killed for its memory: it is lost, and starts again with more, where there is room for more."""
+        """Kills a PS that ran out of memory, and restarts it, with more memory per PS if there is room."""
         shape = self.shape
         if shape is None:
             return
@@ -372,8 +372,10 @@ class JobRun:
         self._lose_servers(now, self._mechanics.end_detection + backoff)
 
     def _lose_servers(self, now: float, delay: float) -> None:
-        """After `delay` lost pods are replaced, or all where the job is not elastic. The job stands still until they
-        are there, with the rows that they had or with those of the last checkpoint."""
+        """Replaces lost pods after `delay` seconds, or all pods if the job is not elastic.
+
+        The job stands still until they serve, with the rows that they had or those of the last checkpoint.
+        """
         shape = self.shape
         if shape is None:
             return

@@ -1,4 +1,4 @@
-"""From a YAML file to a Scenario, with errors that name the file, the line and the column."""
+"""Reads a Scenario from a YAML file, with errors that name the file, the line and the column."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,9 +57,9 @@ def _problems(path: Path, root: yaml.Node, error: ValidationError) -> list[str]:
 
 
 def _locate(root: yaml.Node, location: Sequence[int | str]) -> tuple[yaml.Node, str]:
-    """The node that a problem is about, or the closest that encloses it, and the field's path as written.
+    """Returns the node that a problem is about, or the closest enclosing one, and the field's path as written.
 
-    Parts of the location that the file does not have are tags of unions, or a missing field, which is the last part.
+    A part of the location that is not in the file is the tag of a union or, as the last part, a missing field.
     """
     node, path = root, []
     for depth, part in enumerate(location):

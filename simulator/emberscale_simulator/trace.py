@@ -1,13 +1,13 @@
 """Jobs from a CSV trace.
 
-A header row, then one row a job, in any order of columns:
+A header row, then one row per job, in any order of columns:
 
     job_id             unique name of the job
     owner              who submitted it
     submitted_seconds  seconds from the start of the simulation, at least 0
     model              one of the scenario's `models`
     total_samples      samples to train, over all epochs, at least 1
-    workers, ps        what its owner asked for: processes, 1 to 100,000
+    workers, ps        the owner's request: processes, 1 to 100,000
     worker_cpu, ps_cpu             cores of one process, above 0
     worker_memory_gib, ps_memory_gib   memory of one process in GiB, above 0
 """
@@ -48,9 +48,9 @@ class TraceRow:
 
 
 def read_trace(path: Path, models: frozenset[str]) -> list[TraceRow]:
-    """The jobs of a trace, by time of submission.
+    """Reads the jobs of a trace, by time of submission.
 
-    Raises InvalidError, which names file, line and column of every bad row up to twenty.
+    Raises InvalidError, which names file, line and column of up to twenty bad rows.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first column
@@ -113,7 +113,7 @@ class _Row:
         self._cells = cells
 
     def parse(self, models: frozenset[str]) -> TraceRow | None:
-        """The row, or None if a cell is bad."""
+        """Returns the row, or None if a cell is bad."""
         job_id = self._text("job_id")
         owner = self._text("owner")
         submitted = self._number("submitted_seconds", float, 0, 1e12)

@@ -1,4 +1,4 @@
-"""From a scenario and a seed to the jobs that arrive."""
+"""Generates the jobs that arrive from a scenario and a seed."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _DAY = 86_400.0
 
 
 def make_jobs(scenario: Scenario, seed: int, folder: Path) -> list[SimulatedJob]:
-    """The jobs of a scenario by arrival; the same for the same seed. `folder` is where the paths of traces start."""
+    """Returns the jobs of a scenario by arrival; the same for the same seed. Trace paths are relative to `folder`."""
     random = np.random.default_rng([seed, 0])
     match scenario.workload:
         case RoundsWorkload() as rounds:
@@ -42,7 +42,7 @@ def make_jobs(scenario: Scenario, seed: int, folder: Path) -> list[SimulatedJob]
 
 
 def physics_of(model: SimulatedModel, cluster: ClusterSpec) -> Physics:
-    """The truth about a model on a cluster."""
+    """Returns the truth about a model on a cluster."""
     return Physics(
         batch_size=model.batch_size,
         worker_work=model.worker_work,
@@ -58,7 +58,7 @@ def physics_of(model: SimulatedModel, cluster: ClusterSpec) -> Physics:
 
 
 def _plain_job(scenario: Scenario, name: str, job: str, owner: str, samples: int, request: JobShape) -> SimulatedJob:
-    """A job that is exactly the scenario's model `name`, at time 0."""
+    """Returns a job that is exactly the scenario's model `name`, at time 0."""
     model = scenario.models[name]
     return SimulatedJob(
         id=JobId(job),
@@ -161,7 +161,7 @@ def _generated(scenario: Scenario, workload: GeneratedWorkload, random: np.rando
 
 
 def _arrivals(workload: GeneratedWorkload, random: np.random.Generator) -> list[float]:
-    """Times of a Poisson process with a daily swing, given that `jobs` of them fall into the period."""
+    """Draws the times of a Poisson process with a daily swing, given that `jobs` of them fall into the period."""
     times: list[float] = []
     while len(times) < workload.jobs:
         time = float(random.uniform(0, workload.period))
@@ -172,7 +172,7 @@ def _arrivals(workload: GeneratedWorkload, random: np.random.Generator) -> list[
 
 
 def _family(scenario: Scenario, workload: GeneratedWorkload, number: int, random: np.random.Generator) -> SimulatedJob:
-    """A family as the template of its jobs."""
+    """Draws a family: the template of its jobs."""
     weights = np.array([share.weight for share in workload.models])
     name = workload.models[int(random.choice(len(weights), p=weights / weights.sum()))].model
 
@@ -212,7 +212,7 @@ def _family(scenario: Scenario, workload: GeneratedWorkload, number: int, random
 
 
 def _ps_for_load(physics: Physics, workers: int, cores: float, load: float) -> int:
-    """The fewest PS that are at most this busy."""
+    """Returns the fewest PS that are at most this busy; 256 if more are needed."""
     for ps in range(1, 257):
         busy = batch_rate(physics, workers, ps, cores, cores) * amdahl_seconds(
             physics.ps_work / ps, physics.ps_parallel, cores
@@ -230,7 +230,7 @@ def _request(
     ps: int,
     random: np.random.Generator,
 ) -> JobShape:
-    """Returns the owner's request: the family's reference shape, mis-sized and rounded to what people usually type."""
+    """Returns the owner's request: the family's reference shape, mis-sized and rounded to usual numbers."""
     sizing, bounds = workload.sizing, job.bounds
     asked_workers = min(bounds.workers[1], max(1, round(workers * _draw(sizing.workers, random))))
     asked_ps = min(bounds.ps[1], max(1, round(ps * _draw(sizing.ps, random))))
@@ -251,12 +251,12 @@ def _request(
 
 
 def _usual_cores(cores: float) -> float:
-    """The nearest number of cores that people type, by its logarithm."""
+    """Returns the nearest number of cores that people usually type, by its logarithm."""
     return float(min(_USUAL_CORES, key=lambda usual: abs(math.log(usual / cores))))
 
 
 def _usual_memory(size_bytes: float) -> float:
-    """The next GiB at or above this that people type, or the largest."""
+    """Returns the smallest number of GiB that people usually type and that is enough, or the largest."""
     gib = size_bytes / GIB
     return float(next((usual for usual in _USUAL_MEMORY_GIB if usual >= gib), _USUAL_MEMORY_GIB[-1]))
 
@@ -266,7 +266,7 @@ def _draw(law: LogNormal, random: np.random.Generator) -> float:
 
 
 def _word(number: int) -> str:
-    """A made-up word for a family: names tell families apart by words, and runs of one family by numbers."""
+    """Returns a made-up word for a family: names distinguish families by words, and runs of a family by numbers."""
     letters = ""
     for _ in range(4):
         number, letter = divmod(number * 7 + 5, 26)
@@ -275,7 +275,7 @@ def _word(number: int) -> str:
 
 
 def _ample(law: LogNormal, random: np.random.Generator) -> float:
-    """A factor on memory that leaves a fifth of room at least: too little is drawn on its own."""
+    """Draws a factor on memory that leaves at least a fifth of headroom: shortages are drawn separately."""
     return max(1.2, _draw(law, random))
 
 

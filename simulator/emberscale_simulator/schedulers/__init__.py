@@ -1,1 +1,1 @@
-"""The schedulers that are compared: the published baselines, and any planner."""
+"""The schedulers to compare: the published baselines, and any planner."""

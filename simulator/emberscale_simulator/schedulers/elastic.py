@@ -1,7 +1,7 @@
 """Elastic Scheduler (Or et al., MLSys 2020) as DLRover-RM section 6 runs it: only the number of workers changes.
 
-It climbs: workers are added as long as the last addition raised the measured throughput enough, and given back when it
-did not.
+It climbs: it adds workers as long as the last addition raised the measured throughput enough, and gives the last ones
+back otherwise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, a
 
 @dataclass(slots=True)
 class _Climb:
-    """Where a job's climb stands: what it had before the last addition, and whether it is over."""
+    """The state of a job's climb: workers and throughput before the last addition, and whether the climb is over."""
 
     workers: int
     throughput: float
@@ -25,8 +25,8 @@ class _Climb:
 class ElasticScheduler(Memoryless):
     """Starts from the owner's request; adds `step` workers at each look while throughput grows in proportion.
 
-    Or et al. stop scaling out where the throughput that a new worker adds falls below a fraction of the throughput per
-    worker. `min_gain` is the least growth of the whole throughput per step, relative.
+    Or et al. stop scaling out once a new worker adds less than a fraction of the throughput per worker. `min_gain` is
+    the least relative growth of the whole throughput per step.
     """
 
     def __init__(self, step: int, min_gain: float) -> None:

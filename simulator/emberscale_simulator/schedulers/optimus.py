@@ -1,16 +1,16 @@
-"""Optimus (Peng et al., EuroSys 2018): a fitted model of the speed, and free cores to who gains most from one more pod.
+"""Optimus (Peng et al., EuroSys 2018): fits a model of the speed, and gives free cores to the job that gains most.
 
 Its model of asynchronous training (equation 4 there) is, for w workers and p parameter servers (PS),
 
     f(w, p) = w / (t0 + t1 * w / p + t2 * w + t3 * p)
 
-fitted by non-negative least squares to what was measured. At every look the cluster is divided anew: each job begins
-with one worker and one PS, and the pod that shortens its job most for its share of the cluster is added, again and
-again (algorithm 1 there).
+fitted by non-negative least squares to the measurements. In every round it divides the cluster anew: each job begins
+with one worker and one PS, and the scheduler repeatedly adds the pod that shortens its job most for its share of the
+cluster (algorithm 1 there).
 
 It is stronger than published in three ways. A few measured steps at several pairs (w, p) before a job starts are free
-and take no time. It changes a job only where the time that its model saves is more than the change costs, by what
-changes cost so far; as published it does not weigh that. PS that become fewer keep the memory that all had together.
+and take no time. It changes a job only if the change saves more time, by the model, than past changes cost; the
+published algorithm does not weigh that. If the number of PS falls, the remaining ones keep the total memory.
 """
 
 import heapq
@@ -35,9 +35,9 @@ _TRIALS = ((1, 1), (2, 1), (1, 2), (4, 2), (2, 4), (8, 4))
 
 
 class OptimusScheduler:
-    """Pods have the size that the owner asks for; their numbers are Optimus's.
+    """Chooses the numbers of pods; their sizes are the owner's request.
 
-    A running job changes only if it is then done sooner by the fraction `min_gain`, the change included.
+    A running job changes only if that ends it sooner by the fraction `min_gain`, including the change.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class OptimusScheduler:
         self._learned = LearnedOverheads()
 
     def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """Remembers what changes cost."""
+        """Remembers the costs of changes."""
         self._learned.observe(starts)
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
-        """Forgets its trials."""
+        """Forgets the job's trials."""
         self._trials.pop(job.id, None)
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
@@ -82,7 +82,7 @@ class OptimusScheduler:
         for job in movable:
             shape = paying.get(job.view.id, job.view.current)
             taken = taken if shape is None else taken + role_resources(shape).total
-        return paying if taken.fits(free) else wanted  # somebody has to make room
+        return paying if taken.fits(free) else wanted  # some job has to make room
 
     def _divide(
         self,
@@ -93,7 +93,7 @@ class OptimusScheduler:
     ) -> dict[JobId, JobShape]:
         shapes: dict[JobId, JobShape] = {}
         by_id = {job.view.id: job for job in jobs}
-        for job in sorted(jobs, key=lambda job: job.view.current is None):  # who runs already is not put out
+        for job in sorted(jobs, key=lambda job: job.view.current is None):  # running jobs keep their place
             least = _sized(job, job.view.bounds.workers[0], job.view.bounds.ps[0])
             needed = role_resources(least).total
             if needed.fits(free):
@@ -141,7 +141,7 @@ class OptimusScheduler:
         return job.view.remaining_samples / job.view.metadata.batch_size / _speed(fit, shape.workers, shape.ps)
 
     def _pays(self, job: ScheduledJob, fit: NDArray[np.float64], present: JobShape, target: JobShape) -> bool:
-        """Whether the job is done sooner, the change included."""
+        """Whether the change ends the job sooner, including its own cost."""
         costs = self._learned.overheads(self._mechanics.resize)
         pause = costs.worker_pause_seconds if present.workers != target.workers else 0.0
         if present.ps != target.ps:
@@ -187,7 +187,7 @@ class OptimusScheduler:
 
 
 def _sized(job: ScheduledJob, workers: int, ps: int) -> JobShape:
-    """The owner's pods in other numbers, with as much memory for the tables as he asks for, and no less than now."""
+    """Returns the owner's pods in other numbers, with at least the requested and the present memory for the tables."""
     request, present = job.request, job.view.current
     tables = request.ps * request.ps_memory
     memory = max(request.ps_memory, math.ceil(tables / ps))

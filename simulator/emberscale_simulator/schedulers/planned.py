@@ -1,4 +1,4 @@
-"""Any planner of the brain, unchanged, under the simulation."""
+"""Runs any planner of the brain, unchanged, in the simulation."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ _JOBS_REMEMBERED = 500
 
 
 class PlannedScheduler:
-    """Plays the brain's part around a planner: it keeps the history and learns how long pods take to start.
+    """Plays the brain's part around a planner: keeps the history, and learns how long pods take to start.
 
-    Without `use_history` it forgets every job that has ended. Of `mechanics` it knows how long a resize takes; what
-    starts and changes cost it learns.
+    Without `use_history`, it forgets every job that has ended. From `mechanics` it takes only the duration of a resize;
+    it learns the costs of starts and changes.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PlannedScheduler:
         self._fits: dict[JobId, ThroughputFit] = {}
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """Returns the planner's plans, for every job that it changes."""
+        """Returns the planner's plans for all jobs that it changes."""
         cluster = ClusterView(
             jobs=tuple(job.view for job in jobs),
             capacity=capacity,
@@ -56,11 +56,11 @@ class PlannedScheduler:
         return decided
 
     def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """Remembers the latest."""
+        """Remembers the latest starts."""
         self._learned.observe(starts)
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
-        """A completed job becomes history."""
+        """Adds a completed job to the history."""
         fit = self._fits.pop(job.id, None)
         if completed and self._use_history:
             rows = (job.growth.bytes_at(job.metadata.total_samples) - job.growth.base_bytes) / job.row_bytes

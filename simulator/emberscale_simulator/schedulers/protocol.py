@@ -15,9 +15,9 @@ _STARTS_REMEMBERED = 200
 
 @dataclass(frozen=True, slots=True)
 class ScheduledJob:
-    """A job under a scheduler. `view` is all that a planner may see; `request` is what the owner asked for.
+    """A job under a scheduler. `view` is all that a planner may see; `request` is the owner's request.
 
-    A job whose `view.current` is None waits. One that is `view.fixed` counts against the capacity and stays as it is.
+    A job whose `view.current` is None waits. A `view.fixed` job counts against the capacity and keeps its shape.
     """
 
     view: JobView
@@ -25,12 +25,12 @@ class ScheduledJob:
 
 
 class Scheduler(Protocol):
-    """Decides on shapes. It may remember, but reads no clock and draws no random number of its own without a seed."""
+    """Decides on shapes. It may keep state, but reads no clock and draws random numbers only from a seed."""
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """Shapes for waiting jobs that are to start and for running ones that are to change.
+        """Returns shapes for waiting jobs that should start and running jobs that should change.
 
-        `jobs` are by arrival. What does not fit the cluster is not carried out; a job left out stays as it is.
+        `jobs` are by arrival. Shapes that do not fit into the cluster are ignored; a job left out keeps its shape.
         """
         ...
 
@@ -39,12 +39,12 @@ class Scheduler(Protocol):
         ...
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
-        """A job is over."""
+        """Learns that a job has ended."""
         ...
 
 
 class Memoryless:
-    """Learns nothing from start-ups and ends."""
+    """A scheduler that learns nothing from start-ups and ends of jobs."""
 
     def observe_starts(self, starts: Sequence[StartTime]) -> None:
         """Ignored."""
@@ -61,7 +61,7 @@ class LearnedOverheads:
         self._pauses = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
 
     def observe(self, starts: Sequence[StartTime]) -> None:
-        """Remembers the latest."""
+        """Remembers the latest starts."""
         for start in starts:
             if start.seconds is not None:
                 self._starts[start.role].append(start.seconds)
@@ -76,7 +76,7 @@ class LearnedOverheads:
 def admit(
     jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, wanted: Mapping[JobId, JobShape]
 ) -> dict[JobId, JobShape]:
-    """Starts waiting jobs in order of arrival, each as a whole; smaller jobs may overtake larger ones."""
+    """Starts waiting jobs that fit completely, in order of arrival; smaller jobs may overtake larger ones."""
     cpu = capacity.cpu - sum(job.view.current.cpu for job in jobs if job.view.current is not None)
     memory = capacity.memory - sum(job.view.current.memory for job in jobs if job.view.current is not None)
     starts = {}

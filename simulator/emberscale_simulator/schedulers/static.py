@@ -18,8 +18,8 @@ _MEMORY_ROOM = 1.2
 class WellTunedScheduler(Memoryless):
     """Knows the truth: gives each job the fastest shape within its bounds and an equal share of the cluster.
 
-    `shares` is how many jobs split the cluster. Ties (within a millionth) go to the fewest cores. Memory is what the
-    job needs at its end and a fifth more. Never changes a running job.
+    `shares` is the number of jobs that split the cluster. Ties (within a millionth) go to the fewest cores. Memory is
+    the job's need at its end plus a fifth. Never changes a running job.
     """
 
     def __init__(self, jobs: Sequence[SimulatedJob], shares: int, ps_memory_skew: float) -> None:
@@ -28,7 +28,7 @@ class WellTunedScheduler(Memoryless):
         self._skew = ps_memory_skew
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """The best shapes of waiting jobs that fit."""
+        """Returns the best shapes of the waiting jobs that fit."""
         waiting = [job for job in jobs if job.view.current is None]
         return admit(jobs, capacity, {job.view.id: self._best(job, capacity) for job in waiting})
 
@@ -48,7 +48,7 @@ class WellTunedScheduler(Memoryless):
 
 @lru_cache(maxsize=4096)
 def fastest_shape(physics: Physics, bounds: ShapeBounds, cores: float) -> tuple[int, int, float, float]:
-    """Workers, PS and their cores that train fastest with at most `cores` in all; every whole-step shape is tried."""
+    """Returns workers, PS and their cores that train fastest with at most `cores` in total; tries all whole steps."""
     ps = np.arange(bounds.ps[0], bounds.ps[1] + 1)
     worker_cpu = _grid(bounds.worker_cpu, bounds.cpu_step)
     ps_cpu = _grid(bounds.ps_cpu, bounds.cpu_step)
@@ -75,5 +75,5 @@ class StaticScheduler(Memoryless):
     """Starts each job as requested once all of it fits; never changes it."""
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """The requests of waiting jobs that fit."""
+        """Returns the requests of the waiting jobs that fit."""
         return admit(jobs, capacity, {job.view.id: job.request for job in jobs})
