@@ -1,16 +1,16 @@
 """The embedding tables of a parameter server: dynamic hash tables with fused optimizers, in compiled kernels.
 
-`store`      TableStore: pull, push, load, retire     `snapshot`  what readers take while training continues
-`layout`     the bytes of a row                      `slab`      where rows live, and what kernels know of it
+`store`      TableStore: pull, push, load, retire     `snapshot`  consistent copies of rows while training continues
+`layout`     the bytes of a row                      `slab`      the memory of rows, and its description for kernels
 `rows`       the one place where rows change         `index`     from key to slot
 `dense`      the dense parameters as rows            `kernels`   the entry points
 `admission`  which keys get rows                     `eviction`  which rows leave
-`compaction`  memory goes back to the system         `deltas`    what parity of the rows is made of
-`scan`       copies of rows that go on changing      `slots`     which of them are in use, and which are free
+`compaction`  gives memory back to the system        `deltas`    the log of changes for parity of the rows
+`scan`       copies of rows that go on changing      `slots`     which slots are in use, and which are free
 `quantization`  weights as codes of a few bits       `packed`    rows with such weights, as checkpoints store them
-`packing`    the kernels that write and read these   `held`       the rules on rows that a worker holds
+`packing`    the kernels that write and read these   `held`       the update rules on rows that a worker holds
 `optimizers`, `initializers`  the arithmetic
-`compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
+`compiled`, `memory`, `vector`  additions to Numba: options, addresses, and registers of eight floats
 """
 
 from emberscale_trainer.table.admission import holds_sketches, with_sketches

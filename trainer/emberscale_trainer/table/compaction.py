@@ -1,8 +1,8 @@
 """Gives the memory of rows that left a table back to the system.
 
-Rows of one bucket lie anywhere in a table, so that a segment hardly ever becomes empty by itself. Rows of the last
-segments therefore move into free slots of the first ones, as any other rows that are retired and loaded. An empty slot
-is all zero, and so is memory that was given back: an empty segment stays where it is, and takes no memory.
+Rows of one bucket lie anywhere in a table, so a segment rarely becomes empty by itself. Rows of the last segments
+therefore move into free slots of the first ones, like rows that are retired and loaded. An empty slot is all zero, and
+so is memory that was given back: an empty segment keeps its address and takes no memory.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from emberscale_trainer.table.snapshot import Lock
 from emberscale_trainer.table.store import TableStore
 
 _SLOTS_A_STEP = 2048
-"""Slots that are looked at under one hold of the lock."""
+"""Slots that are examined during one hold of the lock."""
 _WORTH_TRIMMING = 16 << 20
-"""Bytes that tables must have given back for the heap to be trimmed, too."""
+"""The heap is trimmed, too, if the tables have given back at least this many bytes."""
 
 
 class Compaction:
-    """One pass over a table. The caller holds the lock of the tables around each call, and may let go between two."""
+    """One pass over a table. The caller holds the lock of the tables during each call, and may release it between."""
 
     def __init__(self, tables: TableStore, table: int) -> None:
         self._tables = tables
@@ -33,9 +33,9 @@ class Compaction:
         self._deferred = self._slots.defer(self._slots.segments_needed)
 
     def step(self, slots: int) -> bool:
-        """Moves the rows of so many slots, and returns whether there is more to do.
+        """Moves the rows of `slots` slots, and returns whether there is more to do.
 
-        Raises MemoryError, nothing being done. After any other error the tables must not be used any more.
+        Raises MemoryError, and then has done nothing. After any other error the tables must not be used any more.
         """
         if self._segment < self._slots.segments_needed:
             return False
@@ -50,10 +50,10 @@ class Compaction:
 
 
 def compact(tables: TableStore, lock: Lock, wanted: Callable[[], bool], catch_up: Callable[[], None]) -> None:
-    """Gives back what rows have left in all tables but the dense one, unless `wanted`, under the lock, ends it.
+    """Compacts all tables but the dense one; ends early once `wanted`, called under the lock, is False.
 
-    Rests as long as it works; `catch_up` is called without the lock, and may make it rest for longer. After an error
-    the tables must not be used any more.
+    It pauses for as long as it works; `catch_up` is called without the lock, and may make the pause longer. After an
+    error the tables must not be used any more.
     """
     released, rest = 0, threading.Event()
     for table in range(len(tables.specs) - 1):
@@ -74,10 +74,10 @@ def compact(tables: TableStore, lock: Lock, wanted: Callable[[], bool], catch_up
             catch_up()
         released += compaction.released_bytes
     if released >= _WORTH_TRIMMING:
-        trim_heap()  # of what the move needed
+        trim_heap()  # of the memory that the moves needed
 
 
 def trim_heap() -> None:
-    """Returns free memory of the C library's heap to the system, where the library can."""
+    """Returns free memory of the C library's heap to the system, if the library can."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -2,9 +2,9 @@
 
 An *entry* is called from Python, with integers only (numbers and addresses), so that a call costs well under a
 microsecond and no second signature ever exists. A *part* is inlined into the entries and parts that call it; a
-*routine* is called by them, which keeps what is seldom needed out of the hot loops. Numba's on-disk cache notices
-changes only of the file that an entry stands in; here the stamp covers all files of the package, so that a changed
-part is never served from a stale cache.
+*routine* is called by them, which keeps rarely needed code out of the hot loops. Numba's on-disk cache notices only
+changes of the file that contains an entry; here the stamp covers all files of the package, so that a changed part is
+never served from a stale cache.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # no exception on a division by zero: the check would keep the loops from being vectorised
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
-# without what Python and C would call them by, which takes a quarter of the compile time
+# without wrappers for Python and C, which take a quarter of the compile time
 _ONLY_FOR_KERNELS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
 
 _ENTRIES: list[tuple[Any, Any]] = []

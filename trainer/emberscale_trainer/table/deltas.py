@@ -1,13 +1,12 @@
-"""The log of what changes in a table's rows, as `old ^ new`: what parity of the rows is made of.
+"""The log of changes of a table's rows, as `old ^ new`, from which parity of the rows is computed.
 
 A log has a fixed number of *lanes*, one for each choice of the servers that hold parity of a row; the segment of a row
-says which lane its deltas go to. A delta is `slot: uint32 | rows: uint16 | table: uint16 | old ^ new: uint8[rows,
-stride]`, little-endian, with the rows of consecutive slots. Deltas commute, and those of a row may come in any number.
+determines the lane of its deltas. A delta is `slot: uint32 | rows: uint16 | table: uint16 | old ^ new: uint8[rows,
+stride]`, little-endian, with the rows of consecutive slots. Deltas commute, and a row may have any number of them.
 
-Rows that were there before the log are *filled in*: their bytes are a delta from nothing. They are filled in slot by
-slot, up to the slot below which changes are logged (`logged`), so that training goes on meanwhile: a change of a row
-that is still to be filled in need not be logged. `withdraw` is the way back, which leaves nothing of these rows in
-the parity. Whoever calls holds the lock of the store.
+Rows that existed before the log are *filled in*: their bytes are a delta from nothing. They are filled in slot by slot
+while training continues; changes are logged in slots below `logged`, since rows that are not filled in yet need no
+deltas. `withdraw` is the inverse, and leaves nothing of these rows in the parity. Callers hold the lock of the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,14 +38,14 @@ EVERY_SLOT = 1 << 40
 
 _MOST_ROWS = 0xFFFF
 _AHEAD = 12
-"""Deltas between the one that is applied and the one whose row is asked for."""
+"""Deltas between the one that is applied and the one whose row is prefetched."""
 _CHUNK_BYTES = 1 << 20
-"""Of the memory that a lane writes to before it takes more."""
+"""Bytes by which a lane's memory grows."""
 
 APPLIED = -1
 """All deltas are applied."""
 MALFORMED = -2
-"""What follows is no delta of these tables."""
+"""The next bytes are no delta of these tables."""
 
 TableDeltas = np.dtype(
     [
@@ -61,7 +60,7 @@ TableDeltas = np.dtype(
         ("segments", "<i8"),  # length of both
     ]
 )
-"""What `apply_deltas` knows of a table of the server whose deltas it applies."""
+"""The description, for `apply_deltas`, of a table of the server whose deltas it applies."""
 
 _ENTRY_BYTES = TableDeltas.itemsize
 _NONE = np.zeros(0, np.uint8)
@@ -69,9 +68,9 @@ _NONE = np.zeros(0, np.uint8)
 
 @part
 def begin_delta(table: int, slot: int, row: int) -> int:
-    """Begins the delta of a row that is about to change; returns where its bytes go, 0 where it is not logged.
+    """Begins the delta of a row that is about to change; returns the address for its bytes, 0 if it is not logged.
 
-    A slot that holds no live row counts as all zero, whatever it holds.
+    A slot that holds no live row counts as all zero, whatever it contains.
     """
     if slot >= load_int64(table + LOGGED):
         return 0
@@ -110,7 +109,7 @@ def _xor_multiples(target: int, source: int, size: int, products: int) -> None:
 
 @part
 def _prefetch_row(delta: int, tables: int, table_count: int) -> None:
-    """Asks for the memory that a delta changes; bytes that are none ask for some that nobody needs."""
+    """Prefetches the memory that a delta changes; bytes that are no delta prefetch something useless."""
     slot, number = load_uint32(delta), load_uint32(delta + 4) >> 16
     if number >= table_count:
         return
@@ -127,7 +126,7 @@ def _prefetch_row(delta: int, tables: int, table_count: int) -> None:
 def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: int) -> int:
     """Applies the deltas from offset `first` on to the blocks of `tables: TableDeltas[table_count]`.
 
-    Returns APPLIED, MALFORMED, or the offset of the first delta whose block is not there.
+    Returns APPLIED, MALFORMED, or the offset of the first delta whose block does not exist.
     """
     at = first
     while at < size:
@@ -160,7 +159,7 @@ def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: i
 
 
 class DeltaLog:
-    """The log of one store; `lane_of(table, segment)` says where the deltas of a segment go."""
+    """The log of one store; `lane_of(table, segment)` is the lane of the deltas of a segment."""
 
     def __init__(
         self,
@@ -184,7 +183,7 @@ class DeltaLog:
             self.add_segments(table)
 
     def add_segments(self, table: int) -> None:
-        """Takes note of the segments that a table has got."""
+        """Adds the new segments of a table."""
         count = len(self._segments[table])
         known = self._lanes_of[table]
         if count > len(known):
@@ -194,15 +193,15 @@ class DeltaLog:
             self._tables[table]["logs"] = address_of(self._lanes_of[table])
 
     def make_room(self, size: int) -> None:
-        """Sees that deltas of `size` bytes, their headers included, can be written. Raises MemoryError."""
+        """Makes room for deltas of `size` bytes, including headers. Raises MemoryError."""
         for lane, chunk in enumerate(self._chunks):
             if address_of(chunk) + len(chunk) - int(self._cells[lane]) < size:
                 self._begin_chunk(lane, size)
 
     def take(self, receivers: Sequence[Sequence[int]]) -> list[NDArray[np.uint8]]:
-        """The deltas that were written since the last call, one lane after another for each receiver: uint8[].
+        """Returns the deltas written since the last call, lane after lane for each receiver: uint8[].
 
-        `receivers` names the lanes of each. The deltas are the caller's. Raises MemoryError, nothing being taken.
+        `receivers` has the lanes of each. The caller owns the deltas. Raises MemoryError, and then takes nothing.
         """
         taken = []
         for lanes in receivers:
@@ -215,7 +214,7 @@ class DeltaLog:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the deltas that were written and not taken."""
+        """Bytes of the deltas that were written and not taken yet."""
         return sum(
             sum(map(len, self._full[lane])) + int(self._cells[lane]) - address_of(chunk) - self._taken[lane]
             for lane, chunk in enumerate(self._chunks)
@@ -232,7 +231,7 @@ class DeltaLog:
         return not self._tables["logged"].any()
 
     def fill(self, most_bytes: int) -> None:
-        """Fills in the next rows, about so many bytes of them. Raises MemoryError, and has then lost nothing."""
+        """Fills in the next rows, about `most_bytes` bytes of them. Raises MemoryError, and then has lost nothing."""
         for table in range(len(self._tables)):
             entry = self._tables[table]
             first, end = int(entry["logged"]), int(entry["next_slot"])
@@ -251,7 +250,7 @@ class DeltaLog:
             return
 
     def withdraw(self, most_bytes: int) -> None:
-        """Takes the last rows that are filled in out again, about so many bytes of them. Raises as `fill` does."""
+        """Withdraws the last rows that were filled in, about `most_bytes` bytes of them. Raises as `fill` does."""
         for table in range(len(self._tables)):
             entry = self._tables[table]
             end = min(int(entry["logged"]), int(entry["next_slot"]))
@@ -268,14 +267,14 @@ class DeltaLog:
             return
 
     def stop(self) -> None:
-        """Logs no more."""
+        """Stops logging."""
         self._tables["logged"] = 0
 
     def _count(self, table: int, rows: int, most_bytes: int) -> int:
         return min(rows, _MOST_ROWS, max(1, most_bytes // int(self._tables[table]["stride"])))
 
     def _write(self, table: int, first: int, count: int) -> None:
-        """One delta of rows of one segment, from nothing or to nothing."""
+        """Writes one delta of rows of one segment, from nothing or to nothing."""
         entry = self._tables[table]
         stride, bits = int(entry["stride"]), int(entry["slot_bits"])
         size = DELTA_BYTES + count * stride

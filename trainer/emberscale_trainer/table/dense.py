@@ -1,6 +1,6 @@
 """The dense parameters as rows of one more table, where row p is piece p of the flat vector; the check of gradients.
 
-One NaN spreads to whatever it meets, and into every checkpoint, so no gradient with one may reach a row.
+A NaN spreads to every value that it meets, and into every checkpoint, so no gradient with a NaN may reach a row.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ DENSE_TABLE = "(dense)"
 class DensePieces:
     """A store's description of the dense parameters.
 
-    * `initial`: float32 [DENSE_PIECES, piece length], what each piece begins with; zeros behind the last parameter.
+    * `initial`: float32 [DENSE_PIECES, piece length], the initial parameters; zeros behind the last one.
     * `optimizer`: stepped as in torch.optim.
     * `parameters`: floats of the flat vector.
     """
@@ -36,7 +36,7 @@ class DensePieces:
 
     @classmethod
     def of(cls, parameters: NDArray[np.float32], optimizer: OptimizerSpec) -> "DensePieces":
-        """Cuts the flat vector of initial parameters. Raises ValueError for a rule that does not step dense ones."""
+        """Cuts the flat vector of initial parameters. Raises ValueError for a rule that cannot step dense ones."""
         if optimizer.type not in optimizers.DENSE_CODES:
             raise ValueError(f"{optimizer.type} does not step dense parameters")
         initial = np.zeros((DENSE_PIECES, piece_length(len(parameters))), np.float32)

@@ -1,11 +1,11 @@
-"""Which rows leave a table, and when: a function of the batches that were applied, and of nothing else.
+"""Decides which rows leave a table, and when: a function of the applied batches alone.
 
-The clock is the number of batches that a server has applied. All servers agree on it at every barrier, and it returns
-with a checkpoint. Each batch makes some buckets *due*, so that each is due once in a period. A due bucket is swept
-before the next batch is applied: first the rows that no push has touched for the time to live, then, where more are
-left than the bucket's share of the table's rows, those pushed least frequently. Buckets do not see each other. So
-neither the server that owns a bucket, nor the thread that sweeps it, nor a move or a restore between two batches makes
-a difference.
+The clock is the number of batches that a server has applied. All servers agree on it at every barrier, and checkpoints
+restore it. Each batch makes some buckets *due*, so that each is due once in a period. A due bucket is swept before the
+next batch is applied: first the rows that no push has touched for the time to live leave, then, if more are left than
+the bucket's share of the table's rows, those pushed least frequently. Buckets do not depend on each other. The result
+is therefore the same whichever server owns a bucket and whichever thread sweeps it, and with a move or a restore
+between two batches.
 """
 
 from collections.abc import Iterator
@@ -19,25 +19,25 @@ from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table.store import TableStore
 
 HALF_LIFE_BATCHES = 4096
-"""The pushes of a row count half after so many batches without one: what was frequent once does not stay for ever."""
+"""The pushes of a row count half after this many batches without one, so that rows that were once frequent leave."""
 
 _TTL_PARTS = 8
-"""A bucket is due so many times within a time to live."""
+"""The number of times that a bucket is due within a time to live."""
 
 _SPARE_PARTS = 8
-"""A sweep leaves a bucket with one part in so many of its share to spare, so that it does not follow every new row."""
+"""A sweep frees one part in this many of a bucket's share, so that not every new row leads to a sweep."""
 
 _PERIODS = (16, BUCKETS)
-"""The least and the most batches between two looks at a bucket for the sake of its share."""
+"""The fewest and the most batches between two checks of a bucket against its share."""
 
 ROWS_A_SWEEP = 1024
-"""Buckets are swept together up to about so many rows, those that one hold of the lock looks at; a bucket has all of
-its rows looked at together, however many they are."""
+"""The approximate number of rows that one hold of the lock examines, in buckets that are swept together; all rows of a
+bucket are examined together, however many they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Buckets of a table that are due, int64 [n], at the clock of then."""
+    """Buckets of a table that are due, int64 [n], and the clock at which they became due."""
 
     table: int
     buckets: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Sweep:
 
 
 class _Rule:
-    """When the buckets of one table are due, and which of their rows leave."""
+    """Determines when the buckets of one table are due, and which of their rows leave."""
 
     def __init__(self, spec: EvictionSpec) -> None:
         self._ttl = spec.ttl_batches
@@ -62,7 +62,7 @@ class _Rule:
         self._period = min(periods)
 
     def due(self, clock: int, rows: NDArray[np.uint32], owned: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The owned buckets that a batch makes due and that may lose rows; `rows` is uint32 [BUCKETS]."""
+        """Returns the owned buckets that a batch makes due and that may lose rows; `rows` is uint32 [BUCKETS]."""
         place = clock % self._period
         first, stop = -(-place * BUCKETS // self._period), -(-(place + 1) * BUCKETS // self._period)
         mine = rows[first:stop] * owned[first:stop]
@@ -74,9 +74,10 @@ class _Rule:
     def leaving(
         self, buckets: NDArray[np.int64], sizes: NDArray[np.int64], marks: NDArray[np.int64], clock: int
     ) -> NDArray[np.int64]:
-        """The keys of the rows that leave.
+        """Returns the keys of the rows that leave.
 
-        `sizes`, int64 [buckets], are the rows of each bucket, and `marks`, int64 [rows, 3], their key, pushes, touched.
+        `sizes`, int64 [buckets], is the number of rows of each bucket; `marks`, int64 [rows, 3], is (key, pushes,
+        touched) of each row.
         """
         ages = clock - marks[:, 2]
         stale = np.zeros(len(marks), np.bool_) if self._ttl is None else ages >= self._ttl
@@ -89,7 +90,7 @@ class _Rule:
         surplus = sizes - count - (shares - shares // _SPARE_PARTS)
         count += np.where(sizes - count > shares, surplus, 0)
         frequencies = np.where(stale, -1, marks[:, 1] >> np.minimum(ages // HALF_LIFE_BATCHES, 32))
-        # of rows that are equally frequent the older leave first, then those of the lower key
+        # of equally frequent rows, older ones leave first, then those with lower keys
         order = np.lexsort((marks[:, 0], marks[:, 2], frequencies, bucket))
         rank = np.arange(len(marks)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         keys: NDArray[np.int64] = marks[order[rank < np.repeat(count, sizes)], 0]
@@ -110,7 +111,7 @@ class Eviction:
         return bool(self._rules)
 
     def due(self, clock: int, owned: NDArray[np.bool_]) -> Iterator[Sweep]:
-        """What must be swept between the batch that made the clock and the next; `owned` is bool [BUCKETS]."""
+        """Yields the sweeps between the batch that advanced the clock and the next; `owned` is bool [BUCKETS]."""
         for table, rule in self._rules.items():
             rows = self._store.bucket_rows(table)
             buckets = rule.due(clock, rows, owned)
@@ -120,7 +121,7 @@ class Eviction:
                     yield Sweep(table, some, clock)
 
     def sweep(self, due: Sweep) -> int:
-        """Retires the rows of buckets that have to leave; returns how many."""
+        """Retires the rows of due buckets that must leave; returns how many."""
         sizes = self._store.bucket_rows(due.table)[due.buckets].astype(np.int64)
         marks = self._store.marks_of_buckets(due.table, due.buckets)
         keys = self._rules[due.table].leaving(due.buckets, sizes, marks, due.clock)

@@ -1,7 +1,7 @@
 """The update rules on rows that a worker holds: weights and state in one vector, without key or counter.
 
-They are the additive rules of `optimizers`, applied as `rows` applies them, so that a row which one worker alone steps
-is the same in either place, bit by bit. A kernel gets `slab.TABLE`, of which it reads dimension, optimizer and
+They are the additive rules of `optimizers`, applied as `rows` applies them, so that a row that only one worker steps is
+the same in both places, bit by bit. A kernel gets `slab.TABLE`, from which it reads dimension, optimizer and
 parameters.
 """
 
@@ -23,7 +23,7 @@ from emberscale_trainer.table.slab import DIMENSION, OPTIMIZER, PARAMETERS_AT
 from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, splat8, store8
 
 _AHEAD = 16
-"""Ids between the one whose gradient is added and the one whose place is asked for."""
+"""Ids between the one whose gradient is added and the one whose place is prefetched."""
 
 _MOST_PREFETCHED = 512
 
@@ -42,7 +42,7 @@ def _step(table: int, weights: int, gradient: int) -> None:
 
 @part
 def _begin_sum(total: int, gradient: int, dimension: int, share: float) -> None:
-    """0 + share * gradient: the sum begins with a zero, as -0.0 alone is not what 0 - 0.0 is."""
+    """Writes 0 + share * gradient: the sum begins with a zero, since -0.0 alone differs from 0 - 0.0."""
     none = float32(0)
     whole = FLOAT_BYTES * (dimension & WHOLE)
     for at in range(0, whole, VECTOR_BYTES):
@@ -78,11 +78,11 @@ def step_ids(
 ) -> int:
     """Steps each row that a batch looks up in one table, once, by the sum of its ids' gradients; returns how many.
 
-    Row i of `ids` begins at float `offsets[i]` of `held`. Record r has the ids that `edges: int64[records + 1]` says,
-    or id r where there are no edges. Its gradient stands at `gradients + r * gradient_stride`; with `mean`, its ids
-    share it. Strides are in bytes. The caller has room for `owners: uint32[ids]`, `sums: float32[ids, dimension]` and
-    `places: uint32[]`, one for each float of `held`. What stands there need not be cleared: a place counts only if the
-    owner at that place names it (Briggs and Torczon 1993).
+    Row i of `ids` begins at float `offsets[i]` of `held`. `edges: int64[records + 1]` delimits the ids of each record;
+    without edges, record r has id r. The gradient of record r is at `gradients + r * gradient_stride`; with `mean`, its
+    ids share it. Strides are in bytes. The caller provides room for `owners: uint32[ids]`, `sums: float32[ids,
+    dimension]` and `places: uint32[]`, one for each float of `held`. The room need not be cleared: a place counts only
+    if the owner at that place names it (Briggs and Torczon 1993).
     """
     dimension = load_int64(table + DIMENSION)
     size = FLOAT_BYTES * dimension

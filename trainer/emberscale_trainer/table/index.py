@@ -1,14 +1,14 @@
-"""From key to slot: one small open-addressing table per bucket, and the hash of keys.
+"""Maps keys to slots: one small open-addressing table per bucket, and the hash of keys.
 
 The hash is that of `emberscale_api.routing`. Bits 0-9 are the bucket. Bits 32-63 are the fingerprint: a sub-index of
 2^b entries is probed from its highest b bits.
 
 An entry is 8 bytes, `fingerprint << 32 | slot + 1`; 0 is empty. Probing is linear and begins at the fingerprint's
-highest bits, so growth needs no keys, and touches one bucket's entries only: 1/1024 of the table. Where an entry
-leaves, those behind it that probing could then no longer find move up, so there are no tombstones.
+highest bits, so growth needs no keys, and touches only one bucket's entries: 1/1024 of the table. When an entry
+leaves, the entries behind it that probing could no longer find move up, so there are no tombstones.
 
-The directory holds one number a bucket: the address of its entries, a multiple of 64, plus the binary logarithm of
-their count; 0 where the bucket has none yet.
+The directory holds one number per bucket: the address of its entries, a multiple of 64, plus the binary logarithm of
+their count; 0 if the bucket has none yet.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ BUCKET_MASK = BUCKETS - 1
 
 
 def as_signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Returns the int64 with the same 64 bits."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -107,7 +107,7 @@ def _home(entries: int, key_hash: int) -> int:
 
 @part
 def prefetch_entry(directory: int, key_hash: int) -> None:
-    """Asks for the cache line in which probing will begin."""
+    """Prefetches the cache line in which probing will begin."""
     entries = load_int64(directory + 8 * (key_hash & BUCKET_MASK))
     if entries != 0:
         prefetch((entries & ~_BITS_MASK) + ENTRY_BYTES * _home(entries, key_hash))
@@ -163,7 +163,7 @@ def _put(first: int, mask: int, position: int, entry: int) -> None:
 
 @routine
 def make_room(table: int, key_hash: int) -> bool:
-    """Sees that the bucket of a hash can take one more entry at a load of 3/4 at most. False: there is no memory."""
+    """Makes room for one more entry in the bucket of a hash, at a load of at most 3/4. Returns False without memory."""
     at = load_int64(table + DIRECTORY) + 8 * (key_hash & BUCKET_MASK)
     entries = load_int64(at)
     old_bits = entries & _BITS_MASK
@@ -190,7 +190,7 @@ def make_room(table: int, key_hash: int) -> bool:
 
 @routine
 def insert(table: int, key_hash: int, slot: int) -> None:
-    """Adds the slot of a key that is not there, after `make_room`."""
+    """Adds the slot of a key that has none yet; call `make_room` first."""
     bucket = key_hash & BUCKET_MASK
     entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
     mask = (1 << (entries & _BITS_MASK)) - 1
@@ -202,7 +202,7 @@ def insert(table: int, key_hash: int, slot: int) -> None:
 
 @routine
 def remove(table: int, key: int, key_hash: int) -> int:
-    """Takes a key out; returns the slot that it had, or NOT_FOUND."""
+    """Removes a key; returns its slot, or NOT_FOUND."""
     bucket = key_hash & BUCKET_MASK
     entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
     slot = find(table, key, key_hash)
@@ -231,7 +231,7 @@ def remove(table: int, key: int, key_hash: int) -> int:
 
 @routine
 def slots_of_bucket(table: int, bucket: int, target: int) -> int:
-    """Writes the slots of a bucket as int64 to an address that has room for all; returns their number."""
+    """Writes the slots of a bucket as int64 to an address with room for all; returns their number."""
     entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
     if entries == 0:
         return 0

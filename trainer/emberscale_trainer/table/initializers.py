@@ -1,10 +1,10 @@
-"""The weights of a row that is seen for the first time.
+"""The initial weights of a new row.
 
-They follow from the seed, the number of the table, the key and the element, and from nothing else: neither the order
-of insertion nor the number of parameter servers matters. The generator is splitmix64 used by counter: element pair i of
-a row takes the two halves of `mix64(stream + (i + 1) * GAMMA)`, where `stream = mix64(mix64(key) ^ table_seed)`.
+They depend only on the seed, the number of the table, the key and the element: neither the order of insertion nor the
+number of parameter servers matters. The generator is splitmix64 used by counter: element pair i of a row takes the two
+halves of `mix64(stream + (i + 1) * GAMMA)`, where `stream = mix64(mix64(key) ^ table_seed)`.
 
-The rows of the dense table begin with weights that are given: those of their piece of the model's initial parameters.
+The rows of the dense table begin with given weights: their pieces of the model's initial parameters.
 """
 
 import math
@@ -31,7 +31,7 @@ _UNIT = 2.0**-32
 
 
 def table_seed(spec: TableSpec) -> int:
-    """The signed 64-bit number that tells the tables of a job, and jobs with different seeds, apart."""
+    """Returns the signed 64-bit number that distinguishes the tables of a job, and jobs with different seeds."""
     return as_signed(reference_mix64(reference_mix64(spec.seed * GAMMA) + spec.number * GAMMA))
 
 
@@ -39,7 +39,7 @@ def table_seed(spec: TableSpec) -> int:
 def initial_weights(
     target: int, dimension: int, initializer: int, scale: float, seed: int, key: int, key_hash: int
 ) -> None:
-    """Writes `dimension` float32 to an address: uniform in [-scale, scale], normal(0, scale), zeros, or those given.
+    """Writes `dimension` float32 to an address: uniform in [-scale, scale], normal(0, scale), zeros, or given ones.
 
     For GIVEN, `seed` is the address of float32[DENSE_PIECES, dimension]; keys that are no piece get zeros.
     """

@@ -1,11 +1,11 @@
-"""The kernels that TableStore calls: one call a request, for all tables.
+"""The kernels that TableStore calls: one call per request, for all tables.
 
-All arguments are numbers and addresses. `tables` is the address of `descriptor.TABLE[table_count]`. Keys are worked on
-in blocks, each in passes, so that the cache misses of a block overlap: hash the keys and ask for the index entries;
-probe these and ask for the rows; resolve what was guessed; read or step them all. Only a push makes rows.
+All arguments are numbers and addresses. `tables` is the address of `slab.TABLE[table_count]`. Kernels process keys in
+blocks, each in passes, so that the cache misses of a block overlap: hash the keys and prefetch the index entries; probe
+these and prefetch the rows; resolve the guesses; read or step all rows. Only a push makes rows.
 
-A kernel that makes rows never waits for a segment: TableStore asks `lacking` first, and adds what a request could need
-before anything changes. Only the memory of a sub-index is asked for on the way.
+A kernel that makes rows never waits for a segment: TableStore calls `lacking` first, and adds the segments that a
+request could need before anything changes. Only the memory of a sub-index is allocated on the way.
 """
 
 from emberscale_api.routing import BUCKETS
@@ -84,16 +84,16 @@ MISMATCH = -1
 """The counts do not add up to the sizes of the buffers; nothing was done."""
 
 NO_MEMORY = -2
-"""The system refused memory for a sub-index, or there was no slot; what was done before stays."""
+"""The system refused memory for a sub-index, or there was no slot; earlier changes stay."""
 
 NONE = -3
 """No table lacks room."""
 
 _MOST_PREFETCHED = 1024
-"""Bytes of a row that are asked for ahead; of a longer one, the processor foresees the rest."""
+"""Bytes of a row that are prefetched; the processor itself prefetches the rest of a longer row."""
 
 _ROWS_AHEAD = 8
-"""Rows between the one that is read and the one whose key is asked for."""
+"""Rows between the one that is read and the one whose key is prefetched."""
 
 _HASHES = 0
 _SLOTS = 8 * BLOCK
@@ -125,9 +125,9 @@ def _seek(table: int, keys: int, count: int, row_bytes: int, scratch: int) -> No
 
 @routine
 def _resolve(table: int, keys: int, count: int, make: int, scratch: int) -> int:
-    """Corrects what `_seek` guessed: every key gets its slot and row, missing rows being made if `make`, or else 0.
+    """Corrects the guesses of `_seek`: every key gets its slot and row, or 0; with `make`, missing rows are made.
 
-    A key that is not admitted gets none even so: its push is counted.
+    A key that is not admitted gets no row, but its push is counted.
 
     Returns `count`, or NO_MEMORY; rows made until then stay.
     """
@@ -164,7 +164,7 @@ def _copy_floats(target: int, source: int, count: int) -> None:
 
 @routine
 def _add(table: int, key_hash: int) -> int:
-    """Gives a key that is not there a slot, without a row yet. NO_SLOT if there is no slot or no memory."""
+    """Gives a new key a slot, without a row yet. Returns NO_SLOT if there is no slot or no memory."""
     if not make_room(table, key_hash):
         return NO_SLOT
     slot = take_slot(table)
@@ -175,7 +175,7 @@ def _add(table: int, key_hash: int) -> int:
 
 @routine
 def _admit(table: int, key_hash: int) -> int:
-    """Whether a push gives a row to a key without one: 1, or 0 if it only counts, or NO_MEMORY."""
+    """Decides whether a push gives a key its row: 1, or 0 if the push only counts, or NO_MEMORY."""
     sketches = load_int64(table + SKETCH)
     if sketches == 0:
         return 1
@@ -196,7 +196,7 @@ def _admit(table: int, key_hash: int) -> int:
 
 @routine
 def _step_admitted(table: int, count: int, gradients: int, scratch: int) -> None:
-    """Steps those of a block's keys that have rows."""
+    """Steps the rows of those keys of a block that have rows."""
     size = FLOAT_BYTES * load_int64(table + DIMENSION)
     first = 0
     while first < count:
@@ -221,7 +221,7 @@ def _fits(tables: int, table_count: int, counts: int, key_count: int, value_coun
 
 @routine
 def _write_initial(table: int, key: int, key_hash: int, target: int, floats: int) -> None:
-    """Writes the initial weights to `target`, and the state behind them where `floats` says that there is room."""
+    """Writes the initial weights to `target`, and the state behind them if `floats` leaves room."""
     dimension = load_int64(table + DIMENSION)
     initial_weights(
         target,
@@ -239,10 +239,10 @@ def _write_initial(table: int, key: int, key_hash: int, target: int, floats: int
 
 @entry
 def lacking(tables: int, table_count: int, counts: int, key_count: int, value_count: int, state: int) -> int:
-    """The first table that has not room for `counts` new rows, and as many changes; NONE if all have, or MISMATCH.
+    """Returns the first table without room for `counts` new rows and as many changes; NONE if all have, or MISMATCH.
 
-    That includes its sketches, of which one may change for each key. With `state`, there is a value for each float of
-    weights and state.
+    That includes the table's sketches, of which one may change for each key. With `state`, there is a value for each
+    float of weights and state.
     """
     if not _fits(tables, table_count, counts, key_count, value_count, state):
         return MISMATCH
@@ -277,7 +277,7 @@ def pull(
 ) -> int:
     """Writes the weights of the keys to `values`, with `state` the state behind each; returns their number or MISMATCH.
 
-    The answer for a key without a row is what a row begins with; no row comes into being.
+    A key without a row gets the initial values of its row; no row is made.
     """
     if not _fits(tables, table_count, counts, key_count, value_count, state):
         return MISMATCH
@@ -317,7 +317,7 @@ def push(
 ) -> int:
     """Steps the rows of the keys by `gradients`, in order; returns the keys' number, MISMATCH or NO_MEMORY.
 
-    No table lacks room for the counts. With `changes_of`, as in `step_rows`, no table has sketches.
+    All tables must have room for the counts. With `changes_of`, as in `step_rows`, no table may have sketches.
     """
     if not _fits(tables, table_count, counts, key_count, gradient_count, changes_of):
         return MISMATCH
@@ -344,7 +344,7 @@ def push(
 def load(table: int, records: int, count: int, wanted: int, scratch: int) -> int:
     """Puts records into a table that has room for them, over rows of equal keys; returns their number or NO_MEMORY.
 
-    `wanted` is the address of bool[BUCKETS]: those of other buckets are left out.
+    `wanted` is the address of bool[BUCKETS]; records of other buckets are left out.
     """
     stride = load_int64(table + STRIDE)
     for block in range(0, count, BLOCK):
@@ -378,7 +378,7 @@ def load(table: int, records: int, count: int, wanted: int, scratch: int) -> int
 def read_marks(table: int, buckets: int, bucket_count: int, slots: int, marks: int) -> int:
     """Writes `key, pushes, touched` of the rows of `buckets: int64[bucket_count]` to `marks: int64[rows, 3]`.
 
-    They come in the order of the buckets; `slots` and `marks` have room for all. Returns their number.
+    They are in the order of the buckets; `slots` and `marks` have room for all. Returns their number.
     """
     geometry = geometry_of(table)
     pushes, touched = load_int64(table + PUSHES), load_int64(table + TOUCHED)
@@ -425,10 +425,10 @@ def retire(table: int, keys: int, count: int, retired: int) -> int:
 
 @entry
 def read_rows(rows: int, count: int, stride: int, pushes: int, scope: int, records: int, places: int) -> int:
-    """Copies the live ones of `count` slots, and the number of each slot to `places: uint32[]`; returns how many.
+    """Copies the live rows of `count` slots, and the number of each slot to `places: uint32[]`; returns how many.
 
-    `scope` is the address of a bitmap of the slots to read, or 0. Others may change rows meanwhile: what is copied of
-    such a row is not to be used.
+    `scope` is the address of a bitmap of the slots to read, or 0. Other threads may change rows meanwhile: the copy of
+    such a row must not be used.
     """
     found = 0
     for number in range(count):
@@ -458,10 +458,11 @@ def read_wanted(
     places: int,
     skipped: int,
 ) -> int:
-    """As `read_rows`, of the rows whose keys are wanted only, and but for those that are seen to have changed.
+    """As `read_rows`, but copies only rows with wanted keys, and leaves out rows that are marked as changed.
 
-    `wanted` is the address of a bool for each bucket, or with `dense` for each key. `changed` is that of a bitmap of
-    slots, to which others may write; rows that it leaves out are added to the int64 at `skipped`.
+    `wanted` is the address of a bool for each bucket, or with `dense` for each key. `changed` is the address of a
+    bitmap of slots, to which other threads may write; the number of rows left out for it is added to the int64 at
+    `skipped`.
     """
     found = 0
     for number in range(count):
@@ -485,7 +486,7 @@ def read_wanted(
 
 @entry
 def drop_records(records: int, count: int, stride: int, places: int, dropped: int) -> int:
-    """Moves the records whose place has no bit in `dropped` together; returns how many are left."""
+    """Closes the gaps of the records whose place has a bit in `dropped`; returns how many are left."""
     left = 0
     for number in range(count):
         place = load_uint32(places + 4 * number)

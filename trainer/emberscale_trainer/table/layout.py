@@ -30,12 +30,12 @@ def state_floats(optimizer: OptimizerType, dimension: int) -> int:
 class RowLayout:
     """A row is one record: `key: int64 | weights: float32[dimension] | state: float32[state] | pushes: uint32`.
 
-    In a table from which rows are evicted, `touched: uint32` follows: the batch that last pushed the row, by the number
-    of batches that its server had applied with it.
+    In a table with eviction, `touched: uint32` follows: the number of batches that the server had applied, including
+    the one that last pushed the row.
 
     `pushes` counts the gradients that the row has taken, up to 2^32 - 1. It is never 0 in a row, and a slot without a
-    row is all zero, so it also says which slots are live. It stands in the row because there it costs no cache miss of
-    its own, and mostly fills what padding to a multiple of 8 bytes would waste.
+    row is all zero, so it also tells which slots are live. It is part of the row because it costs no extra cache miss
+    there, and mostly fills bytes that padding to a multiple of 8 would waste.
     """
 
     dimension: int
@@ -60,7 +60,7 @@ class RowLayout:
 
     @property
     def touched_offset(self) -> int:
-        """Where `touched` begins, in bytes; 0 in a layout without it."""
+        """The offset of `touched`, in bytes; 0 in a layout without it."""
         return self.pushes_offset + COUNTER_BYTES if self.evicted else 0
 
     @property
@@ -76,12 +76,12 @@ class RowLayout:
 
     @property
     def slot_bits(self) -> int:
-        """Bits of a slot that say which row of a segment it is."""
+        """The number of bits of a slot that give the row within its segment."""
         return (self.segment_rows - 1).bit_length()
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """A record with the fields key, weights, state, pushes and, where there is one, touched."""
+        """A record with the fields key, weights, state, pushes and, if the layout has it, touched."""
         fields = {
             "key": ("<i8", 0),
             "weights": (("<f4", (self.dimension,)), KEY_BYTES),

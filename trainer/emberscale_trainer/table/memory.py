@@ -1,11 +1,11 @@
 """Raw memory inside kernels: loads, stores and blocks of memory at int64 addresses.
 
-The kernels work on many arrays at once (segments, sub-indexes, request buffers), more than can be passed as arguments;
-they are reached by address. This module and `vector` are the only ones that turn an address into a pointer. Whoever
-calls a kernel vouches for the addresses: TableStore keeps the arrays alive and checks all sizes first.
+The kernels work on many arrays at once (segments, sub-indexes, request buffers), more than they can take as arguments,
+so they access them by address. Only this module and `vector` turn an address into a pointer. The caller of a kernel is
+responsible for the addresses: TableStore keeps the arrays alive and checks all sizes first.
 
 No alignment is assumed: in a request, 8-byte keys follow 4-byte counts. All integers are int64 inside kernels, so that
-Numba never meets a mixture of signed and unsigned; `shift_right` is the unsigned shift.
+Numba never sees a mixture of signed and unsigned integers; `shift_right` is the unsigned shift.
 """
 
 # mypy: allow-untyped-calls
@@ -29,10 +29,10 @@ CACHE_LINE = 64
 def address_of(array: NDArray[np.generic]) -> int:
     """Returns the address of an array's elements; the caller keeps the array alive while it uses the address."""
     try:
-        # A third of the time that the interface below takes, which counts in small batches.
+        # Takes a third of the time of the interface below, which matters in small batches.
         return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))  # typed as a buffer from Python 3.12 on
     except (TypeError, ValueError):
-        # The buffer of an array that is empty, read-only, or not contiguous cannot be had.
+        # An array that is empty, read-only, or not contiguous offers no such buffer.
         return int(array.__array_interface__["data"][0])
 
 
@@ -92,16 +92,16 @@ def _zero(builder: Any, address: Any, size: Any) -> None:
 
 
 float32: Callable[[float], float] = cast(Any, np.float32)
-"""(number): rounded to float32; in Python all are floats, inside kernels they differ."""
+"""(number): rounded to float32; Python has only floats, but kernels distinguish float32 and float64."""
 
 shift_right: Callable[[int, int], int] = instruction(types.int64(types.int64, types.int64), _shift_right)
 """(value, bits): the value as an unsigned number, shifted right by 0..63 bits."""
 
 prefetch: Callable[[int], None] = instruction(types.none(types.int64), _prefetch)
-"""(address): asks for the cache line; never faults."""
+"""(address): prefetches the cache line; never faults."""
 
 copy: Callable[[int, int, int], None] = instruction(types.none(types.int64, types.int64, types.int64), _copy)
-"""(to, source, size in bytes): the two do not overlap."""
+"""(to, source, size in bytes): copies; the two must not overlap."""
 
 zero: Callable[[int, int], None] = instruction(types.none(types.int64, types.int64), _zero)
 """(address, size in bytes)"""
@@ -110,7 +110,7 @@ zero: Callable[[int, int], None] = instruction(types.none(types.int64, types.int
 allocate: Callable[[int, int], int] = cast(
     Any, types.ExternalFunction("aligned_alloc", types.int64(types.int64, types.int64))
 )
-"""(alignment, size): a new block, its content undefined; 0 if there is no memory."""
+"""(alignment, size): allocates a block with undefined content; 0 if there is no memory."""
 
 release: Callable[[int], None] = cast(Any, types.ExternalFunction("free", types.void(types.int64)))
-"""(address): gives a block of `allocate` back; 0 is let be."""
+"""(address): frees a block of `allocate`; ignores 0."""

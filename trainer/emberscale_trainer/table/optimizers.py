@@ -5,11 +5,11 @@ eight elements at once and one alone (see `vector`). The semantics are those of 
 gradient for it arrives; a row that gets none does not change:
 
 * SGD, Momentum, Adagrad: as torch.optim.SGD (no dampening) and torch.optim.Adagrad.
-* Adam: as torch.optim.SparseAdam, but the bias correction counts the steps of the row, not of the table. Of the dense
+* Adam: as torch.optim.SparseAdam, but the bias correction counts the steps of the row, not of the table. In the dense
   table: as torch.optim.Adam, which adds epsilon after the correction.
-* RowWiseAdagrad: one accumulator a row, which takes the mean of the squared gradient.
-* FTRL: FTRL-Proximal with per-coordinate rates (McMahan et al., 2013, algorithm 1). A fresh row starts from the state
-  that the algorithm would have at the initial weights, so that these are not lost at the first gradient.
+* RowWiseAdagrad: one accumulator per row, which takes the mean of the squared gradient.
+* FTRL: FTRL-Proximal with per-coordinate rates (McMahan et al., 2013, algorithm 1). A new row starts from the state
+  that the algorithm would have at the initial weights, so that the first gradient does not discard them.
 """
 
 import math
@@ -96,7 +96,7 @@ def adagrad(weight: float, squares: float, gradient: float, parameters: tuple[fl
 def adam(
     weight: float, mean: float, square: float, gradient: float, parameters: tuple[float, float, float, float]
 ) -> tuple[float, float, float]:
-    """Exponential means of g and g^2; w - rate*mean / (sqrt(square) + epsilon), the rate being corrected for bias."""
+    """Exponential means of g and g^2; w - rate*mean / (sqrt(square) + epsilon), with a bias-corrected rate."""
     rate, epsilon, fresh_1, fresh_2 = parameters
     mean = mean + (gradient - mean) * fresh_1
     square = square + (gradient * gradient - square) * fresh_2
@@ -125,7 +125,7 @@ def _scale_into(weights: int, gradient: int, dimension: int, rate: float) -> Non
 
 
 def _over_one_state(rule: Callable[..., tuple[float, float]]) -> Callable[[int, int, int, Any], None]:
-    """A kernel part that applies a rule to the weights at an address and to one state float per weight behind them."""
+    """Makes a kernel part that applies a rule to weights at an address and one state float per weight behind them."""
 
     @part
     def apply(weights: int, gradient: int, dimension: int, parameters: Any) -> None:
@@ -237,25 +237,25 @@ apply_dense_adam = _adam_stepper(corrects_epsilon=True)
 
 @part
 def rate_of(parameters: int) -> float:
-    """Reads what SGD needs."""
+    """Reads the parameter of SGD."""
     return _parameter(parameters, 0)
 
 
 @part
 def two_parameters(parameters: int) -> tuple[float, float]:
-    """Reads what Momentum, Adagrad and RowWiseAdagrad need."""
+    """Reads the parameters of Momentum, Adagrad and RowWiseAdagrad."""
     return _parameter(parameters, 0), _parameter(parameters, 1)
 
 
 @part
 def three_parameters(parameters: int) -> tuple[float, float, float]:
-    """Reads what FTRL needs."""
+    """Reads the parameters of FTRL."""
     return _parameter(parameters, 0), _parameter(parameters, 1), _parameter(parameters, 2)
 
 
 @part
 def adam_parameters(parameters: int) -> tuple[float, float, float, float]:
-    """Reads what Adam needs, in float64: powers of the betas are taken of it."""
+    """Reads the parameters of Adam, in float64 because powers of the betas need it."""
     return (
         load_float64(parameters),
         load_float64(parameters + 8),
@@ -266,7 +266,7 @@ def adam_parameters(parameters: int) -> tuple[float, float, float, float]:
 
 @routine
 def initial_state(optimizer: int, weights: int, dimension: int, parameters: int) -> None:
-    """Writes the state of a fresh row behind its weights; the row's other bytes are zero already."""
+    """Writes the state of a new row behind its weights; the row's other bytes are zero already."""
     state = weights + FLOAT_BYTES * dimension
     if optimizer == ROW_WISE_ADAGRAD:
         store_float32(state, _parameter(parameters, 2))

@@ -1,4 +1,4 @@
-"""Blocks of rows with quantised weights, as a checkpoint stores them: no byte more a row than it needs.
+"""Blocks of rows with quantised weights, as a checkpoint stores them: as few bytes per row as possible.
 
 A block has the rows of one call in this order, all numbers little-endian:
 
@@ -7,14 +7,14 @@ A block has the rows of one call in this order, all numbers little-endian:
     records, of one size     key - smallest key | low | step | codes | optimizer state
     counters                 pushes of all rows, then `touched` of all rows where the table has it
 
-A key takes as many bytes as the largest difference in the block does, 1 to 8. `low` and `step` are float16, or float32
-if float16 would change `low`, or the width of the range, of any row by more than a sixteenth of its step. The codes
-are a string of bits: weight i has the bits from i * bits on, the lowest of a byte first. A weight is
-`low + code * step`, in float32. A counter is stored as LEB128: seven bits a byte, the lowest first, the highest bit of
-a byte set if another follows.
+A key takes as many bytes as the largest difference in the block, 1 to 8. `low` and `step` are float16, or float32 if
+float16 would change `low`, or the width of the range, of any row by more than a sixteenth of its step. The codes are a
+string of bits: weight i has the bits from i * bits on, the lowest of a byte first. A weight is `low + code * step`, in
+float32. A counter is stored as LEB128: seven bits per byte, the lowest first, the highest bit of a byte set if another
+follows.
 
-Everything but the weights comes back exactly, the optimizer state too: what the paper quantises is the embedding
-vectors (Check-N-Run, section 4).
+Everything except the weights is restored exactly, including the optimizer state: the paper, too, quantises only the
+embedding vectors (Check-N-Run, section 4).
 """
 
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ _HEADER = np.dtype(
     [("rows", "<u4"), ("counters", "<u4"), ("first_key", "<i8"), ("key", "u1"), ("float", "u1"), ("zeros", "u1", 6)]
 )
 _SLACK_BYTES = 16
-"""Behind encoded records: keys, and the codes of eight weights, are stored as eight bytes, whatever they take."""
+"""Slack behind encoded records: kernels write keys, and the codes of eight weights, as eight bytes at a time."""
 
 _MOST_COUNTER_BYTES = 5
 
 
 class MalformedBlockError(InvalidError):
-    """Bytes are no blocks of rows of this table."""
+    """The bytes are no blocks of rows of this table."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, layout: RowLayout, bits: int) -> "PackedRows":
-        """The rows of a table. Raises UnquantizableError for a number of bits that there is no quantiser for."""
+        """Returns the form of a table's rows. Raises UnquantizableError for a number of bits without a quantiser."""
         if bits not in QUANTIZERS:
             raise UnquantizableError(
                 f"weights cannot be stored in {bits} bits, but in {', '.join(map(str, QUANTIZERS))}"
@@ -75,7 +75,7 @@ class PackedRows:
         return (self.layout.pushes_offset, *([self.layout.touched_offset] if self.layout.evicted else []))
 
     def pack(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns a block, uint8 [size], of contiguous records, uint8 [n, layout.stride]; nothing of none.
+        """Returns a block, uint8 [size], of contiguous records, uint8 [n, layout.stride]; an empty one of no records.
 
         Raises UnquantizableError.
         """
@@ -97,7 +97,7 @@ class PackedRows:
     def _pack(
         self, records: NDArray[np.uint8], first_key: int, key_bytes: int, float_bytes: int
     ) -> NDArray[np.uint8] | None:
-        """The block; None if its ranges cannot be stored in so few bytes."""
+        """Returns the block; None if its ranges do not fit into `float_bytes` bytes."""
         layout, quantizer, count = self.layout, self.quantizer, len(records)
         body = count * self._record_bytes(key_bytes, float_bytes)
         most = _HEADER.itemsize + body + _MOST_COUNTER_BYTES * len(self._counters) * count
@@ -153,7 +153,7 @@ class PackedRows:
         return records
 
     def _blocks(self, packed: NDArray[np.uint8]) -> list[tuple[int, np.void]]:
-        """Where the records of each block begin, and its header."""
+        """Returns the offset of the records of each block, and its header."""
         found, at = [], 0
         while at < len(packed):
             start = at + _HEADER.itemsize

@@ -32,15 +32,15 @@ START_PARTS = 1000
 """Kernels take integers only: the `start` of a quantiser in thousandths."""
 
 _TOLERANCE = 16
-"""Where a range begins, and its width, may change by one of so many parts of its step to be float16."""
+"""The start and the width of a range may change by one of this many parts of its step to become float16."""
 
 _INFINITY = float("inf")
 _HALF_SPLIT = float(2**13 + 1)
-"""Times this, and the difference taken away again, leaves the 11 bits of a float32 that a float16 has."""
+"""Multiplying by this, and subtracting the difference again, leaves the 11 bits of a float32 that a float16 has."""
 
 _LEAST_HALF, _MOST_HALF = 2.0**-14, 65504.0
 _HALF_BIAS = 112 << 10
-"""The exponent of a float32 less that of a float16, at the place that it has there."""
+"""The exponent of a float32 less that of a float16, at its place in a float16."""
 
 
 @entry
@@ -119,7 +119,7 @@ def pack_records(
 
 @part
 def _as_half(value: float) -> float:
-    """Eight float32, rounded to what a float16 has without subnormal numbers; too large ones are left to `_misfits`."""
+    """Rounds eight float32 to the precision of float16 without subnormals; `_misfits` finds too large values."""
     split = value * float32(_HALF_SPLIT)
     rounded = split - (split - value)
     magnitude = greatest(rounded, float32(0) - rounded)
@@ -128,7 +128,7 @@ def _as_half(value: float) -> float:
 
 @part
 def _misfits(rounded: float, exact: float, step: float) -> bool:
-    """Whether any of eight is no float16, or further off than is tolerated."""
+    """Whether any of eight values is no float16, or off by more than the tolerance."""
     off = greatest(rounded - exact, exact - rounded)
     too_far = pick8(step / float32(_TOLERANCE), off, float32(1), float32(0))
     too_large = pick8(float32(_MOST_HALF), greatest(exact, float32(0) - exact), float32(1), float32(0))
@@ -145,7 +145,7 @@ def _store_half(target: int, value: int) -> None:
 
 @part
 def _half(low: int, high: int) -> int:
-    """The bits of the float32 that has the value of a float16 with these bytes."""
+    """Returns the bits of the float32 with the value of a float16 with these bytes."""
     magnitude = (high & 0x7F) << 8 | low
     bits = (magnitude + _HALF_BIAS) << 13 if magnitude else 0
     return (high & 0x80) << 24 | bits
@@ -214,7 +214,7 @@ def unpack_records(
 
 @part
 def _range_float(source: int, float_bytes: int, room: int) -> float:
-    """A number of a range, by way of four bytes of room."""
+    """Reads a number of a range, by way of four bytes of room."""
     if float_bytes == HALF_BYTES:
         store_uint32(room, _half(load_uint8(source), load_uint8(source + 1)))
     else:

@@ -1,17 +1,17 @@
 """Weights as codes of a few bits, for checkpoints (Check-N-Run, section 4.2).
 
 A weight becomes the number of the nearest of 2^bits evenly spaced values between the two ends of its row's range:
-`code = round((weight - low) / step)`, `step = (high - low) / (2^bits - 1)`. What differs is the range:
+`code = round((weight - low) / step)`, `step = (high - low) / (2^bits - 1)`. The range is one of:
 
 * symmetric: from -m to m, where m is the largest magnitude in the row.
 * asymmetric: from the smallest weight to the largest.
-* adaptive asymmetric: greedily narrower. One bin is cut off at the end where that leaves the smaller l2 error, again
-  and again, and of all ranges on the way the one with the smallest error is taken. Weights outside it go to its ends.
-  Here the search takes few and wide bins, and least squares do the rest: the range that suits the codes best, which
-  suit the weights best, in turns. Neither makes the error larger.
+* adaptive asymmetric: greedily narrowed. The search repeatedly cuts one bin off the end that leaves the smaller l2
+  error, and takes the range with the smallest error on the way. Weights outside of it get its ends.
+  Here the search takes few and wide bins, and least squares refine the range: in turns, the best range for the codes,
+  and the best codes for the weights. Neither makes the error larger.
 
-The kernels work on the weights of eight rows at once, a lane each: no loop is then shorter for rows that are. Such a
-group is `dimension` columns of eight float32, which count from the smallest weight of each row.
+The kernels work on the weights of eight rows at once, one row per lane, so that short rows do not make short loops.
+Such a group is `dimension` columns of eight float32, relative to the smallest weight of each row.
 """
 
 import math
@@ -40,10 +40,10 @@ from emberscale_trainer.table.vector import (
 
 _INFINITY = float("inf")
 _NEGLIGIBLE = 1e-6
-"""The mean squared error of a row, in steps, up to which a range is not fitted: weights lie on its values already."""
+"""A range with at most this mean squared error of its row, in steps, is not fitted: it has the weights' values."""
 
 _SMALL, _LARGER = 2.0**-100, 2.0**100
-"""A step below the first is multiplied by the second, so that its inverse is a number."""
+"""A step below the first is multiplied by the second, so that its inverse is finite."""
 
 
 class UnquantizableError(InvalidError):
@@ -52,14 +52,14 @@ class UnquantizableError(InvalidError):
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How the weights of a row become codes.
+    """The settings by which the weights of a row become codes.
 
     * `bits`: of a code; 1 to 8.
     * `symmetric`: whether the range is symmetric about zero.
-    * `bins`: how many parts of the range the search may cut off; one narrows it by the range / `bins`.
-    * `ratio`: the share of the range that it cuts off before it stops. With 0 there is no search.
-    * `start`: the share of the range that is cut off at both ends before the search. It looks at the whole range, too.
-    * `fits`: how often least squares move the range that was found.
+    * `bins`: the number of parts of the range that the search may cut off; each narrows it by the range / `bins`.
+    * `ratio`: the share of the range that the search cuts off before it stops. With 0 there is no search.
+    * `start`: the share of the range that is cut off at both ends before the search, which tries the whole range, too.
+    * `fits`: how often least squares move the range that the search found.
     """
 
     bits: int
@@ -88,13 +88,13 @@ QUANTIZERS: Mapping[int, Quantizer] = MappingProxyType(
         8: Quantizer(8),
     }
 )
-"""By bits, what checkpoints are written with: no further off than PAPER_QUANTIZERS, in fewer steps of the search."""
+"""The quantisers of checkpoints, by bits: as accurate as PAPER_QUANTIZERS, with fewer steps of the search."""
 
 PAPER_QUANTIZERS: Mapping[int, Quantizer] = MappingProxyType(
     {2: Quantizer(2, bins=25, ratio=0.5), 3: Quantizer(3, bins=25, ratio=0.2), 4: Quantizer(4, bins=45, ratio=0.1)}
 )
-"""The settings of the paper's section 4.2.3, by bits. It names no ratio for 4 bits, where by
-`benchmarks/quantisation.py` more than this one gains nothing."""
+"""The settings of the paper's section 4.2.3, by bits. It gives no ratio for 4 bits; larger ones than this gain nothing
+by `benchmarks/quantisation.py`."""
 
 
 @routine
@@ -126,7 +126,7 @@ def ranges(columns: int, dimension: int) -> tuple[float, float]:
 def chosen(
     columns: int, dimension: int, low: float, high: float, levels: float, start: float, bins: int, cuts: int, fits: int
 ) -> tuple[float, float]:
-    """Subtracts `low` from all weights; returns where the ranges begin above it, and their steps."""
+    """Subtracts `low` from all weights; returns the starts of the ranges above `low`, and their steps."""
     for at in range(columns, columns + VECTOR_BYTES * dimension, VECTOR_BYTES):
         store8(at, load8(at) - low)
     width = high - low
@@ -140,7 +140,7 @@ def chosen(
 
 @part
 def _miss(place: float, levels: float) -> float:
-    """How far a place, in steps from the lower end of a range, is from the place of its code."""
+    """The distance of a place, in steps from the lower end of a range, from the place of its code."""
     return place - nearest(least(greatest(place, float32(0)), levels))
 
 
@@ -158,10 +158,11 @@ def _error(columns: int, end: int, per_step: float, offset: float, levels: float
 def _narrowed(
     columns: int, dimension: int, scale: float, levels: float, start: float, bins: int, cuts: int
 ) -> tuple[float, float, float]:
-    """The ranges that the greedy search finds: the shares of the whole ones that are cut off below, and that are left.
+    """Finds ranges by the greedy search: returns the shares of the whole ranges that are cut off below, and are left.
 
-    And the sums of their squared errors, in steps of the whole ranges.
-    `scale` is steps a weight in the whole range. In one without width no error is a number, and none is smaller.
+    Also returns the sums of their squared errors, in steps of the whole ranges.
+    `scale` is steps per unit of weight in the whole range. In a range without width all errors are NaN, and none is
+    smaller than another.
     """
     end = columns + VECTOR_BYTES * dimension
     bin_width, left, cut_below = float32(1) / float32(bins), splat8(float32(1)), splat8(float32(0))
@@ -197,11 +198,11 @@ def _narrowed(
 def _fitted(
     columns: int, dimension: int, begin: float, step: float, error: float, width: float, levels: float, fits: int
 ) -> tuple[float, float]:
-    """Ranges that were moved by least squares, so that the sum of squares over (weight - begin - code * step) falls.
+    """Moves ranges by least squares, so that the sum of the squares of (weight - begin - code * step) falls.
 
-    `error` is this sum in the ranges that are given, in steps of the whole ones. A range stays as it is where fitting
-    would leave its first or its last value without a weight: otherwise a row that was quantised before would get
-    another range each time.
+    `error` is this sum for the given ranges, in steps of the whole ones. A range stays unchanged if fitting would leave
+    its first or its last value without a weight: otherwise a row that was quantised before would get another range each
+    time.
     """
     count = float32(dimension)
     first_begin, first_step = begin, step

@@ -1,18 +1,18 @@
-"""The one place where the bytes of a row change.
+"""The only code that changes the bytes of a row.
 
 Nothing else writes to a segment. A row is made for the gradient or change that follows (`make_row`), stepped by it
-(`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`); one that is a
-sketch counts a push (`count_push`). Each of the last four tells the readers first, while the row has its old bytes:
-what must know of every change belongs there.
+(`step_rows`), replaced by a record that was saved or sent (`put_row`), or retired (`retire_row`); a sketch counts a
+push (`count_push`). The last four tell the readers first, while the row has its old bytes: code that must see every
+change belongs there.
 
-Between calls of a kernel, a row has counted a push or more, and a slot without a row is all zero: the bytes of a slot
-say by themselves whether it is live.
+Between calls of a kernel, a row has counted at least one push, and a slot without a row is all zero: the bytes of a
+slot alone tell whether it is live.
 
 A table whose changes are logged (`deltas`) also writes `old ^ new` of each row that changes, in the same pass.
 
-Each reader of a table costs nothing until it is active. One that tracks changes has a bitmap of them, one bit a slot.
-One with an open snapshot gets a copy of a row's old bytes, unless it has passed the row or the row is not in its scope;
-room for the copies is made before the change, as room for rows is.
+A reader of a table costs nothing until it is active. A reader that tracks changes has a bitmap, with one bit per slot.
+A reader with an open snapshot gets a copy of a row's old bytes, unless it has passed the row or the row is not in its
+scope; room for the copies is made before the change, like room for rows.
 """
 
 from collections.abc import Callable
@@ -72,16 +72,16 @@ from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 NO_SLOT = -1
 
 SKETCH_COUNTERS = 2048
-"""Counters of a sketch, a byte each: the weights of its row. A power of two."""
+"""Counters of a sketch, one byte each: the weights of its row. A power of two."""
 
 _COUNTER_MASK = SKETCH_COUNTERS - 1
 _FIRST_COUNTER, _SECOND_COUNTER, _THIRD_COUNTER = 10, 21, 32
-"""The bits of a key's hash from which its counters follow; those below are the same in all keys of a bucket."""
+"""The bits of a key's hash that select its counters; lower bits are the same for all keys of a bucket."""
 
 _MOST_COUNTED = 0xFF
 _HALVED = 0x7F7F7F7F7F7F7F7F
 MOST_PUSHES = 0xFFFFFFFF
-"""Where the counter of a row stays: a live row never counts zero."""
+"""The most that the counter of a row counts; it stays there, since a live row never counts zero."""
 
 _READERS = len(Reader)
 _PLENTY = 1 << 62
@@ -114,7 +114,8 @@ def _save(table: int, reader: int, slot: int, row: int) -> None:
 
 @routine
 def _tell_readers(table: int, slots: int, rows: int, count: int) -> None:
-    """`slots` and `rows` are addresses of int64[count]: slots, and where their rows begin. They are about to change."""
+    """Tells the readers that rows are about to change; `slots` and `rows` are addresses of int64[count]: slots, and the
+    addresses of their rows."""
     for number in range(_READERS):
         reader = table + READERS_AT + READER_BYTES * number
         if load_int64(reader + PASSED) != 0:
@@ -139,7 +140,7 @@ def _tell_readers_of_one(table: int, slot: int, row: int) -> None:
 
 @routine
 def room_for_changes(table: int) -> int:
-    """Rows that may change before an open snapshot needs more memory for their old bytes."""
+    """Returns the number of rows that may change before an open snapshot needs more memory for their old bytes."""
     room = _PLENTY
     for number in range(_READERS):
         reader = table + READERS_AT + READER_BYTES * number
@@ -150,7 +151,7 @@ def room_for_changes(table: int) -> int:
 
 @routine
 def take_slot(table: int) -> int:
-    """A slot that holds no row: one given back, or the next that was never used. NO_SLOT when all are in use."""
+    """Takes a slot without a row: a slot given back, or the next unused one. Returns NO_SLOT if all are in use."""
     free = load_int64(table + FREE_COUNT)
     if free != 0:
         store_int64(table + FREE_COUNT, free - 1)
@@ -177,7 +178,7 @@ def room_of(table: int) -> int:
 
 @routine
 def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
-    """Writes initial weights and state into a slot that held no row; `step_rows` must follow, which makes it live."""
+    """Writes initial weights and state into a slot without a row; `step_rows` must follow, which makes the row live."""
     row = row_address(geometry_of(table), slot)
     dimension = load_int64(table + DIMENSION)
     store_int64(row, key)
@@ -195,7 +196,7 @@ def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
 
 @routine
 def put_row(table: int, slot: int, record: int) -> None:
-    """Replaces a row, or fills a slot that held none, by a live record."""
+    """Replaces a row, or fills an empty slot, with a live record."""
     row = row_address(geometry_of(table), slot)
     _tell_readers_of_one(table, slot, row)
     delta = begin_delta(table, slot, row)
@@ -222,7 +223,7 @@ def _count(counter: int, steps: int) -> None:
 
 
 def _stepper(load_parameters: Callable[[int], Any], apply: Callable[..., None]) -> Callable[[int, int, int, int], None]:
-    """The loop of `step_rows` for one rule, so that nothing is decided row by row."""
+    """Makes the loop of `step_rows` for one rule, without decisions row by row."""
 
     @routine
     def step_with_rule(table: int, rows: int, count: int, gradients: int) -> None:
@@ -266,7 +267,7 @@ def _add(floats: int, change: int, count: int) -> None:
 
 @routine
 def _add_changes(table: int, rows: int, count: int, changes: int, batches: int) -> None:
-    """As the loops of the rules, for changes of weights and state by so many batches, all of which step each piece."""
+    """As the loops of the rules, for changes of weights and state by `batches` batches, which all step each piece."""
     floats = floats_of(table, 1)
     steps = batches if load_int64(table + INITIALIZER) == GIVEN else 1
     pushes_offset = load_int64(table + PUSHES)
@@ -279,7 +280,7 @@ def _add_changes(table: int, rows: int, count: int, changes: int, batches: int) 
 
 @routine
 def _touch(table: int, rows: int, count: int) -> None:
-    """Notes in rows that the batch of this moment pushes them."""
+    """Notes the present batch in rows as the last one that pushed them."""
     offset, clock = load_int64(table + TOUCHED), load_int64(load_int64(table + CLOCK))
     for at in range(0, 8 * count, 8):
         store_uint32(load_int64(rows + at) + offset, clock)
@@ -287,10 +288,10 @@ def _touch(table: int, rows: int, count: int) -> None:
 
 @routine
 def count_push(sketches: int, slot: int, key_hash: int, period: int) -> int:
-    """Counts a push of a key in a sketch, a row of its table; returns how often the key was counted, or seems so.
+    """Counts a push of a key in a sketch, a row of its table; returns the key's count, or more.
 
-    Of the counters of a key, those that are lowest grow (Estan and Varghese 2002: conservative update). After `period`
-    pushes all counters are halved, and so is the number of pushes (Einziger et al. 2017, section 3.3: reset).
+    Only the lowest counters of a key grow (Estan and Varghese 2002: conservative update). After `period` pushes all
+    counters are halved, and so is the number of pushes (Einziger et al. 2017, section 3.3: reset).
     """
     row = row_address(geometry_of(sketches), slot)
     _tell_readers_of_one(sketches, slot, row)
@@ -339,7 +340,7 @@ def _step(table: int, rows: int, count: int, gradients: int, changes_of: int) ->
 
 @routine
 def _step_logged(table: int, slots: int, rows: int, count: int, gradients: int, changes_of: int) -> None:
-    """Row by row, as a row that is stepped twice has two deltas."""
+    """Steps row by row, since a row that is stepped twice has two deltas."""
     size = FLOAT_BYTES * floats_of(table, changes_of)
     for at in range(0, 8 * count, 8):
         row = load_int64(rows + at)
@@ -353,8 +354,8 @@ def _step_logged(table: int, slots: int, rows: int, count: int, gradients: int, 
 def step_rows(table: int, slots: int, rows: int, count: int, gradients: int, changes_of: int) -> None:
     """Applies `count` gradients to rows, one after another, and counts them.
 
-    `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin. With `changes_of`,
-    what stands in place of each gradient is added to the weights and state: the changes by so many batches.
+    `slots` and `rows` are the addresses of int64[count]: slots, and the addresses of their rows. With `changes_of`,
+    changes of weights and state by that many batches stand in place of each gradient, and are added.
     """
     _tell_readers(table, slots, rows, count)
     if load_int64(table + LOGGED) != 0:

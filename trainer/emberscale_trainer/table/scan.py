@@ -1,12 +1,12 @@
-"""How rows are copied to another server while they change here: those that change meanwhile are left for the next scan.
+"""Copies rows to another server while they change here: rows that change meanwhile are left for the next scan.
 
 A snapshot is of one moment, and each push pays for that: it saves the old bytes of rows that the read has not passed.
-Whoever copies rows again and again, until nothing changes any more, does not need the moment. A *scan* yields the rows
-that have not changed since it began, and the next scan is of those that have. Pushes save nothing for it; a row that
-changes all the time is copied when the changes end, and not in vain before.
+Repeated copies, until nothing changes any more, do not need a single moment. A *scan* yields the rows that have not
+changed since it began, and the next scan yields the others. Pushes save nothing for a scan; a row that changes all the
+time is copied only when the changes end.
 
-The scan copies rows without the caller's lock. It then takes the lock for a moment, to see which of them have changed
-since it began, and drops their copies, which may be torn.
+The scan copies rows without the caller's lock. It then takes the lock briefly, to see which of them have changed since
+it began, and drops their copies, which may be torn.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from emberscale_trainer.table.slab import Segment
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, SnapshotAbandonedError
 
 CHUNK_BYTES = 1 << 20
-"""About so many bytes of slots are read at a time, so that a chunk is still in the cache when it is sent."""
+"""The approximate bytes of slots that are read at a time, so that a chunk is still in the cache when it is sent."""
 
 
 class ScannedTable(NamedTuple):
-    """One table as it was when the scan began: `used_rows` slots of each of its segments held a row, or had held one.
+    """One table as of the beginning of the scan: `used_rows` slots of each of its segments hold or held a row.
 
     `dense`: keys are numbers of dense pieces.
     """
@@ -38,10 +38,10 @@ class ScannedTable(NamedTuple):
 
 
 class Scan:
-    """The rows of a reader that have not changed since the scan began: all of them, or those changed before it.
+    """The rows of a reader that have not changed since the scan began: of all rows, or of those changed before it.
 
-    Rows that change meanwhile belong to the reader's next scan, and `postponed` counts them. Once it is 0, and nothing
-    has changed since, all scans together have yielded every row as it is now.
+    Rows that change meanwhile belong to the reader's next scan, and `postponed` counts them. Once `postponed` is 0, and
+    nothing has changed since, all scans together have yielded every row as it is now.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Scan:
         scope: Changes | None,
         absent: Callable[[int, NDArray[np.int64]], NDArray[np.int64]],
     ) -> None:
-        """`changes` records what changes from now on. `scope` has what changed before; None: the scan is of all rows.
+        """`changes` records changes from now on. `scope` has the earlier changes; None: the scan is of all rows.
 
         `absent` returns those keys of a table that have no row.
         """
@@ -62,18 +62,18 @@ class Scan:
         self._scope = scope
         self._ended = False
         self.postponed = 0
-        """Rows that were in the scan, and have changed before it came to them."""
+        """The number of rows in the scan that changed before it reached them."""
         nothing = [np.zeros(0, np.int64) for _ in tables]
         retired = nothing if scope is None else scope.retired_keys()
         self.retired = tuple(absent(table, keys) for table, keys in enumerate(retired))
-        """By table, the keys whose rows were retired: int64[]. To be applied before the records. A key with a row again
-        is not among them: that row is in this scan or was in an earlier one, or will be in the next."""
+        """By table, the keys whose rows were retired: int64[]. Apply them before the records. Keys that have a row
+        again are left out: that row is in this scan, an earlier one or the next."""
 
     def read(self, table: int, wanted: Mapping[int, NDArray[np.bool_]]) -> Iterator[tuple[int, Records]]:
-        """Yields rows of a table as `uint8[n, stride]`, which are the caller's, each time with whom they are for.
+        """Yields (receiver, rows of a table), as `uint8[n, stride]`, which the caller then owns.
 
-        `wanted`: by whom, the buckets (of a dense table, the pieces) that he gets: bool[], each of one at most. To be
-        called without the lock. Raises SnapshotAbandonedError.
+        `wanted`: by receiver, its buckets (of a dense table, its pieces): bool[]; each bucket has at most one receiver.
+        Call it without the lock. Raises SnapshotAbandonedError.
         """
         scanned = self._tables[table]
         stride, pushes = scanned.layout.stride, scanned.layout.pushes_offset
@@ -122,7 +122,7 @@ class Scan:
         self._ended = True
 
     def _steps(self, table: int, step: int) -> Iterator[tuple[int, int, int]]:
-        """Segment, first slot and number of slots of each step with something in scope."""
+        """Yields segment, first slot and number of slots of each step with rows in scope."""
         scanned = self._tables[table]
         for segment, used in enumerate(scanned.used_rows):
             for first in range(0, used, step):
@@ -139,7 +139,7 @@ class Scan:
 
 
 class _Chunk:
-    """Room for the rows that one receiver gets: `filled` are there, `copied` more have yet to be checked."""
+    """Room for the rows of one receiver: `filled` are complete, `copied` more have yet to be checked."""
 
     def __init__(self, layout: RowLayout, step: int, wanted: NDArray[np.bool_]) -> None:
         self._shape = (2 * step, layout.stride)
@@ -150,11 +150,11 @@ class _Chunk:
 
     @property
     def end(self) -> int:
-        """The address behind the rows that are there."""
+        """The address behind the complete rows."""
         return address_of(self._records) + self.filled * self._shape[1]
 
     def taken(self) -> Records:
-        """The rows that are there; others get new memory."""
+        """Returns the complete rows; later ones get new memory."""
         taken, self._records = self._records[: self.filled], np.empty(self._shape, np.uint8)
         self.filled = 0
         return taken

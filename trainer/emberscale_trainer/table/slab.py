@@ -1,7 +1,7 @@
-"""The memory in which the rows of one table live, and what a kernel knows of a table.
+"""The memory in which the rows of one table live, and the description of a table for kernels.
 
-A slab is made of segments that never move, all of a table of one size. A descriptor is one fixed-size entry per table,
-written by TableStore and by the kernels.
+A slab is made of segments that never move; all segments of a table have the same size. A descriptor is one fixed-size
+entry per table, written by TableStore and by the kernels.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class Reader(IntEnum):
 
 
 PARAMETERS = 8
-"""Hyperparameters a table; see `optimizers.parameters_of`."""
+"""Hyperparameters of a table; see `optimizers.parameters_of`."""
 
 READER = np.dtype(
     [
@@ -156,19 +156,19 @@ class Segment:
         self.rows = whole[: segment_rows * stride].reshape(segment_rows, stride)
 
     def release(self) -> int:
-        """Gives the memory back to the system until it is written again; it must be all zero, and stays so.
+        """Gives the memory back to the system until it is written again. The memory must be all zero, and stays so.
 
-        Returns how many bytes it has.
+        Returns its size in bytes.
         """
         whole_pages = self._bytes // mmap.PAGESIZE * mmap.PAGESIZE
         ctypes.CDLL(None).madvise(ctypes.c_void_p(self.address), ctypes.c_size_t(whole_pages), mmap.MADV_DONTNEED)
         return whole_pages
 
     def touched_bytes(self, rows: int) -> int:
-        """Bytes of the pages that the first `rows` rows lie on."""
+        """Bytes of the pages with the first `rows` rows."""
         return -(-rows * self.rows.shape[1] // self._page_bytes) * self._page_bytes
 
 
 def rows_per_segment(stride: int) -> int:
-    """Rows of `stride` bytes in a segment: a positive multiple of 8, so that segments divide bitmaps at bytes."""
+    """Rows of `stride` bytes in a segment: a positive multiple of 8, so that segments begin at whole bitmap bytes."""
     return max(1, SEGMENT_BYTES // (8 * stride)) * 8

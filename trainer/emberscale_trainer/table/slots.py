@@ -1,4 +1,4 @@
-"""The slots of one table: the segments that they are in, which of them hold rows, and which were given back."""
+"""The slots of one table: their segments, which of them hold rows, and which were given back."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ class Slots:
     """The slots of one table, which kernels give out and take back. The caller holds the lock of the store."""
 
     def __init__(self, descriptor: np.void, layout: RowLayout) -> None:
-        """`descriptor` is the table's entry of `slab.TABLE`; it gets what kernels have to know of the slots."""
+        """`descriptor` is the table's entry of `slab.TABLE`; it gets the description of the slots for kernels."""
         self.layout = layout
         self.segments: list[Segment] = []
         self._descriptor = descriptor
@@ -26,7 +26,7 @@ class Slots:
 
     @property
     def count(self) -> int:
-        """Slots of all segments, those between the segments included."""
+        """Slots of all segments, including slot numbers between the segments."""
         return len(self.segments) << self.layout.slot_bits
 
     @property
@@ -61,7 +61,7 @@ class Slots:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of memory that the slots take: what was touched, not what was reserved."""
+        """Bytes of memory that the slots take: touched memory, not reserved memory."""
         used = self.used()
         if self._released:  # of these segments, those without a row take none
             free = np.bincount(self.free >> np.uint32(self.layout.slot_bits), minlength=len(used))
@@ -70,7 +70,7 @@ class Slots:
         return sum(touched) + self._free.nbytes + self._addresses.nbytes
 
     def add_segment(self) -> None:
-        """Makes room for more rows. Raises MemoryError, nothing being done."""
+        """Makes room for more rows. Raises MemoryError, and then has done nothing."""
         # small tables stay small: huge pages begin with the second segment
         segment = Segment(self.layout.segment_rows, self.layout.stride, huge=bool(self.segments))
         if len(self.segments) == len(self._addresses):
@@ -81,7 +81,7 @@ class Slots:
         self._descriptor["segment_count"] = len(self.segments)
 
     def make_room_to_free(self, slots: int) -> None:
-        """Sees that so many slots can be given back. Raises MemoryError."""
+        """Makes room for `slots` slots to be given back. Raises MemoryError."""
         needed = len(self.free) + slots
         if needed > len(self._free):
             grown = np.zeros(max(needed, 2 * len(self._free)), np.uint32)
@@ -90,7 +90,7 @@ class Slots:
             self._descriptor["free"] = address_of(grown)
 
     def records(self, segment: int, first: int, count: int) -> NDArray[np.uint8]:
-        """The rows in so many slots of a segment as `uint8[n, stride]`, in their order."""
+        """Returns the rows in `count` slots of a segment as `uint8[n, stride]`, in their order."""
         layout = self.layout
         count = max(0, min(count, self.used()[segment] - first))
         records, places = layout.empty(count), np.empty(count, np.uint32)
@@ -100,13 +100,13 @@ class Slots:
         return records[:found]
 
     def defer(self, segment: int) -> int:
-        """Sees that free slots from this segment on are used after all others; returns how many these are."""
+        """Defers the free slots from this segment on until all others are used; returns how many are deferred."""
         late = self.free >> np.uint32(self.layout.slot_bits) >= segment
         self.free[:] = np.concatenate([self.free[late], self.free[~late]])
         return int(np.count_nonzero(late))
 
     def defer_last(self, slots: int, deferred: int) -> int:
-        """Sees that the slots that were given back last are used after others than the first `deferred` of the list.
+        """Defers the slots that were given back last until all but the first `deferred` of the list are used.
 
         Returns how many are deferred then.
         """
@@ -121,7 +121,7 @@ class Slots:
         return deferred
 
     def release(self, segment: int) -> int:
-        """Gives the memory of a segment back to the system; returns its bytes, 0 where it holds a row and stays."""
+        """Gives the memory of a segment back to the system; returns its bytes, 0 if it holds a row and stays."""
         if len(self.records(segment, 0, self.layout.segment_rows)):
             return 0
         self._released = True

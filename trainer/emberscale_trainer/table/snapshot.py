@@ -1,10 +1,10 @@
-"""What readers take while training continues: changed rows and retired keys, and the rows as of one moment.
+"""Snapshots, which readers take while training continues: all rows or changed ones as of one moment, and retired keys.
 
 A snapshot copies nothing when it begins. A *read* walks the segments of a table and copies their rows without the
-caller's lock; a push that changes a row before the read has passed it saves the row's old bytes first (`rows`). Per
-segment the read takes the lock for a moment, to learn which rows have changed meanwhile, whose copies it drops, and to
-declare the rest passed. So pushes wait for microseconds, however many rows there are, and the memory that a snapshot
-takes is that of the rows that change while it is read.
+caller's lock; a push that changes a row before the read has passed it saves the row's old bytes first (`rows`). For
+each segment, the read briefly takes the lock to learn which rows have changed meanwhile, drops their copies, and
+declares the rest passed. Pushes therefore wait for microseconds, however many rows there are, and a snapshot takes only
+the memory of the rows that change while it is read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from emberscale_trainer.table.slab import SEGMENT_BYTES, Segment, zeroed
 
 
 class Changes:
-    """Table by table, a bitmap with a bit a slot, which the kernels write, and the keys that were retired.
+    """For each table, a bitmap with one bit per slot, which the kernels write, and the keys that were retired.
 
     `entries` are the reader's entries in the tables' descriptors. A bit may stay set for a slot whose row was retired.
     """
 
     def __init__(self, entries: Sequence[np.void], slots: Sequence[int]) -> None:
-        """Begins to record: `slots` is one more than the highest slot of each table."""
+        """Begins to record; `slots` is one more than the highest slot of each table."""
         self._entries = entries
         self._bitmaps = [np.zeros(max(count // 8, 1), np.uint8) for count in slots]
         self._retired: list[list[NDArray[np.int64]]] = [[] for _ in entries]
@@ -35,7 +35,7 @@ class Changes:
             entry["changed"] = address_of(bitmap)
 
     def make_room(self, table: int, slots: int) -> None:
-        """Sees that the bitmap of a table has a bit for so many slots. Raises MemoryError."""
+        """Makes room in the bitmap of a table for `slots` slots. Raises MemoryError."""
         old = self._bitmaps[table]
         if slots > 8 * len(old):
             grown = np.zeros(max(slots // 8, 2 * len(old)), np.uint8)
@@ -57,14 +57,14 @@ class Changes:
         return [np.unique(np.concatenate([*keys, np.zeros(0, np.int64)])) for keys in self._retired]
 
     def merge(self, earlier: "Changes") -> None:
-        """Adds the changes that were recorded before these."""
+        """Adds changes that were recorded earlier."""
         for table, bits in enumerate(earlier._bitmaps):
             self.make_room(table, 8 * len(bits))
             self._bitmaps[table][: len(bits)] |= bits
             self._retired[table] = earlier._retired[table] + self._retired[table]
 
     def stop(self) -> None:
-        """Records no more."""
+        """Stops recording."""
         for entry in self._entries:
             entry["changed"] = 0
 
@@ -94,7 +94,7 @@ class TableShare:
         next_slot: int,
         scope: NDArray[np.uint8] | None,
     ) -> None:
-        """Begins to save old bytes. Of `segments`, which others extend, the first slots are in use: `used_rows`."""
+        """Begins to save old bytes. `used_rows` slots of each of `segments`, which others may extend, are in use."""
         self.layout = layout
         self.is_read = False
         self._entry = entry
@@ -112,7 +112,7 @@ class TableShare:
         entry["passed"] = address_of(self._passed)
 
     def make_room(self, rows: int) -> None:
-        """Sees that the old bytes of so many rows can be saved. Raises MemoryError, nothing being done."""
+        """Makes room for the old bytes of `rows` rows. Raises MemoryError, and then has done nothing."""
         if not self._entry["passed"] or self._entry["saved_room"] - self._entry["saved_count"] >= rows:
             return
         stride = self.layout.stride
@@ -124,7 +124,7 @@ class TableShare:
         self._entry["saved_room"] = len(saved)
 
     def close(self) -> list[Records]:
-        """Saves no more, and holds no segment; returns the records that were saved and not taken yet."""
+        """Stops saving, and releases the segments; returns the records that were saved and not taken yet."""
         left = self._full + self._take_saved()
         self._segments = ()
         self._entry["passed"] = self._entry["scope"] = 0
@@ -132,12 +132,12 @@ class TableShare:
         return left
 
     def take_full(self) -> list[Records]:
-        """The saved records for which the memory is full; they are the caller's now."""
+        """Returns saved records whose memory is full; the caller owns them."""
         full, self._full = self._full, []
         return full
 
     def passed_in(self, segment: int, rows: int) -> NDArray[np.uint8]:
-        """Declares the first rows of a segment passed; returns the bitmap of those that were so before."""
+        """Declares the first rows of a segment passed; returns the bitmap of rows that had passed before."""
         first, size = segment * self._segment_bytes, (rows + 7) // 8
         # not by numpy, which releases the interpreter for this, and then waits for it while it holds the lock
         bits = self._passed.data[first : first + size]
@@ -147,13 +147,13 @@ class TableShare:
 
     @property
     def most_rows(self) -> int:
-        """Rows of the segment that has most of them."""
+        """The number of rows of the fullest segment."""
         return max(self._used_rows)
 
     def segments(self) -> Iterator[tuple[int, Segment, int, int]]:
-        """The number of each segment with rows in scope, the segment, its rows, and the address of their scope or 0.
+        """Yields, for each segment with rows in scope, its number, itself, its rows, and their scope's address or 0.
 
-        There are none any more once it is closed, by whatever thread.
+        Yields no more once any thread has closed the share.
         """
         in_scope = self._scope
         for number, rows in enumerate(self._used_rows):
@@ -174,16 +174,16 @@ class TableShare:
 
 
 class Snapshot:
-    """What a reader gets: all rows, or those that changed since its last take, and the keys that were retired.
+    """One reader's snapshot: all rows, or the rows that changed since its last take, and the keys that were retired.
 
-    It stays open, and pushes save old bytes for it, until it is read or given back. Then it ends: with `commit` when
-    the reader has put it where it belongs, or with `give_back`, and the reader's next take brings the changes again.
+    The snapshot stays open, and pushes save old bytes for it, until it is read or given back. It ends with `commit`
+    once the reader has stored it, or with `give_back`: the reader's next take then has the changes again.
     """
 
     def __init__(
         self, shares: Sequence[TableShare], lock: Lock, changes: Changes | None, current: Changes | None, *, whole: bool
     ) -> None:
-        """`changes` are those that the snapshot takes away, `current` are those to which they may have to return."""
+        """`changes` are those that the snapshot takes; `give_back` returns them to `current`."""
         self._shares = shares
         self._lock = lock
         self._changes = changes
@@ -191,14 +191,14 @@ class Snapshot:
         self._ended = False
         nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in shares]
         self.retired = tuple(nothing if whole or changes is None else changes.retired_keys())
-        """By table, the keys whose rows were retired: int64[]. To be applied before the records, which may have made
-        a key anew. None in a snapshot of all rows."""
+        """By table, the keys whose rows were retired: int64[]. Apply them before the records, which may have a new row
+        of such a key. A snapshot of all rows has none."""
 
     def read(self, table: int) -> Iterator[Records]:
         """Yields the rows of a table as `uint8[n, stride]`, in no particular order; the next chunk overwrites each.
 
-        Rows of several segments are in a chunk where few of them changed: what a chunk costs does not follow the rows.
-        To be called once for each table, without the lock. Raises SnapshotAbandonedError.
+        A chunk may have rows of several segments if few of them changed, since chunks have a fixed cost. Call it once
+        for each table, without the lock. Raises SnapshotAbandonedError.
         """
         share = self._shares[table]
         stride, pushes, most = share.layout.stride, share.layout.pushes_offset, share.most_rows
@@ -226,7 +226,7 @@ class Snapshot:
         yield from saved
 
     def commit(self) -> None:
-        """Ends the snapshot: the reader has it safe.
+        """Ends the snapshot: the reader has stored it.
 
         Raises SnapshotAbandonedError, and RuntimeError before all tables are read.
         """
@@ -237,7 +237,7 @@ class Snapshot:
             self._end()
 
     def give_back(self) -> None:
-        """Ends the snapshot: what it took away is among the reader's changes again. Does nothing once it has ended."""
+        """Ends the snapshot, and returns its changes to the reader's changes. Does nothing once it has ended."""
         with self._lock:
             if not self._ended:
                 if self._changes is not None and self._current is not None:
@@ -245,12 +245,12 @@ class Snapshot:
                 self._end()
 
     def make_room(self, table: int, rows: int) -> None:
-        """Sees that so many rows of a table can change, for the store. Raises MemoryError."""
+        """Makes room, for the store, for changes of `rows` rows of a table. Raises MemoryError."""
         self._shares[table].make_room(rows)
 
     @property
     def ended(self) -> bool:
-        """Whether it was committed or given back."""
+        """Whether the snapshot was committed or given back."""
         return self._ended
 
     def _check_open(self) -> None:

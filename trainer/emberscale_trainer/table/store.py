@@ -32,13 +32,13 @@ class TableStore:
 
     With `dense`, one more table follows: its keys are the numbers of dense pieces, its rows their parameters.
 
-    A row comes into being when its key is first pushed, or pushed often enough where the table says so (`admission`).
+    The first push of a key makes its row; in a table with `admission`, the push that makes it frequent enough.
     `specs` also has the tables of the sketches, ahead of those of requests. Requests name keys table by table:
     `counts: uint32[tables]` says how many of `keys: int64[n]` belong to each table, in order; weights and gradients are
     float32, row after row in the order of the keys. Buffers may be read-only and need no alignment. The same requests
     in the same order give the same bytes.
 
-    Not thread-safe: the caller holds one lock around calls. Kernels run without the interpreter's lock.
+    Not thread-safe: callers hold one lock around calls. Kernels run without the interpreter's lock.
     """
 
     def __init__(self, specs: Sequence[TableSpec], dense: DensePieces | None = None) -> None:
@@ -92,7 +92,7 @@ class TableStore:
         table["parameters"][: len(parameters)] = parameters
 
     def _describe_sketches(self) -> dict[int, int]:
-        """By the number of a table with admission, that of its sketches."""
+        """Returns the number of the sketches' table, by the number of the table with admission."""
         owners = [number for number in self._embeddings if self.specs[number].admission.min_count > 1]
         for sketches, number in enumerate(owners):
             self._tables[number]["sketch"] = self._descriptor(sketches)
@@ -100,7 +100,7 @@ class TableStore:
         return {number: sketches for sketches, number in enumerate(owners)}
 
     def _bytes_of_deltas(self) -> NDArray[np.int64]:
-        """The bytes of what one key of each table of requests adds to a log at most: int64[tables]."""
+        """The most bytes that one key of each table of requests adds to a log: int64[tables]."""
         sizes = [DELTA_BYTES + layout.stride for layout in self.layouts]
         numbers = range(self._first, len(self.specs))
         return np.array([sizes[one] + (sizes[self._sketches[one]] if one in self._sketches else 0) for one in numbers])
@@ -113,9 +113,9 @@ class TableStore:
 
     @property
     def clock(self) -> int:
-        """The number of the batch that is pushed next, counted over all that its server applies.
+        """The number of the batch that is pushed next, counted over all batches that the server applies.
 
-        Rows of tables with eviction note it. It is the caller's to set; nothing else depends on it.
+        Rows of tables with eviction note it. The caller sets it; nothing else depends on it.
         """
         return int(self._clock[0])
 
@@ -130,12 +130,12 @@ class TableStore:
 
     @property
     def takes_changes(self) -> bool:
-        """Whether changes of rows that workers made apart add up: without admission, and by additive rules only."""
+        """Whether separate workers' changes of rows add up: only without admission, and by additive rules."""
         requested = self.specs[self._first :]
         return not self._sketches and all(spec.optimizer.type.is_additive for spec in requested)
 
     def values_per_request(self, counts: NDArray[np.uint32], *, state: bool = False) -> int:
-        """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
+        """The float32 numbers in the answer to a pull of `counts` keys. Raises ValueError for another shape."""
         if counts.shape != self._dimensions.shape:
             raise ValueError(f"counts has the shape {counts.shape} for {len(self._dimensions)} tables")
         return int(self._sizes(state) @ counts)
@@ -150,9 +150,8 @@ class TableStore:
     ) -> None:
         """Writes the weights of the keys to `out: float32[values_per_request(counts, state=state)]`.
 
-        With `state`, each key's weights are followed by the state of the optimizer. The answer for a key without a row
-        is what its row would begin with; the store does not change. Raises ValueError for arrays of the wrong type,
-        size or layout.
+        With `state`, the state of the optimizer follows each key's weights. A key without a row gets the initial values
+        of its row; the store does not change. Raises ValueError for arrays of the wrong type, size or layout.
         """
         self._check(counts, keys, out, "out")
         if not out.flags.writeable:
@@ -169,12 +168,12 @@ class TableStore:
         *,
         changes_of: int = 0,
     ) -> Callable[[], None]:
-        """Makes sure of all that `push` of these arguments needs, as if all keys were new; no row changes.
+        """Reserves all that a `push` with these arguments needs, as if all keys were new; no row changes.
 
-        Returns that push, which must come before any other change. Then only the memory of an index can fail it: a
+        Returns that push, which must come before any other change. It can then fail only for the memory of an index: a
         MemoryError leaves it half done, and the store must not be used any more.
 
-        Raises ValueError for arrays of the wrong type, size or layout, for changes where a table takes none (see
+        Raises ValueError for arrays of the wrong type, size or layout, for changes if a table does not take them (see
         `takes_changes`), and MemoryError.
         """
         self._check(counts, keys, gradients, "changes" if changes_of else "gradients")
@@ -212,21 +211,21 @@ class TableStore:
     ) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
 
-        With `changes_of`, they are by how much so many batches have changed weights and state,
-        `float32[values_per_request(counts, state=True)]`, and are added. That is one push of a row, and one of a dense
-        piece for each batch.
+        With `changes_of`, `gradients` are the changes of weights and state by that many batches,
+        `float32[values_per_request(counts, state=True)]`, and are added. They count as one push of a row, and as one
+        push of a dense piece for each batch.
 
-        The keys of one table are normally distinct; those that are not are stepped one after another. Raises as
-        `reserve` does, nothing being done, and as what that returns.
+        The keys of one table are normally distinct; repeated ones are stepped one after another. Raises as `reserve`
+        does, and then has done nothing, and as the push that it returns.
         """
         self.reserve(counts, keys, gradients, changes_of=changes_of)()
 
     def load(self, table: int, records: Records, buckets: NDArray[np.bool_] | None = None) -> None:
         """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
 
-        Of several records with one key the last stays; those outside of `buckets: bool[BUCKETS]` are left out. Raises
-        ValueError, nothing being done, for another shape or type, for records without pushes, which are not rows, and
-        for dense pieces that do not exist. Different tables may be loaded at the same time.
+        Of several records with one key the last stays; records outside of `buckets: bool[BUCKETS]` are left out.
+        Raises ValueError, and then has done nothing, for another shape or type, for records without pushes, which are
+        not rows, and for dense pieces that do not exist. Different tables may be loaded at the same time.
         """
         descriptor, stride = self._descriptor(table), self.layouts[table].stride
         if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
@@ -248,7 +247,7 @@ class TableStore:
         return {self.specs[number].name: self.slots[number].rows for number in self._embeddings}
 
     def admission_counts(self) -> dict[str, AdmissionCounts]:
-        """What became of keys and rows of each embedding table with admission or eviction, by its name."""
+        """The counts of keys and rows of each embedding table with admission or eviction, by its name."""
         counts = {}
         for number in self._embeddings:
             spec, table = self.specs[number], self._tables[number]
@@ -260,7 +259,7 @@ class TableStore:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of memory that rows, indexes and recorded changes take: what was touched, not what was reserved.
+        """Bytes of memory that rows, indexes and recorded changes take: touched memory, not reserved memory.
 
         The old bytes that an open snapshot saves are not counted.
         """
@@ -271,15 +270,15 @@ class TableStore:
         return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
 
     def track(self, reader: Reader) -> None:
-        """Records from now on what changes, for `take`; raises ValueError where that is done already."""
+        """Records changes from now on, for `take`; raises ValueError if they are recorded already."""
         if reader in self._changes:
             raise ValueError(f"changes are tracked for {reader.name} already")
         self._changes[reader] = self._new_changes(reader)
 
     def untrack(self, reader: Reader) -> None:
-        """Forgets the recorded changes of a reader, and records no more; a snapshot of its that is open ends.
+        """Forgets the recorded changes of a reader, and stops recording; the reader's open snapshot ends.
 
-        Does nothing where none are recorded.
+        Does nothing if none are recorded.
         """
         if reader in self._snapshots:
             self._snapshots.pop(reader).give_back()
@@ -291,17 +290,17 @@ class TableStore:
     def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
         """Returns a snapshot of all rows. The reader's recorded changes, if tracked, are reset.
 
-        `lock` is the caller's, who holds it now, and re-entrant; the snapshot takes it again, for moments, and reads
-        without it. This takes a time that follows the number of segments, not of rows. A reader has one snapshot at a
-        time: one that has not ended is given back. Several readers may have theirs at once. Raises MemoryError, and
-        then the reader has lost no change.
+        `lock` is re-entrant, and the caller holds it now; the snapshot takes it again briefly, and reads without it.
+        The time is proportional to the number of segments, not of rows. A reader has one snapshot at a time: a previous
+        one that has not ended is given back. Several readers may have theirs at once. Raises MemoryError, and then the
+        reader has lost no change.
         """
         return self._begin(reader, lock, whole=True)
 
     def take(self, reader: Reader, lock: Lock) -> Snapshot:
-        """The rows, as they are now, that changed since the reader's last snapshot, and the keys retired since.
+        """Returns a snapshot of the rows that changed since the reader's last snapshot, and of the keys retired since.
 
-        As `snapshot` in all else. Raises ValueError for a reader whose changes are not tracked.
+        Otherwise as `snapshot`. Raises ValueError for a reader whose changes are not tracked.
         """
         if reader not in self._changes:
             raise ValueError(f"no changes are tracked for {reader.name}")
@@ -310,9 +309,9 @@ class TableStore:
     def scan(self, reader: Reader, lock: Lock) -> Scan:
         """Returns a scan of what changed since the reader's last one, or of all rows if it is the first since `track`.
 
-        `lock` as in `snapshot`. What the scan before has not yielded is lost: a caller that has not read it to its
-        end tracks anew. A reader with snapshots has no scans. Raises MemoryError, and then the reader has lost no
-        change; and ValueError as `take`.
+        `lock` as in `snapshot`. Rows that the previous scan has not yielded are lost: a caller that has not read it to
+        its end must track anew. A reader with snapshots has no scans. Raises MemoryError, and then the reader has lost
+        no change; and ValueError as `take`.
         """
         if reader not in self._changes:
             raise ValueError(f"no changes are tracked for {reader.name}")
@@ -333,25 +332,25 @@ class TableStore:
         return scan
 
     def absent(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the keys, int64[n], that have no row."""
+        """Returns those of the keys, int64[n], that have no row."""
         keys = np.ascontiguousarray(keys, np.int64)
         missing = np.empty_like(keys)
         count = kernels.absent(self._descriptor(table), address_of(keys), len(keys), address_of(missing))
         return missing[:count]
 
     def commit(self, reader: Reader) -> None:
-        """Ends the reader's snapshot, which it has read: what changed before it is forgotten."""
+        """Ends the reader's snapshot, which it has read, and forgets the changes before it."""
         self._snapshots.pop(reader).commit()
 
     def log_deltas(self, lanes: int, lane_of: Callable[[int, int], int]) -> DeltaLog:
-        """Logs from now on what changes, until the log is stopped; one that was begun before is."""
+        """Logs changes from now on, until the log is stopped; stops an earlier log."""
         if self._log is not None:
             self._log.stop()
         self._log = DeltaLog(self._tables, [slots.segments for slots in self.slots], lanes, lane_of)
         return self._log
 
     def abandon_snapshots(self) -> None:
-        """Gives all open snapshots back, and ends scans: no read keeps the rows in memory when the store is dropped."""
+        """Gives all open snapshots back, and ends scans, so that no read keeps a dropped store's rows in memory."""
         for snapshot in self._snapshots.values():
             snapshot.give_back()
         for scan in self._scans.values():
@@ -385,7 +384,7 @@ class TableStore:
         return Changes(entries, [slots.count for slots in self.slots])
 
     def _entry(self, table: int, reader: Reader) -> np.void:
-        """A view of what the kernels know of a reader of a table."""
+        """Returns a view of the kernels' entry for a reader of a table."""
         entry: np.void = self._tables[table]["readers"][reader]
         return entry
 
@@ -419,9 +418,9 @@ class TableStore:
         return rows
 
     def marks_of_buckets(self, table: int, buckets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Key, pushes and `touched` of the rows of buckets, bucket by bucket and else in no order: int64 [rows, 3].
+        """Returns key, pushes and `touched` of rows, bucket by bucket, in no order within a bucket: int64 [rows, 3].
 
-        The table must be one from which rows are evicted.
+        The table must have eviction.
         """
         rows = int(self._bucket_rows[table, buckets].sum())
         slots, marks = np.empty(rows, np.int64), np.empty((rows, 3), np.int64)
@@ -430,10 +429,10 @@ class TableStore:
         return marks
 
     def relocate(self, table: int, records: Records, deferred: int) -> int:
-        """Moves rows, `uint8[n, stride]`, into other free slots than the first `deferred` of the list.
+        """Moves rows, `uint8[n, stride]`, into free slots, except the first `deferred` of the list.
 
-        Returns how many slots are deferred then: also those that the rows leave. Raises MemoryError, nothing being
-        done; after a RuntimeError rows are lost.
+        Returns how many slots are deferred then, including those that the rows leave. Raises MemoryError, and then has
+        done nothing; after a RuntimeError rows are lost.
         """
         rows, slots = len(records), self.slots[table]
         self._make_room(table, 0, 2 * rows)
@@ -460,7 +459,7 @@ class TableStore:
         return self._tables_address + TABLE.itemsize * table
 
     def _bucket_slots(self, table: int, bucket: int) -> NDArray[np.int64]:
-        """Room for the slots of a bucket. Raises IndexError for a table or a bucket that does not exist."""
+        """Allocates room for the slots of a bucket. Raises IndexError for a table or a bucket that does not exist."""
         self._descriptor(table)
         if not 0 <= bucket < BUCKETS:
             raise IndexError(f"there is no bucket {bucket}, only {BUCKETS} of them")
@@ -488,7 +487,7 @@ class TableStore:
         return ValueError(f"the counts do not add up to the keys and values: the tables' dimensions are {sizes}")
 
     def _make_room(self, table: int, new: int, changed: int) -> None:
-        """Sees that so many rows of a table can come into being, and so many change. Raises MemoryError."""
+        """Makes room for `new` new rows of a table, and for `changed` changes. Raises MemoryError."""
         while kernels.room(self._descriptor(table)) < new:
             self._add_segment(table)
         for snapshot in self._snapshots.values():
@@ -509,6 +508,6 @@ class TableStore:
 
 
 def _free_indexes(tables: NDArray[np.void], directories: NDArray[np.int64], bucket_rows: NDArray[np.uint32]) -> None:
-    """Frees all sub-indexes; the descriptors point to the two other arrays, which this keeps alive."""
+    """Frees all sub-indexes. The arguments keep the other two arrays alive, to which the descriptors point."""
     for number in range(len(tables)):
         kernels.drop_index(address_of(tables) + TABLE.itemsize * number, BUCKETS)

@@ -1,8 +1,8 @@
 """Eight float32 in one register, as a Numba type.
 
-Left to itself, LLVM does not vectorise the loops over a row: it cannot know that weights, state and gradient do not
-overlap, and rows are too short for checking it at run time to pay. With this type one generic function serves eight
-elements or one, since `+ - * /`, `root`, `least` and `greatest` take both, and mixtures.
+LLVM by itself does not vectorise the loops over a row: it cannot know that weights, state and gradient do not overlap,
+and rows are too short for a check at run time to pay off. With this type, one generic function serves eight elements or
+one, since `+ - * /`, `root`, `least` and `greatest` accept both, and mixtures.
 """
 
 # mypy: allow-untyped-calls
@@ -55,7 +55,7 @@ def _splat(builder: Any, value: Any) -> Any:
 
 
 def _shuffled(builder: Any, left: Any, right: Any, order: list[int]) -> Any:
-    """Eight of the lanes of two vectors, which are numbered from 0 to 15."""
+    """Picks eight of the lanes of two vectors, numbered from 0 to 15."""
     return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_INT32, LANES), order))
 
 
@@ -91,7 +91,7 @@ def _sum8(builder: Any, lanes: Any) -> Any:
 
 
 def _called(builder: Any, name: str, *arguments: Any) -> Any:
-    """The result of a function of LLVM's, whose arguments are of the type of its result."""
+    """Calls a function of LLVM whose arguments have the type of its result."""
     kind = arguments[0].type
     function_type = ir.FunctionType(kind, [kind] * len(arguments))
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
