@@ -1,4 +1,4 @@
-"""From Arrow columns to the numbers that training takes: which types are accepted, and what becomes of their values."""
+"""Converts Arrow columns to the numbers that training takes, and checks their types."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from emberscale_trainer.data.records import MISSING_ID, DataUnavailableError, Id
 
 
 def check_schema(uri: str, schema: pa.Schema, columns: ColumnMapping) -> None:
-    """Raises DataUnavailableError for a column that is missing, there twice, or of a type that it cannot have."""
+    """Raises DataUnavailableError for a column that is missing, repeated, or of the wrong type."""
     fields = [
         ("label", columns.label, _is_number, "a label is a number or a boolean, 0 or 1"),
         *(("dense", name, _is_number, "dense features are numbers or booleans") for name in columns.dense),
@@ -79,7 +79,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def decode(table: pa.Table, columns: ColumnMapping, raw: bool, file: str, first_record: int) -> DecodedBlock:
-    """The columns of a table that `check_schema` has accepted; see docs/data.md for the rules."""
+    """Decodes the columns of a table that `check_schema` has accepted; see docs/data.md for the rules."""
     records = table.num_rows
     problems: dict[int, str] = {}
     labels = np.empty(records, dtype=np.float64)
@@ -121,7 +121,7 @@ def _id_column(array: pa.Array) -> IdColumn:
 
 
 def decode_ids(array: pa.Array, into: npt.NDArray[np.int64]) -> None:
-    """Integers as they are (unsigned 64-bit ones by their bits), texts hashed, MISSING_ID where null."""
+    """Writes integers unchanged (unsigned 64-bit ones by their bits), the hashes of texts, and MISSING_ID for nulls."""
     kind = array.type
     if kinds.is_dictionary(kind):
         known = np.full(len(array.dictionary) + 1, MISSING_ID, dtype=np.int64)
@@ -142,7 +142,7 @@ def decode_ids(array: pa.Array, into: npt.NDArray[np.int64]) -> None:
 
 
 def decode_lists(array: pa.Array) -> IdLists:
-    """The ids of each list; null lists are empty, and null ids are left out."""
+    """Decodes the ids of each list; null lists are empty, and null ids are left out."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     items = array.flatten()
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
@@ -161,7 +161,7 @@ def _whole(table: pa.Table, name: str) -> pa.Array:
 
 
 def _values(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8], int]:
-    """The values of a column of numbers, those of nulls undefined, its validity bitmap, and its first bit there."""
+    """Returns the values of a column of numbers (undefined for nulls), its validity bitmap, and its first bit there."""
     validity, data = array.buffers()
     numpy_type = array.type.to_pandas_dtype()
     values = np.frombuffer(data, dtype=numpy_type)[array.offset : array.offset + len(array)] if data else _NONE
@@ -191,7 +191,7 @@ def _decode_dense(array: pa.Array, transform: DenseTransform, raw: bool, into: n
 
 
 def _not_finite(array: pa.Array) -> list[int]:
-    """The records whose value is there and is no finite number of 32 bits, whatever is made of it."""
+    """Returns the records whose value is not null and no finite number of 32 bits."""
     with np.errstate(over="ignore"):
         found = np.flatnonzero(~np.isfinite(_values(_native(array))[0].astype(np.float32, copy=False)))
     if found.size and array.null_count:
@@ -213,12 +213,12 @@ def _hash(array: pa.Array, into: npt.NDArray[np.int64]) -> None:
 
 
 def nullable_ids(ids: npt.NDArray[np.int64]) -> pa.Array:
-    """A column of ids, null where MISSING_ID."""
+    """Returns a column of ids, with nulls for MISSING_ID."""
     return pa.array(ids, mask=ids == MISSING_ID)
 
 
 def holds_texts(kind: pa.DataType) -> bool:
-    """Whether the ids of a column of this type are hashes, in lists and dictionaries too."""
+    """Whether the ids of a column of this type are hashes, including those in lists and dictionaries."""
     if kinds.is_dictionary(kind) or _is_list(kind):
         return holds_texts(kind.value_type)
     return _is_text(kind)

@@ -1,4 +1,4 @@
-"""Computes the quality of a known probability as a prediction, and scales scores to a wanted quality."""
+"""Computes the quality of known probabilities as predictions, and scales scores to a given quality."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,8 +8,8 @@ _MAX_OFFSET, _MAX_SLOPE = 30.0, 10.0
 
 
 def expected_auc(probabilities: npt.NDArray[np.float64]) -> float:
-    """The AUC of probabilities as predictions of labels that are drawn from them, in expectation."""
-    ascending = np.sort(probabilities)  # cheap where they are in order already
+    """Returns the expected AUC of probabilities as predictions of labels that are drawn from them."""
+    ascending = np.sort(probabilities)  # cheap if they are in order already
     below = np.cumsum(1.0 - ascending) - (1.0 - ascending)
     positives = ascending.sum()
     negatives = ascending.size - positives
@@ -19,7 +19,7 @@ def expected_auc(probabilities: npt.NDArray[np.float64]) -> float:
 
 
 def calibrate(scores: npt.NDArray[np.float64], positive_rate: float, auc: float) -> tuple[float, float]:
-    """Offset and slope such that sigmoid(offset + slope * score) has about the mean and the expected AUC wanted."""
+    """Finds offset and slope so that sigmoid(offset + slope * score) has about the given mean and expected AUC."""
     centre, spread = float(scores.mean()), float(scores.std())
     standard = np.sort((scores - centre) / spread)
 
@@ -49,7 +49,7 @@ def _sigmoid(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class RankStatistics:
-    """AUC and log loss of probabilities, added up exactly however the rows are cut into chunks.
+    """AUC and log loss of probabilities, accumulated with the same result for any chunks of rows.
 
     The AUC comes from histograms of 2**20 bins, ties within a bin counting half: its error is below 1e-6.
     """

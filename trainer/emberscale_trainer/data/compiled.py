@@ -19,9 +19,9 @@ _INT32 = ir.IntType(32)
 
 
 def kernel(function: F) -> F:
-    """Compiles a function that runs without the interpreter's lock, and keeps it on disk where that can be written.
+    """Compiles a function that runs without the interpreter's lock, and caches it on disk if the disk is writable.
 
-    Numba notices changes only of the file that the function stands in: what it calls must stand there too.
+    Numba notices only changes of the function's own file, so the functions that it calls must be in the same file.
     """
     try:
         return cast(F, njit(nogil=True, cache=True)(function))
@@ -43,7 +43,7 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
 
 
 prefetch: Callable[[Any, int], None] = cast(Any, intrinsic(_prefetch))
-"""(array, index): asks for the cache line of an element; for kernels. Never faults."""
+"""(array, index): prefetches the cache line of an element; for kernels. Never faults."""
 
 
 def _load_word(_typing: Any, array: Any, index: Any) -> Any:
@@ -56,4 +56,4 @@ def _load_word(_typing: Any, array: Any, index: Any) -> Any:
 
 
 load_word: Callable[[Any, int], np.uint64] = cast(Any, intrinsic(_load_word))
-"""(array of bytes, index): the eight bytes from there on, the first one lowest; for kernels. The array has them."""
+"""(array of bytes, index): loads the eight bytes from there on, the first one lowest; for kernels. Not checked."""

@@ -1,4 +1,4 @@
-"""From one format to another, file by file; each file appears whole or not at all."""
+"""Converts data from one format to another, file by file; each file appears whole or not at all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The records of each file that was written, how many had lists that were cut, and the malformed ones left out."""
+    """The records of each written file, the number of records with a cut list, and the malformed ones left out."""
 
     records: tuple[int, ...]
     truncated_records: int

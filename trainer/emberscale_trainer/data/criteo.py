@@ -1,8 +1,7 @@
 """The Criteo format: lines of `label \t 13 integers \t 26 categories`, read straight from bytes.
 
 A label is 0 or 1. An integer may be negative or empty; a category is a 32-bit hexadecimal number or empty. A block in
-memory stays text: only the records that a batch asks for are parsed, in the order that it asks for them, right into the
-batch's arrays.
+memory stays text: only the records of a batch are parsed, in the batch's order, directly into its arrays.
 """
 
 from collections.abc import Collection, Mapping, Set
@@ -21,7 +20,7 @@ from emberscale_trainer.data.records import MISSING_ID, Columns, DataUnavailable
 from emberscale_trainer.data.streams import TextRanges, compression_of
 
 MAX_LINE_BYTES = 1024
-"""The longest well-formed line has 495 bytes; anything far beyond is something else."""
+"""The longest well-formed line has 495 bytes; a much longer line is not in this format."""
 
 _DENSE = len(CRITEO_DENSE)
 _CATEGORICAL = len(CRITEO_CATEGORICAL)
@@ -30,13 +29,13 @@ _MAX_DIGITS = 18
 _TAB, _RETURN, _MINUS, _ZERO = 9, 13, 45, 48
 _NOT_HEX = 0x80
 
-# Records of a batch are all over the block: their cache lines are asked for some records ahead, which nearly doubles
+# The records of a batch are scattered over the block: prefetching their cache lines some records ahead nearly doubles
 # the speed. Most lines are shorter than `_USUAL_BYTES`.
 _READ_AHEAD = 6
 _USUAL_BYTES = 320
 _CACHE_LINE = 64
 
-# Problems of a line; a positive number is the number of the field that is not what it should be, plus one.
+# Problems of a line; a positive number is the number of the malformed field, plus one.
 _GOOD, _BLANK, _TOO_LONG, _WRONG_FIELDS = 0, -1, -2, -3
 
 
@@ -51,7 +50,7 @@ _HEX = _hex_digits()
 
 
 def _bytes(byte: int) -> np.uint64:
-    """A word of eight equal bytes."""
+    """Returns a word of eight equal bytes."""
     return np.uint64(byte * 0x0101010101010101)
 
 
@@ -106,7 +105,7 @@ class LineBlock:
 
 
 def split_lines(text: bytes, records: int, file: str = "", first_record: int = 0, raw: bool = False) -> LineBlock:
-    """The lines of a block. Raises DataUnavailableError if there are not `records` lines."""
+    """Splits the text of a block into lines. Raises DataUnavailableError unless there are `records` lines."""
     data = np.frombuffer(text, dtype=np.uint8)
     starts = np.empty(records + 1, dtype=np.int64)
     if find_lines(data, starts) != records:
@@ -161,7 +160,7 @@ def _is_hex(word: np.uint64) -> bool:
 
 @kernel
 def _hex_value(word: np.uint64) -> np.int64:
-    """The number that eight hexadecimal digits are, the first one in the lowest byte: halves are joined in threes."""
+    """Returns the number of eight hexadecimal digits, the first one in the lowest byte, by joining halves."""
     nibbles = (word & _NIBBLES) + _NINE * ((word >> _SIX) & _ONES)
     pairs = ((nibbles << _FOUR) | (nibbles >> _EIGHT)) & _PAIRS
     fours = ((pairs << _EIGHT) | (pairs >> _SIXTEEN)) & _FOURS
@@ -170,7 +169,7 @@ def _hex_value(word: np.uint64) -> np.int64:
 
 @kernel
 def _fault(data: npt.NDArray[np.uint8], begin: int, end: int, field: int) -> int:
-    """The problem of a line that went wrong in a field: a wrong number of fields comes first."""
+    """Returns the problem of a line that failed in a field: a wrong number of fields takes precedence."""
     fields = 1
     for place in range(begin, end):
         fields += data[place] == _TAB

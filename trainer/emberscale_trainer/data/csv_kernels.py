@@ -1,4 +1,4 @@
-"""Parses records of CSV (RFC 4180) right into the arrays of a batch."""
+"""Parses records of CSV (RFC 4180) directly into the arrays of a batch."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +9,8 @@ from emberscale_trainer.data.hashing import is_utf8, xxh64
 from emberscale_trainer.data.lines import QUOTE
 from emberscale_trainer.data.records import MISSING_ID
 
-# Problems of a record. One of a column is 1 + KINDS * its role + its kind; roles count the label, the dense columns,
-# the categorical columns and the list columns.
+# Problems of a record. The problem of a column is 1 + KINDS * its role + its kind; roles number the label, the dense
+# columns, the categorical columns and the list columns.
 GOOD, BLANK, BAD_QUOTES, WRONG_FIELDS = 0, -1, -2, -3
 KINDS = 5
 NOT_A_NUMBER, NOT_FINITE, NOT_A_LABEL, TOO_LONG, NOT_UTF8 = range(KINDS)
@@ -29,9 +29,9 @@ _NAN, _INF, _INFINITY, _TRUE, _FALSE = _WORDS
 
 @kernel
 def _split(data: npt.NDArray[np.uint8], begin: int, end: int, delimiter: int, marks: npt.NDArray[np.int64]) -> int:
-    """Where the fields in bytes [begin, end) are; how many there are, or BAD_QUOTES.
+    """Finds the fields in bytes [begin, end); returns their number, or BAD_QUOTES.
 
-    marks[i] is where field i begins and ends, without its quotes, and whether quotes within it are doubled.
+    marks[i] has the begin and end of field i, without its quotes, and whether quotes within it are doubled.
     """
     fields = 0
     place = begin
@@ -79,7 +79,7 @@ def _is_word(data: npt.NDArray[np.uint8], begin: int, end: int, word: npt.NDArra
 
 @kernel
 def _number(data: npt.NDArray[np.uint8], begin: int, end: int) -> tuple[int, float]:
-    """What a field is, and its value: exact up to 15 digits and 10**22, else but for the last two bits of a float64."""
+    """Returns the kind of a field and its value, exact up to 15 digits and 10**22, else to the last two bits."""
     while begin < end and data[begin] == _SPACE:
         begin += 1
     while end > begin and data[end - 1] == _SPACE:
@@ -171,9 +171,9 @@ def _integer(data: npt.NDArray[np.uint8], begin: int, end: int) -> tuple[bool, n
 
 @kernel
 def _id(data: npt.NDArray[np.uint8], begin: int, end: int, doubled: int) -> tuple[np.int64, bool]:
-    """The id of a field: an integer as it is, any other text by its hash, MISSING_ID if it is empty.
+    """Returns the id of a field: an integer itself, the hash of any other text, MISSING_ID if it is empty.
 
-    And whether it has one: a text that is not UTF-8 has none.
+    Also returns whether the field has an id: text that is not UTF-8 has none.
     """
     if begin == end:
         return np.int64(MISSING_ID), True
@@ -195,7 +195,7 @@ def _id(data: npt.NDArray[np.uint8], begin: int, end: int, doubled: int) -> tupl
 
 @kernel
 def _count_items(data: npt.NDArray[np.uint8], begin: int, end: int, separator: int) -> int:
-    """Items of a list that are not empty."""
+    """Counts the items of a list that are not empty."""
     items = 0
     filled = False
     for place in range(begin, end):
@@ -215,7 +215,7 @@ def parse_items(
     separator: int,
     values: npt.NDArray[np.int64],
 ) -> None:
-    """The first `lengths[i]` items of the list at marks[i] (see `_split`), laid end to end; empty ones are left out."""
+    """Writes the first `lengths[i]` items of the list at marks[i] (see `_split`) end to end, without empty ones."""
     filled = 0
     for row in range(lengths.size):
         place, end, doubled = marks[row, 0], marks[row, 1], marks[row, 2]
@@ -254,9 +254,9 @@ def parse_records(
     """Parses records to rows without gaps; returns their number. `problems` says what is wrong with each record.
 
     `numbers_at` are the places of the label and the dense columns among the `fields`, `ids_at` and `lists_at` those of
-    the categorical and the list columns; `log1p[i]` says whether dense column i becomes its logarithm. A list of more
-    than `longest[i]` ids is malformed. Lists are marked in `list_marks` [lists, rows, 3], for `parse_items`, and their
-    ids counted in `list_lengths` [lists, rows].
+    the categorical and the list columns; `log1p[i]`: whether dense column i becomes its logarithm. A list of more than
+    `longest[i]` ids is malformed. Lists are marked in `list_marks` [lists, rows, 3], for `parse_items`, and their ids
+    counted in `list_lengths` [lists, rows].
     """
     row = 0
     marks = np.empty((fields, 3), dtype=np.int64)

@@ -1,6 +1,6 @@
 """The CSV format (RFC 4180): quoted fields, any delimiter, with a header or without.
 
-As with CriteoTSV a block in memory stays text, and only the records that a batch asks for are parsed.
+As with CriteoTSV, a block in memory stays text, and only the records of a batch are parsed.
 """
 
 import csv
@@ -42,7 +42,7 @@ _UNLIMITED = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Which of a file's fields each column is: the label and dense columns, categorical columns, list columns."""
+    """The places of the columns among a file's fields: the label and dense columns, categorical and list columns."""
 
     fields: int
     numbers: npt.NDArray[np.int64]
@@ -196,7 +196,7 @@ class CSV:
 
 
 def column_names(uri: str, spec: CSVSpec) -> list[str]:
-    """The columns of a file, by its header or its first record. Raises DataUnavailableError."""
+    """Reads the columns of a file from its header or its first record. Raises DataUnavailableError."""
     with closing(TextStream(uri)) as stream:
         text = stream.read(_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=spec.delimiter), None)

@@ -1,6 +1,6 @@
-"""Blocks whose columns are decoded as a whole, the gathering of records from them, and what their values become.
+"""Blocks whose columns are decoded as a whole, and the gathering and conversion of records from them.
 
-Ids are gathered from where Arrow has put them: a copy of them all would cost nearly half as much as decoding them did.
+Ids are gathered directly from Arrow's memory: a copy of them all would cost nearly half as much as decoding them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists
 from emberscale_trainer.table.memory import load_int64, load_uint8
 
 LOG1P_TABLE = np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
-"""log1p of the small integers, as all readers round them."""
+"""log1p of small integers, rounded like in all readers."""
 
 
 @kernel
@@ -33,9 +33,9 @@ def fill_dense(
     log1p: bool,
     into: npt.NDArray[np.floating],
 ) -> None:
-    """Numbers with an Arrow validity bitmap (empty: none is null) as dense features.
+    """Writes numbers with an Arrow validity bitmap (empty: none is null) as dense features.
 
-    `log1p` makes log1p(max(x, 0)) of x: to the bit what the CriteoTSV reader makes of the same integer.
+    `log1p` turns x into log1p(max(x, 0)), equal to the CriteoTSV reader's value of the same integer in every bit.
     """
     for place in range(values.size):
         if validity.size and _is_null(validity, first_bit + place):
@@ -56,7 +56,7 @@ def fill_dense(
 def fill_log1p_of_integers(
     values: npt.NDArray[np.integer], validity: npt.NDArray[np.uint8], first_bit: int, into: npt.NDArray[np.float32]
 ) -> None:
-    """The same of integers, 0 where null; nearly all of them are small."""
+    """The same for integers, with 0 for nulls; fast since nearly all of them are small."""
     for place in range(values.size):
         value = np.int64(values[place])
         if value < 0 or (validity.size and _is_null(validity, first_bit + place)):
@@ -72,7 +72,7 @@ def fill_ids(
     missing: int,
     into: npt.NDArray[np.int64],
 ) -> None:
-    """Integers with an Arrow validity bitmap (empty: none is null) as ids."""
+    """Writes integers with an Arrow validity bitmap (empty: none is null) as ids."""
     if not validity.size:
         for place in range(values.size):
             into[place] = values[place]
@@ -91,10 +91,10 @@ class IdColumn:
 
 
 class IdColumns:
-    """Columns of ids, side by side, for a kernel that finds them by address."""
+    """Columns of ids, side by side, for a kernel that accesses them by address."""
 
     def __init__(self, columns: Sequence[IdColumn]) -> None:
-        # the arrays are held here for as long as their addresses are
+        # keeps the arrays alive as long as their addresses
         self._columns = tuple(columns)
         self.places = np.zeros((3, len(columns)), dtype=np.int64)
         for number, column in enumerate(columns):
@@ -108,7 +108,7 @@ class IdColumns:
 class DecodedBlock:
     """The columns of n records: labels float32[n], dense float32 or float64[d, n], c columns of ids, and lists.
 
-    `longest[i]` is how many ids of list column i are taken. `problems` says what is wrong with malformed records.
+    `longest[i]` is the most ids that are taken from list column i. `problems` describes malformed records.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""From the paths of a manifest to files, and files to write; each of these appears whole or not at all."""
+"""Finds the files that a manifest's paths name, and writes files, each of which appears whole or not at all."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 def expand(paths: Iterable[str]) -> list[DataFile]:
-    """The files that paths, globs and fsspec URIs name: sorted by URI, each once, with their sizes in bytes.
+    """Returns the files that paths, globs and fsspec URIs name: sorted by URI, each once, with their sizes in bytes.
 
     Local files get absolute paths. Raises DataUnavailableError for a path that names no readable file.
     """
@@ -30,7 +30,7 @@ def expand(paths: Iterable[str]) -> list[DataFile]:
 
 
 def open_filesystem(path: str) -> tuple[Any, str]:
-    """The fsspec file system of a path or URI, and the path within it. Raises DataUnavailableError."""
+    """Returns the fsspec file system of a path or URI, and the path within it. Raises DataUnavailableError."""
     try:
         filesystem, inner = fsspec.url_to_fs(path)
     except (ImportError, ValueError) as error:
@@ -97,7 +97,7 @@ def _listing(filesystem: Any, folder: str) -> str:
 
 
 def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Exactly the bytes [offset, offset + length) of a file. Raises DataUnavailableError."""
+    """Reads exactly the bytes [offset, offset + length) of a file. Raises DataUnavailableError."""
     filesystem, path = open_filesystem(uri)
     try:
         data: bytes = filesystem.cat_file(path, start=offset, end=offset + length)
@@ -110,7 +110,7 @@ def read_range(uri: str, offset: int, length: int) -> bytes:
 
 @dataclass(frozen=True)
 class Target:
-    """A file that may be written: `name` is what people call it, `uri` what `expand` would call it once it is there."""
+    """A file to write: `name` is the user's name for it, `uri` the name that `expand` gives it once it exists."""
 
     name: str
     uri: str
@@ -119,7 +119,7 @@ class Target:
 
     @classmethod
     def of(cls, name: str) -> "Target":
-        """The target of a path or an fsspec URI. Raises DataUnavailableError for a file system that is not known."""
+        """Returns the target of a path or an fsspec URI. Raises DataUnavailableError for an unknown file system."""
         filesystem, path = open_filesystem(name)
         return cls(name, uri_of(filesystem, path), filesystem, path)
 
@@ -128,15 +128,15 @@ class Target:
 
     @property
     def local(self) -> bool:
-        """Whether it is a file of this machine."""
+        """Whether the target is on this machine."""
         return isinstance(self.filesystem, LocalFileSystem)
 
     def exists(self) -> bool:
-        """Whether something is there. Raises OSError."""
+        """Whether a file or folder exists at the target. Raises OSError."""
         return bool(self.filesystem.exists(self.path))
 
     def is_folder(self) -> bool:
-        """Whether a folder is there. Raises OSError."""
+        """Whether the target is a folder. Raises OSError."""
         return bool(self.filesystem.isdir(self.path))
 
     def size(self) -> int:
@@ -145,7 +145,7 @@ class Target:
 
     @contextmanager
     def draft(self) -> Iterator[Path]:
-        """A local file to write, which takes the target's place when the context is left without an error.
+        """Yields a local file to write, which replaces the target when the context is left without an error.
 
         Raises OSError.
         """

@@ -1,4 +1,4 @@
-"""The formats that a manifest can name: their readers, names of files, compressions, and what they can hold."""
+"""The formats that a manifest can name: their readers, file names, compressions, and the columns they can hold."""
 
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, DataSpec
 from emberscale_api.job.resolved import CRITEO_COLUMNS, columns_of
@@ -12,16 +12,16 @@ COMPRESSIONS = {
 }
 ENDINGS = {DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv", DataFormat.CRITEO_TSV: ".tsv"}
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
-"""The endings of the names of compressed text."""
+"""The suffixes of the names of compressed text."""
 
 
 def record_format(data: DataSpec) -> RecordFormat:
-    """The reader of the data's format and columns."""
+    """Returns the reader of the data's format and columns."""
     return format_reader(data.format, columns_of(data), data.csv)
 
 
 def format_reader(name: DataFormat, columns: ColumnMapping, csv: CSVSpec, raw: bool = False) -> RecordFormat:
-    """The reader of a format; `raw` is that of RecordFormat."""
+    """Returns the reader of a format; `raw` as in RecordFormat."""
     if name is DataFormat.CRITEO_TSV:
         return CriteoTSV(raw)
     if name is DataFormat.CSV:
@@ -35,7 +35,7 @@ def format_reader(name: DataFormat, columns: ColumnMapping, csv: CSVSpec, raw: b
 
 
 def columns_in(uri: str, name: DataFormat, csv: CSVSpec) -> dict[str, str]:
-    """The columns of a Parquet or CSV file and their types, which CSV does not tell. Raises DataUnavailableError."""
+    """Returns the columns of a Parquet or CSV file with their types, empty for CSV. Raises DataUnavailableError."""
     if name is DataFormat.CSV:
         from emberscale_trainer.data.csv_text import column_names
 

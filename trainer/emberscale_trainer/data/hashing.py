@@ -1,7 +1,7 @@
 """The ids of texts: XXH64 with seed 0 over their UTF-8 bytes, the 64 bits taken as a signed integer.
 
-It is the published hash of that name, so whoever serves a model gets the same ids from any of its implementations, in
-any language. Two texts of a column of n share an id with probability n^2 / 2^65: one in 37 million for a million texts.
+It is the published hash of that name, so every implementation, in any language, gives the same ids for serving. Some
+two texts of a column of n share an id with probability n^2 / 2^65: one in 37 million for a million texts.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _ZERO = np.uint64(0)
 
 
 def hash_bytes(content: bytes) -> int:
-    """The id of the bytes of a text."""
+    """Returns the id of the bytes of a text."""
     data = np.frombuffer(content, dtype=np.uint8)
     return int(xxh64(data, 0, data.size))
 
@@ -28,7 +28,7 @@ def hash_bytes(content: bytes) -> int:
 def hash_texts(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32], into: npt.NDArray[np.int64]
 ) -> None:
-    """The ids of the texts `data[offsets[i]:offsets[i + 1]]`."""
+    """Writes the ids of the texts `data[offsets[i]:offsets[i + 1]]`."""
     _hash_all(data, offsets, into)
 
 
@@ -94,7 +94,7 @@ def xxh64(data: npt.NDArray[np.uint8], begin: int, end: int) -> np.int64:
 
 @kernel
 def is_utf8(data: npt.NDArray[np.uint8], begin: int, end: int) -> bool:
-    """Whether the bytes [begin, end) are UTF-8 (RFC 3629): the same text in another encoding has another id."""
+    """Whether the bytes [begin, end) are UTF-8 (RFC 3629); the same text in another encoding has another id."""
     place = begin
     while place < end:
         lead = data[place]

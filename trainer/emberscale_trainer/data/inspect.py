@@ -32,7 +32,7 @@ class DenseSummary:
 
 @dataclass(frozen=True, slots=True)
 class FrequentId:
-    """An id, its share of the records (of lists: of all items), and the text whose hash it is, if it is one's."""
+    """An id, its share of the records (of lists: of all items), and its text, if the id is a hash."""
 
     id: int
     share: float
@@ -51,7 +51,7 @@ class CategoricalSummary:
 
 @dataclass(frozen=True, slots=True)
 class ListSummary:
-    """A column of lists: the ratio of empty ones, their lengths up to maxLength, and the ratio that is longer."""
+    """A column of lists: the ratio of empty lists, the lengths up to maxLength, and the ratio of longer ones."""
 
     name: str
     empty: float
@@ -73,9 +73,9 @@ class FileSummary:
 
 @dataclass(frozen=True, slots=True)
 class DataSummary:
-    """`records` is what the files hold; all that follows it is about the `examined` ones among them.
+    """`records` is the number in the files; the fields after it are about the `examined` records.
 
-    Distinct ids are exact for the examined records, and so a lower bound where not all were examined.
+    Distinct ids are exact for the examined records, and so a lower bound unless all were examined.
     """
 
     files: tuple[FileSummary, ...]
@@ -90,7 +90,7 @@ class DataSummary:
 
 
 class RecordTally:
-    """Adds raw records up. Its memory grows with the distinct ids, not with the records."""
+    """Accumulates raw records. Its memory grows with the distinct ids, not with the records."""
 
     def __init__(self, columns: ColumnMapping) -> None:
         self._columns = columns
@@ -106,7 +106,7 @@ class RecordTally:
         self._lists = [_ListCounts() for _ in columns.lists]
 
     def add(self, columns: Columns, bad_records: Sequence[BadRecord]) -> None:
-        """Takes records."""
+        """Adds records."""
         self._bad += len(bad_records)
         self._samples += bad_records[: SHOWN_BAD_RECORDS - len(self._samples)]
         self._good += len(columns)
@@ -224,8 +224,8 @@ def inspect_files(
     """Counts the records of all files, and examines at most `max_records` of them, in blocks spread evenly over all.
 
     `record_format` must read raw records.
-    `progress` is called with what is being done, and how much of it is. Raises DataUnavailableError, and ValueError if
-    `max_records` is below 1.
+    `progress` is called with the current activity, and how much of it is done. Raises DataUnavailableError, and
+    ValueError if `max_records` is below 1.
     """
     if max_records < 1:
         raise ValueError("max_records must be at least 1")
@@ -250,7 +250,7 @@ def inspect_files(
 def _with_texts(
     summary: DataSummary, record_format: RecordFormat, files: Sequence[DataFile], blocks: Sequence[Block]
 ) -> DataSummary:
-    """The summary with the texts of frequent ids, which any few blocks hold."""
+    """Returns the summary with the texts of frequent ids, which a few blocks suffice to find."""
     columns: list[CategoricalSummary | ListSummary] = [*summary.categorical, *summary.lists]
     wanted = {one.name: {top.id for top in one.top} for one in columns}
     found: dict[tuple[str, int], str] = {}
@@ -274,7 +274,7 @@ def _with_texts(
 
 
 def _choose(blocks: Sequence[Block], max_records: int) -> list[Block]:
-    """Blocks at even distances with at most `max_records` records together; all of them if that is enough."""
+    """Returns evenly spaced blocks with at most `max_records` records in total; all blocks if they have no more."""
     if sum(block.records for block in blocks) <= max_records:
         return list(blocks)
     count = max(1, max_records // max(block.records for block in blocks))

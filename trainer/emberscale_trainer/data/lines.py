@@ -17,8 +17,8 @@ from emberscale_trainer.data.streams import TextStream, compression_of
 NEWLINE = 10
 QUOTE = 34
 
-# States of a reader of CSV (RFC 4180): a quote opens a quoted field only where a field begins; within one, two quotes
-# stand for one.
+# States of a CSV reader (RFC 4180): a quote opens a quoted field only at the beginning of a field; within one, two
+# quotes stand for one.
 FIELD_BEGINS, UNQUOTED, QUOTED, QUOTE_WITHIN = 0, 1, 2, 3
 
 _NEWLINES, _ONES, _HIGH_BITS = (np.uint64(byte * 0x0101010101010101) for byte in (NEWLINE, 1, 0x80))
@@ -56,7 +56,7 @@ def find_lines(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> in
 
 @kernel
 def find_quoted_lines(data: npt.NDArray[np.uint8], delimiter: int, starts: npt.NDArray[np.int64]) -> int:
-    """The same where newlines within quotes are part of a record."""
+    """The same if newlines within quotes are part of a record."""
     room = starts.size - 1
     starts[0] = 0
     lines = 0
@@ -90,9 +90,9 @@ def find_quoted_lines(data: npt.NDArray[np.uint8], delimiter: int, starts: npt.N
 def find_block_ends(
     data: npt.NDArray[np.uint8], lines: int, block_records: int, ends: npt.NDArray[np.int64]
 ) -> tuple[int, int, int]:
-    """Writes where in `data` blocks end; `lines` of the open block came before.
+    """Writes where in `data` blocks end; the open block had `lines` lines before.
 
-    Returns how many blocks ended, how many lines the open block has now, and the end of the last line (0 if none).
+    Returns the number of blocks that ended, the lines of the open block now, and the end of the last line (0 if none).
     Windows without a block's end are only counted, which compiles to vector instructions.
     """
     full = 0
@@ -130,7 +130,7 @@ def find_quoted_block_ends(
     block_records: int,
     ends: npt.NDArray[np.int64],
 ) -> tuple[int, int, int, int]:
-    """The same where newlines within quotes are part of a record; the state is passed on from chunk to chunk."""
+    """The same if newlines within quotes are part of a record; `state` carries over from chunk to chunk."""
     full = 0
     last_end = 0
     for place in range(data.size):
@@ -157,7 +157,7 @@ def find_quoted_block_ends(
 
 CHUNK_BYTES = 4 << 20
 MAX_LINE_BYTES = 16 << 20
-"""A file with a longer line than this is no file of lines."""
+"""A file with a longer line than this is not a file of lines."""
 
 
 class LineIndexer:
@@ -166,8 +166,8 @@ class LineIndexer:
     A line ends with a newline or with the file; bytes after the last newline are a line of their own. Blank lines are
     records too (the parser reports them), so that line numbers are record numbers.
 
-    With a `delimiter` the lines are those of CSV: newlines within quotes do not end them. With `header` the first line
-    is in no block.
+    With a `delimiter`, lines are CSV records: newlines within quotes do not end them. With `header`, the first line is
+    in no block.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class LineIndexer:
         return self._offset - self._line_begin
 
     def feed(self, chunk: bytes | bytearray) -> None:
-        """Takes the next bytes."""
+        """Adds the next bytes."""
         data = np.frombuffer(chunk, dtype=np.uint8)
         ends = np.empty(data.size // self._block_records + 2, dtype=np.int64)
         if self._delimiter is None or (self._state <= UNQUOTED and b'"' not in chunk):
@@ -211,7 +211,7 @@ class LineIndexer:
         self._offset += data.size
 
     def finish(self) -> list[Block]:
-        """The blocks, after the last bytes."""
+        """Returns the blocks; to be called after the last bytes."""
         lines = self._lines + (1 if self.line_bytes else 0)
         if lines:
             self._close(self._offset, lines)
@@ -238,9 +238,9 @@ class LineIndexer:
 def index_lines(
     file: DataFile, file_number: int, block_records: int, delimiter: str | None = None, header: bool = False
 ) -> list[Block]:
-    """The blocks of one file, in order; together they are the whole file but its header. Raises DataUnavailableError.
+    """Returns the blocks of one file, in order: the whole file except its header. Raises DataUnavailableError.
 
-    `delimiter` and `header` are those of LineIndexer. Offsets in compressed files are those in their text.
+    `delimiter` and `header` as in LineIndexer. Offsets in compressed files count the bytes of their text.
     """
     indexer = LineIndexer(file_number, block_records, delimiter, header)
     with closing(TextStream(file.uri)) as stream:
@@ -269,8 +269,8 @@ def refuse_unreadable_head(
 ) -> None:
     """Raises DataUnavailableError if the first records of a file are all malformed, or are not UTF-8 text.
 
-    Then it is of another format, or a column of another type. A few malformed ones are left to
-    `spec.data.maxBadRecords`. `delimiter` and `header` are those of LineIndexer.
+    Such a file has another format, or a column has another type. `spec.data.maxBadRecords` covers a few malformed
+    records. `delimiter` and `header` as in LineIndexer.
     """
     with closing(TextStream(file.uri)) as stream:
         head = stream.read(_HEAD_BYTES)

@@ -1,14 +1,14 @@
 """The order of the records in one epoch.
 
-The records of a split lie in blocks, and an epoch is a line of positions 0..records-1. Position by position, the line
+The records of a split are in blocks, and an epoch is a line of positions 0..records-1. Position by position, the line
 walks through the blocks in a shuffled order, and through each block in a shuffled order of its records. Any range of
-positions can so be found without walking what is before it, and a reader touches few blocks.
+positions can thus be found without walking the positions before it, and a reader touches few blocks.
 
 Some files can only be read forwards: compressed text, Parquet's row groups. The blocks of such a stretch form a chain.
-Chains are shuffled among each other, while the blocks of one follow each other as they lie.
+Chains are shuffled among each other, while the blocks of a chain keep the order of the file.
 
-The order is a function of the block sizes, the seed and the epoch alone. It uses its own counter-based generator, not
-numpy's, so that it is the same with every version of numpy.
+The order depends only on the block sizes, the seed and the epoch. It uses its own counter-based generator, not numpy's,
+so that it is the same with every version of numpy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,10 +32,10 @@ class Span:
 
 
 class EpochOrder:
-    """Which record stands at which position of an epoch.
+    """The record at each position of an epoch.
 
-    With `enabled` False (evaluation) positions follow the files. `chains[i]` numbers the chain of block i, ascending
-    from 0; by default each block is one of its own. Raises ValueError for a negative block size.
+    With `enabled` False (evaluation), positions follow the files. `chains[i]` is the number of block i's chain,
+    ascending from 0; by default each block is its own chain. Raises ValueError for a negative block size.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EpochOrder:
         return int(self._ends[-1]) if self._ends.size else 0
 
     def spans(self, start: int, stop: int) -> Iterator[Span]:
-        """Where the positions [start, stop) are, in order, as few spans as possible, none of them empty.
+        """Yields the spans of the positions [start, stop), in order, as few as possible, none of them empty.
 
         Raises ValueError for positions that the epoch does not have.
         """
@@ -73,11 +73,11 @@ class EpochOrder:
             place += 1
 
     def permutation(self, block: int) -> npt.NDArray[np.int64]:
-        """The block's own records, numbered from 0, in the order of their positions."""
+        """Returns the block's own records, numbered from 0, in the order of their positions."""
         return self._shuffled(int(self._sizes[block]), mix64(self._key ^ mix64(block + 1)))
 
     def _chained(self, chains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The blocks in the order of their chains, and within a chain as they lie."""
+        """Returns the blocks in the order of their chains, and within a chain in the order of the file."""
         count = int(chains[-1]) + 1 if chains.size else 0
         rank = np.empty(count, dtype=np.int64)
         rank[self._shuffled(count, self._key)] = np.arange(count)

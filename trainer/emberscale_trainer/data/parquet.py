@@ -1,8 +1,8 @@
-"""The Parquet format: row groups are what can be reached at random.
+"""The Parquet format: only row groups allow random access.
 
-A block is one row group, several small ones, or a slice of a large one. Slices are decoded from the first on as they
-are asked for, in ascending order, so a row group of any size costs the memory of one slice, a buffer a column, and the
-values that its dictionaries hold. Only the columns that the manifest names are read.
+A block is one row group, several small ones, or a slice of a large one. Slices are decoded on request, in ascending
+order from the first, so a row group of any size takes the memory of one slice, one buffer per column, and the values of
+its dictionaries. Only the columns that the manifest names are read.
 """
 
 import threading
@@ -94,7 +94,7 @@ class Parquet:
 
 
 class _Forward:
-    """A row group that is decoded forwards. `position` is the next record, counted from the group's first."""
+    """A row group that is decoded forwards. `position` is the next record, counted from the first one of the group."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -102,7 +102,7 @@ class _Forward:
         self.position = 0
 
     def take(self, records: int, schema: pa.Schema) -> pa.Table:
-        """The next records; fewer if there are no more."""
+        """Returns the next records; fewer at the end of the row group."""
         taken: list[pa.RecordBatch] = []
         missing = records
         while missing:
@@ -122,7 +122,7 @@ class _OpenFile:
     def __init__(self, uri: str) -> None:
         filesystem, path = open_filesystem(uri)
         local = isinstance(filesystem, LocalFileSystem)
-        # Over a network few large reads are best; here small ones keep memory small.
+        # Few large reads are best over a network; for local files, small reads keep memory small.
         self._source = path if local else filesystem.open(path, "rb")
         self.parquet = pq.ParquetFile(self._source, pre_buffer=not local, buffer_size=_BUFFER_BYTES if local else 0)
         rows = [rows for rows, _, _ in self.groups()]
@@ -140,7 +140,7 @@ class _OpenFile:
             yield group.num_rows, min(begins, default=0), sum(chunk.total_compressed_size for chunk in chunks)
 
     def read(self, names: list[str], first: int, records: int) -> pa.Table:
-        """The records [first, first + records), as many of them as there are."""
+        """Reads the records [first, first + records), or as many of them as exist."""
         group = int(np.searchsorted(self._starts, first, side="right")) - 1
         if group >= self.parquet.num_row_groups:
             return self.parquet.schema_arrow.empty_table()
@@ -170,7 +170,7 @@ class _OpenFile:
 
 
 class _OpenFiles:
-    """The files read last stay open, with their footers."""
+    """Keeps the last files open, with their footers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -178,7 +178,7 @@ class _OpenFiles:
 
     @contextmanager
     def open(self, uri: str) -> Iterator[_OpenFile]:
-        """A file, for this thread alone; what goes wrong with it is raised as DataUnavailableError."""
+        """Yields a file for this thread alone; raises any problem with it as DataUnavailableError."""
         with self._lock:
             try:
                 if uri not in self._open:
@@ -216,6 +216,6 @@ def _unsound(uri: str, error: pa.ArrowException) -> str:
 
 
 def file_schema(uri: str) -> pa.Schema:
-    """The columns of a file. Raises DataUnavailableError."""
+    """Returns the columns of a file. Raises DataUnavailableError."""
     with _OpenFiles().open(uri) as opened:
         return opened.parquet.schema_arrow

@@ -1,7 +1,7 @@
-"""The rows: every number in them is a function of the seed, the column and the row's number alone.
+"""Synthetic rows: every number depends only on the seed, the column and the row's number.
 
-All randomness is counter-based (splitmix64's finaliser over counters), so rows come out the same in whatever order and
-chunks they are made.
+All randomness is counter-based (splitmix64's finaliser over counters), so rows are the same in any order and any chunks
+of their generation.
 
 The teacher is a factorisation machine with dense effects. An id's effect, and its latent vector in the columns that
 interact, are drawn from a hash of (seed, column, id); the label is Bernoulli(sigmoid(logit)).
@@ -33,8 +33,8 @@ class DenseColumn:
 class CategoricalColumn:
     """Ids whose popularity falls with their rank as rank ** -exponent, up to rank `cardinality`.
 
-    `effect` is how much an id says by itself about the label, next to the other columns; ids of columns that
-    `interact` also say something together. With `arrival`, a new id becomes the most popular one every so many rows and
+    `effect` is the effect of an id by itself on the label, relative to the other columns; ids of columns that
+    `interact` also have joint effects. With `arrival`, a new id becomes the most popular one every `arrival` rows, and
     all others fall by a rank.
     """
 
@@ -93,17 +93,17 @@ CATEGORICAL = (
 
 POSITIVE_RATE = 0.25
 TEACHER_AUC = 0.80
-"""What the teacher is calibrated to: no model can be expected to do better."""
+"""The expected AUC of the teacher, which no model can be expected to exceed."""
 
 
 _PILOT_ROWS = 16_384
 _PILOT_STRIDE = 977
-# Chosen such that ids, pairs of ids and integers each matter, and a model of one epoch gets most of it.
+# Chosen so that ids, pairs of ids and integers each matter, and a model learns most of it in one epoch.
 _PAIR_WEIGHT = 0.25
 _DENSE_WEIGHT = 0.8
 _RANK = 4
 
-# Streams of the counter-based generator, one a column.
+# Streams of the counter-based generator, one per column.
 _STREAM = 32
 _INTEGERS, _CATEGORIES, _EFFECTS, _LATENTS, _NAMES, _DENSE_EFFECTS, _LABELS = range(0, 7 * _STREAM, _STREAM)
 
@@ -121,7 +121,7 @@ _SQRT_12 = 12.0**0.5
 class Rows:
     """Rows as numbers: integers int64[n, 13] (or MISSING_INTEGER), ids int64[n, 26] (or MISSING_ID), labels uint8[n].
 
-    `probabilities` float64[n] is what the teacher gives for label 1.
+    `probabilities` float64[n] are the teacher's probabilities of label 1.
     """
 
     integers: npt.NDArray[np.int64]
@@ -172,7 +172,7 @@ class Population:
 
 
 class SeenIds:
-    """Which ids have come up in rows below `rows`; counts distinct ids exactly."""
+    """The ids that occurred in rows below `rows`; counts distinct ids exactly."""
 
     def __init__(self, rows: int) -> None:
         sizes = [c.cardinality + (rows // c.arrival if c.arrival else 0) + 1 for c in CATEGORICAL]
@@ -180,7 +180,7 @@ class SeenIds:
         self.flags = np.zeros(self.offsets[-1], dtype=np.uint8)
 
     def counts(self) -> list[int]:
-        """The number of distinct ids a column, empty fields not counted."""
+        """The number of distinct ids of each column, without empty fields."""
         return [int(part.sum(dtype=np.int64)) for part in np.split(self.flags, self.offsets[1:-1])]
 
 

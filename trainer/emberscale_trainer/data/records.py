@@ -15,7 +15,7 @@ from emberscale_api.job.data import BadRecord
 
 
 class DataUnavailableError(UnavailableError):
-    """Data that cannot be read at all; `reason` is how the job's master names it.
+    """The data cannot be read at all; `reason` is the job master's name for the problem.
 
     A malformed record is a `BadRecord` instead, and reading continues.
     """
@@ -49,7 +49,7 @@ MISSING_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class IdLists:
-    """One list of ids a record, laid end to end: that of record i is values[offsets[i] : offsets[i + 1]].
+    """One list of ids per record, laid end to end: the list of record i is values[offsets[i] : offsets[i + 1]].
 
     values int64[n]; offsets int64[records + 1], ascending from 0 to n; both C-contiguous.
     """
@@ -59,7 +59,7 @@ class IdLists:
 
     @classmethod
     def join(cls, parts: "Sequence[IdLists]") -> "IdLists":
-        """The lists of all parts, of which there is at least one, in their order."""
+        """Joins the lists of all parts, at least one, in their order."""
         starts = accumulate((len(part.values) for part in parts), initial=0)
         edges = [part.offsets[1:] + start for part, start in zip(parts, starts, strict=False)]
         values = np.concatenate([part.values for part in parts])
@@ -67,7 +67,7 @@ class IdLists:
 
 
 class ListRoom:
-    """Room for one list of ids a record, which grows at its end."""
+    """Room for one list of ids per record, which grows at its end."""
 
     def __init__(self) -> None:
         self._values: list[npt.NDArray[np.int64]] = []
@@ -77,7 +77,7 @@ class ListRoom:
     def append(self, values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], cut: npt.NDArray[np.bool_]) -> None:
         """Adds the lists of the next records: values int64[sum of lengths], lengths int64[records], cut bool[records].
 
-        `cut` says which of them were longer.
+        `cut` marks the lists that were longer.
         """
         self._values.append(values)
         self._lengths.append(lengths)
@@ -98,8 +98,8 @@ class ListRoom:
 class Columns:
     """Room for n records: labels float32[n] (0 or 1), dense float32[n, d], ids int64[n, c], all C-contiguous.
 
-    Whoever writes rows appends the lists of the same records, in the same order, to each of `lists`. Of raw records
-    (see RecordFormat) `dense` is float64[n, d].
+    Writers of rows append the lists of the same records, in the same order, to each of `lists`. For raw records (see
+    RecordFormat), `dense` is float64[n, d].
     """
 
     labels: npt.NDArray[np.float32]
@@ -118,7 +118,7 @@ class Columns:
         return int(np.count_nonzero(np.logical_or.reduce([room.cut for room in self.lists])))
 
     def rows(self, start: int, stop: int) -> "Columns":
-        """A view of the rows [start, stop), with the same room for lists."""
+        """Returns a view of the rows [start, stop), with the same room for lists."""
         return Columns(self.labels[start:stop], self.dense[start:stop], self.ids[start:stop], self.lists)
 
 
@@ -128,8 +128,8 @@ class RecordBlock(Protocol):
     def read(self, records: npt.NDArray[np.int64], into: Columns) -> tuple[int, list[BadRecord]]:
         """Writes the given records of the block, numbered from 0, to the first rows of `into`, in their order.
 
-        Their lists are appended; malformed records leave none. Returns how many rows were written, and those records
-        that were malformed and skipped.
+        Their lists are appended; malformed records have none. Returns the number of rows written, and the malformed
+        records that were skipped.
         """
         ...
 
@@ -144,13 +144,13 @@ class RecordFormat(Protocol):
 
     @property
     def raw(self) -> bool:
-        """Whether dense features are read as they are written, NaN where missing, and not as training takes them."""
+        """Whether dense features keep their written values, NaN if missing, instead of those that training takes."""
         ...
 
     def check_file(self, file: DataFile) -> None:
         """Raises DataUnavailableError for a file that lacks a column, or has one of the wrong type.
 
-        Text does not tell its types: there it is one whose first records are all malformed.
+        Text has no types, so a text file is refused if its first records are all malformed.
         """
         ...
 
@@ -159,9 +159,10 @@ class RecordFormat(Protocol):
         ...
 
     def entry_point(self, file: DataFile, block: Block) -> int:
-        """The byte of the file at which reading must begin to reach a block.
+        """Returns the byte of the file at which reading must begin to reach a block.
 
-        Blocks of a file that share it can be reached only through those before them, so they are read in that order.
+        Blocks of a file with the same entry point can be reached only through those before them, so they are read in
+        order.
         """
         ...
 
@@ -170,15 +171,15 @@ class RecordFormat(Protocol):
         ...
 
     def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
-        """The distinct texts of columns of ids in a block, by column, for people who would see their hashes else.
+        """Returns the distinct texts of columns of ids in a block, by column, to show to people instead of hashes.
 
-        Malformed records may be among them, numbers too. Raises DataUnavailableError.
+        Texts of malformed records, and numbers, may be among them. Raises DataUnavailableError.
         """
         ...
 
 
 def empty_columns(records: int, columns: ColumnMapping, raw: bool = False) -> Columns:
-    """Uninitialised room for `records` records."""
+    """Allocates uninitialised room for `records` records."""
     return Columns(
         np.empty(records, dtype=np.float32),
         np.empty((records, len(columns.dense)), dtype=np.float64 if raw else np.float32),

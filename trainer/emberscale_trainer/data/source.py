@@ -1,6 +1,6 @@
-"""From positions of an epoch to batches.
+"""Reads the batches at positions of an epoch.
 
-Blocks stay in memory: the ones read last, and one that a thread reads while batches are made of the one before.
+The last blocks stay in memory, and a thread reads one block ahead while batches are made from the one before.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ K = TypeVar("K", bound=Hashable)
 class BlockCache(Generic[K]):
     """At most `KEPT_BLOCKS` blocks and one more that is read ahead. For one thread at a time.
 
-    One thread reads, so blocks are read in the order in which they are asked for.
+    A single thread reads, so blocks are read in the order of requests.
     """
 
     def __init__(self, load: Callable[[K], RecordBlock]) -> None:
@@ -36,7 +36,7 @@ class BlockCache(Generic[K]):
         self._blocks: OrderedDict[K, Future[RecordBlock]] = OrderedDict()
 
     def expect(self, key: K) -> None:
-        """Begins to read a block that will be asked for next."""
+        """Begins to read the block that will be requested next."""
         if key not in self._blocks:
             while len(self._blocks) > KEPT_BLOCKS:
                 self._blocks.popitem(last=False)
@@ -58,8 +58,8 @@ class Batch:
     """The records at positions [start, stop) of an epoch, without the malformed ones.
 
     `number` is start // batch_size. labels float32[n], dense float32[n, d], ids int64[n, c], C-contiguous and the
-    batch's own, and n lists of ids for each list column; n + len(bad_records) == stop - start. `truncated_records`
-    of them had a list that is longer in the file than the manifest allows.
+    batch's own, and n lists of ids for each list column; n + len(bad_records) == stop - start. `truncated_records` is
+    the number of records with a list that is longer in the file than the manifest allows.
     """
 
     number: int
@@ -80,11 +80,11 @@ class Batch:
 
 
 class BatchSource:
-    """Reads batches of an indexed data set; training data in a shuffled order if `shuffle`, evaluation data as it lies.
+    """Reads batches of an indexed data set: training data shuffled if `shuffle`, evaluation data in file order.
 
-    The blocks read last stay in memory, so that consecutive ranges do not read them again, and the next one of a range
-    is read by a thread meanwhile: three blocks at most. Reading and parsing release the GIL: iterate in a background
-    thread to read ahead. One thread at a time.
+    The last blocks stay in memory, so that consecutive ranges do not read them again, and a thread reads the next block
+    of a range ahead: three blocks at most. Reading and parsing release the GIL: iterate in a background thread to read
+    ahead. For one thread at a time.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class BatchSource:
         return sum(block.records for block in self._splits[split].blocks)
 
     def batches_in(self, start: int, stop: int) -> int:
-        """The number of batches at positions [start, stop), of which the last one may be short."""
+        """The number of batches at positions [start, stop); the last one may be short."""
         return -(-(stop - start) // self._batch_size)
 
     def batches(self, split: Split, epoch: int, start: int, stop: int) -> Iterator[Batch]:
-        """The batches at positions [start, stop) of an epoch.
+        """Yields the batches at positions [start, stop) of an epoch.
 
         Raises ValueError if the range does not begin and end with a batch, and DataUnavailableError.
         """
@@ -172,7 +172,7 @@ class _SplitBlocks:
 
     @classmethod
     def of(cls, files: Sequence[DataFile], blocks: Sequence[Block], record_format: RecordFormat) -> "_SplitBlocks":
-        """Blocks in the order of the files, however the data set lists them: the order of an epoch hangs on it."""
+        """Sorts blocks into the order of the files, since the order of an epoch depends on the order of blocks."""
         ordered = sorted(blocks, key=lambda block: (block.file_number, block.first_record))
         entries = [(block.file_number, record_format.entry_point(files[block.file_number], block)) for block in ordered]
         chains = accumulate((one != other for one, other in pairwise(entries)), initial=0)

@@ -1,8 +1,8 @@
-"""The bytes of text files, compressed ones included, which can only be read forwards.
+"""The bytes of text files, including compressed ones, which can only be read forwards.
 
-A compressed file is decompressed as it is read: neither its text nor an index of it is kept anywhere. Whoever asks for
-ranges in ascending order pays for each byte once; going back starts at the beginning again. That is why the order of an
-epoch never goes back within such a file.
+A compressed file is decompressed as it is read: neither its text nor an index is stored. Ranges in ascending order
+decompress each byte once; going back starts at the beginning again. The order of an epoch therefore never goes back
+within such a file.
 """
 
 import threading
@@ -38,12 +38,12 @@ _SKIPPED_BYTES = 4 << 20
 
 
 def compression_of(uri: str) -> str | None:
-    """gzip or zstd, by the ending of the name; None for plain text."""
+    """Returns gzip or zstd, by the suffix of the name; None for plain text."""
     return next((name for suffix, name in _SUFFIXES.items() if uri.endswith(suffix)), None)
 
 
 def uncompressed_name(uri: str) -> str:
-    """A name without what says that the file is compressed."""
+    """Returns a name without the suffix of compressed files."""
     return next((uri.removesuffix(suffix) for suffix in _SUFFIXES if uri.endswith(suffix)), uri)
 
 
@@ -65,7 +65,7 @@ class TextStream:
             raise DataUnavailableError(uri, f"cannot be read: {error.strerror or error}") from error
 
     def read(self, length: int) -> bytes:
-        """The next bytes: `length` of them, or fewer at the end of the file. Raises DataUnavailableError."""
+        """Reads the next bytes: `length` of them, or fewer at the end of the file. Raises DataUnavailableError."""
         try:
             data: bytes = self._stream.read(length)
         except OSError as error:
@@ -80,19 +80,19 @@ class TextStream:
         return data
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the file."""
         self._stream.close()
 
 
 class TextRanges:
-    """Ranges of bytes of the text of files; keeps the two compressed files open that were read last. Thread-safe."""
+    """Reads ranges of bytes of the text of files; keeps the last two compressed files open. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[tuple[str, TextStream]] = []
 
     def read(self, uri: str, offset: int, length: int) -> bytes:
-        """Exactly the bytes [offset, offset + length) of the text. Raises DataUnavailableError."""
+        """Reads exactly the bytes [offset, offset + length) of the text. Raises DataUnavailableError."""
         if compression_of(uri) is None:
             return read_range(uri, offset, length)
         with self._lock:
@@ -131,7 +131,7 @@ def _decompressing(filesystem: Any, path: str, compression: str) -> Any:
 
 
 def _refuse_binary(uri: str, begin: bytes, compression: str | None) -> None:
-    """Raises DataUnavailableError for a file that is no text, by how it begins."""
+    """Raises DataUnavailableError for a file whose first bytes are not text."""
     for magic, name in _COMPRESSED.items():
         if begin.startswith(magic):
             suffix = next((suffix for suffix, known in _SUFFIXES.items() if known == name), None)

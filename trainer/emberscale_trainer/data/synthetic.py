@@ -26,7 +26,7 @@ from emberscale_trainer.data.writers import MISSING_INTEGER, ROW_GROUP_RECORDS, 
 
 METADATA = "metadata.json"
 GENERATOR = 1
-"""Version of the rows: raised whenever the same parameters would give other bytes."""
+"""The version of the rows, raised whenever the same parameters give other bytes."""
 
 CHUNK_ROWS = 65_536
 
@@ -35,7 +35,7 @@ CHUNK_ROWS = 65_536
 class DatasetSpec:
     """A data set: `rows` in total, the last `evaluation_fraction` of them held out, the others in `parts` files.
 
-    Whatever the format, the columns are those of Criteo. Raises InvalidError for numbers that make no data set.
+    In every format, the columns are those of Criteo. Raises InvalidError for impossible numbers.
     """
 
     rows: int
@@ -60,12 +60,12 @@ class DatasetSpec:
 
     @property
     def evaluation_rows(self) -> int:
-        """Rows in the file for evaluation."""
+        """The number of rows in the file for evaluation."""
         return round(self.rows * self.evaluation_fraction)
 
     @property
     def training_rows(self) -> int:
-        """Rows in all training files together."""
+        """The total number of rows in all training files."""
         return self.rows - self.evaluation_rows
 
     def files(self) -> dict[str, tuple[int, int]]:
@@ -80,7 +80,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisResult:
-    """`written` is False if the data set was there already. `metadata` is what `metadata.json` holds."""
+    """`written` is False if the data set existed already. `metadata` is the content of `metadata.json`."""
 
     written: bool
     metadata: dict[str, Any]
@@ -92,7 +92,7 @@ def write_dataset(
     progress: Callable[[int], None] = lambda rows: None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> SynthesisResult:
-    """Writes a data set to the new or empty folder `out`, unless it is there already.
+    """Writes a data set to the new or empty folder `out`, unless it exists there already.
 
     Folders above a relative `out` are made; those above an absolute one must exist, since a misspelt mount point would
     fill another disk. `progress` is called with numbers of rows as they are written. Raises InvalidError.
@@ -112,7 +112,7 @@ def write_dataset(
 
 
 def _existing(out: Path, spec: DatasetSpec) -> dict[str, Any] | None:
-    """The metadata of the same data set, None if there is nothing yet. Raises InvalidError for anything else."""
+    """Returns the metadata of the same data set, None if `out` is empty. Raises InvalidError for anything else."""
     try:
         if not out.exists() or (out.is_dir() and not any(out.iterdir())):
             return None
@@ -138,9 +138,9 @@ def _existing(out: Path, spec: DatasetSpec) -> dict[str, Any] | None:
 
 @contextmanager
 def _draft_of(out: Path) -> Iterator[Path]:
-    """A hidden, empty folder beside `out`, held by this process alone, and gone afterwards unless it was renamed.
+    """Yields a hidden, empty folder beside `out`, which this process owns, and removes it unless it was renamed.
 
-    The lock ends with the process: what a killed one left behind is cleared by the next.
+    The lock ends with the process: the next process clears what a killed one left behind.
     """
     draft = out.parent / f".{out.name}.partial"
     draft.mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ _CATEGORY_BYTES = 9
 def criteo_lines(
     labels: npt.NDArray[np.uint8], integers: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
-    """Records as text, uint8[bytes], each with its newline.
+    """Formats records as text, uint8[bytes], each with its newline.
 
     labels uint8[n]; integers int64[n, d], or MISSING_INTEGER; ids int64[n, c] of 32 bits, or MISSING_ID.
     """
@@ -83,13 +83,13 @@ def _format(
 
 
 ROW_GROUP_RECORDS = 32_768
-"""The records of a block by default, so that blocks can be read at random."""
+"""The default number of records of a block, so that each row group is a block with random access."""
 
 _MAX_INTEGER = 10**18
 
 
 class UnwritableRecordError(Exception):
-    """A record that the format cannot hold; `row` counts from 0 within what was to be written."""
+    """The format cannot hold a record; `row` counts from 0 within the records to write."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
@@ -104,7 +104,7 @@ Write = Callable[[Columns], object]
 def open_writer(
     path: Path, target: DataFormat, columns: ColumnMapping, csv: CSVSpec, compression: str, integers: bool
 ) -> Iterator[Write]:
-    """A file of records with these columns, which is whole when the context is left.
+    """Opens a file of records with these columns, which is complete when the context is left.
 
     Dense features are written as integers if `integers`.
     """
@@ -135,7 +135,7 @@ def _schema(columns: ColumnMapping, lists: pa.DataType, integers: bool) -> pa.Sc
 
 
 def _table(records: Columns, schema: pa.Schema, integers: bool, separator: str | None) -> pa.Table:
-    """Records of a schema; lists are texts with this separator, where there is one."""
+    """Converts records to a schema; lists become texts with the separator, if there is one."""
     arrays = [pa.array(records.labels.astype(np.int8))]
     for values in np.ascontiguousarray(records.dense.T):
         missing = np.isnan(values)
