@@ -1,7 +1,7 @@
 """Counts the accesses to each row of a table: FAE's embedding logger (section 4.1.2).
 
-Tables here grow with the ids that they meet, whereas the paper's have a fixed number of rows. So the logger is a hash
-table from id to count with only the ids that were seen; an unseen id has no accesses and is never hot.
+Tables here grow with the ids that occur, whereas the paper's have a fixed number of rows. The logger is therefore a
+hash table from id to count with only the seen ids; an unseen id has no accesses and is never hot.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _FIRST_SLOTS = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class IdRecords:
-    """The ids of n records: ids int64[n, c], one a column, and one IdLists of n lists for each column of lists."""
+    """The ids of n records: ids int64[n, c], one per column, and one IdLists of n lists for each column of lists."""
 
     ids: npt.NDArray[np.int64]
     lists: tuple[IdLists, ...] = ()
 
     @classmethod
     def of(cls, columns: Columns) -> "IdRecords":
-        """Those of records that were read; shares their memory."""
+        """Returns the ids of records that were read; shares their memory."""
         return cls(columns.ids, tuple(room.lists() for room in columns.lists))
 
     def __len__(self) -> int:
@@ -32,16 +32,16 @@ class IdRecords:
 
     @property
     def column_ids(self) -> list[npt.NDArray[np.int64]]:
-        """All ids of each column, columns of one id first."""
+        """All ids of each column, columns of single ids first."""
         return [*self.ids.T, *(lists.values for lists in self.lists)]
 
     def take(self, records: npt.NDArray[np.int64]) -> "IdRecords":
-        """The given records, int64[k], in their order."""
+        """Returns the given records, int64[k], in their order."""
         return IdRecords(self.ids[records], tuple(_take(lists, records) for lists in self.lists))
 
     @classmethod
     def join(cls, parts: "list[IdRecords]") -> "IdRecords":
-        """The records of all parts, of which there is at least one, in their order."""
+        """Joins the records of all parts, at least one, in their order."""
         return cls(
             np.concatenate([part.ids for part in parts]),
             tuple(IdLists.join(column) for column in zip(*(part.lists for part in parts), strict=True)),
@@ -56,7 +56,7 @@ def _take(lists: IdLists, records: npt.NDArray[np.int64]) -> IdLists:
 
 
 class AccessLog:
-    """Counts the accesses to each row of one table; 24 to 48 bytes an id."""
+    """Counts the accesses to each row of one table, in 24 to 48 bytes per id."""
 
     def __init__(self) -> None:
         self._keys = np.zeros(_FIRST_SLOTS, dtype=np.int64)
@@ -81,7 +81,7 @@ class AccessLog:
         self._keys, self._counts = keys, counts
 
     def entries(self) -> "Accesses":
-        """What was counted so far."""
+        """Returns the counts so far."""
         seen = self._counts > 0
         return Accesses(self._keys[seen], self._counts[seen])
 
@@ -90,7 +90,7 @@ class AccessLog:
 class Accesses:
     """The rows of one table that were accessed: distinct keys int64[n], and their counts int64[n], at least 1.
 
-    They lie in the order of a hash of their keys, so any stretch of them is a random sample of the rows.
+    They are in the order of a hash of their keys, so any stretch of them is a random sample of the rows.
     """
 
     keys: npt.NDArray[np.int64]
@@ -112,7 +112,7 @@ class Accesses:
         return self.keys.size + once * (once - 1) / (2 * (twice + 1))
 
     def rows_covering(self, share: float) -> int:
-        """The fewest rows that take at least `share` of the accesses."""
+        """The smallest number of rows that take at least `share` of the accesses."""
         falling = np.sort(self.counts)[::-1]
         if not falling.size:
             return 0

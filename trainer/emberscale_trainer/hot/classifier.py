@@ -11,16 +11,16 @@ from emberscale_trainer.hot.kernels import fill_set, tag_ids, tag_lists
 from emberscale_trainer.hot.optimizer import Calibration
 
 _STEP = 1.02
-"""The factor by which the threshold grows until a hot set fits whose size was underestimated."""
+"""If the size of a hot set was underestimated, the threshold grows by this factor until the set fits."""
 
 _LEAST_INT64 = -(2**63)
 
 
 @dataclass(frozen=True, slots=True)
 class HotTable:
-    """The hot rows of a column: `keys` int64[n], ascending; all rows, also those that are not seen yet, if `whole`.
+    """The hot rows of a column: `keys` int64[n], ascending; if `whole`, all rows, including unseen ones.
 
-    `accesses` is the ratio of the logged accesses that went to them.
+    `accesses` is the ratio of the logged accesses that went to hot rows.
     """
 
     keys: npt.NDArray[np.int64]
@@ -30,9 +30,9 @@ class HotTable:
 
 @dataclass(frozen=True, slots=True)
 class HotSet:
-    """The hot rows of a model, a HotTable a column of ids; `bytes` is what they take in memory.
+    """The hot rows of a model, one HotTable per column of ids; `bytes` is their memory.
 
-    `threshold` is that of the calibration, or a larger one where the estimate had been too small for the budget.
+    `threshold` is that of the calibration, or larger if the estimate was too small for the budget.
     """
 
     tables: tuple[HotTable, ...]
@@ -41,14 +41,14 @@ class HotSet:
 
     @property
     def rows(self) -> int:
-        """Of all tables, as far as they were seen."""
+        """The number of hot rows of all tables that were seen."""
         return sum(table.keys.size for table in self.tables)
 
 
 def classify_rows(logs: Sequence[Accesses], row_bytes: Sequence[int], calibration: Calibration) -> HotSet:
-    """FAE's embedding classifier: one pass through each logger.
+    """Classifies rows by FAE's embedding classifier: one pass through each logger.
 
-    The rows of column c take `row_bytes[c]` each, in all of its tables.
+    A row of column c takes `row_bytes[c]` in all of the column's tables.
     """
     totals = [log.total for log in logs]
     threshold = calibration.threshold
@@ -72,13 +72,13 @@ def classify_rows(logs: Sequence[Accesses], row_bytes: Sequence[int], calibratio
 
 
 class InputProcessor:
-    """FAE's input classifier: tells the records that access hot rows only. Threads may share one.
+    """FAE's input classifier: finds the records that access only hot rows. Threads may share one.
 
-    `columns` is how many of the hot set's columns have one id a record; columns of lists follow.
+    `columns` is the number of the hot set's columns with one id per record; columns of lists follow.
     """
 
     def __init__(self, hot: HotSet, columns: int) -> None:
-        # most records are found cold soonest where the column with most cold accesses comes first
+        # the column with the most cold accesses comes first, since it soonest rules most cold records out
         looked_at = [number for number, table in enumerate(hot.tables) if not table.whole]
         single = sorted((n for n in looked_at if n < columns), key=lambda number: hot.tables[number].accesses)
         sets = [_IdSet.of(hot.tables[number].keys) for number in single]
@@ -91,7 +91,7 @@ class InputProcessor:
         self._lists = [(n - columns, _IdSet.of(hot.tables[n].keys)) for n in looked_at if n >= columns]
 
     def tag(self, records: IdRecords) -> npt.NDArray[np.bool_]:
-        """bool[n]: whether every id of a record is hot."""
+        """Returns bool[n]: whether every id of a record is hot."""
         tags = np.ones(len(records), dtype=np.bool_)
         if self._columns.size:
             tag_ids(records.ids, self._columns, self._begins, self._masks, self._empties, self._slots, tags)
@@ -103,7 +103,7 @@ class InputProcessor:
 
 @dataclass(frozen=True, slots=True)
 class _IdSet:
-    """A set of ids for the kernels: open-addressed `slots` int64[2^k], `empty` where there is none."""
+    """A set of ids for the kernels: open-addressed `slots` int64[2^k]; `empty` marks unused ones."""
 
     slots: npt.NDArray[np.int64]
     empty: int

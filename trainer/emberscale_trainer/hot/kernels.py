@@ -1,7 +1,7 @@
 """The loops over ids: counting them, and looking them up among the hot ones.
 
 Tables are open-addressed with linear probing. Their sizes are powers of two, and the hash is the finaliser of
-splitmix64, so that ids which follow each other do not crowd.
+splitmix64, so that consecutive ids do not cluster.
 """
 
 import numpy as np
@@ -33,8 +33,8 @@ def count_ids(
 ) -> tuple[int, int]:
     """Counts ids[start:] until the table has `limit` entries.
 
-    keys and counts int64[2^k]; a count of 0 is an empty slot. Returns the first id that was not counted (ids.size if
-    all were) and the entries that the table has now.
+    keys and counts int64[2^k]; a count of 0 is an empty slot. Returns the index of the first id that was not counted
+    (ids.size if all were) and the number of entries in the table.
     """
     mask = keys.size - 1
     for place in range(start, ids.size):
@@ -92,8 +92,8 @@ def tag_ids(
 ) -> None:
     """Clears the tag of each record with an id, in one of `columns`, that is not in the column's set.
 
-    ids int64[n, c]. The set of columns[i] is slots[begins[i] : begins[i] + masks[i] + 1]. Columns are looked at in the
-    order given, and a record no further once it is cold.
+    ids int64[n, c]. The set of columns[i] is slots[begins[i] : begins[i] + masks[i] + 1]. Columns are checked in the
+    given order, and a record only until it is cold.
     """
     for record in range(ids.shape[0]):
         for number in range(columns.size):
@@ -116,7 +116,7 @@ def tag_lists(
     slots: npt.NDArray[np.int64],
     tags: npt.NDArray[np.bool_],
 ) -> None:
-    """The same for one column of lists (see IdLists); an empty list leaves its record as it is."""
+    """The same for one column of lists (see IdLists); an empty list leaves its record's tag unchanged."""
     mask = slots.size - 1
     for record in range(tags.size):
         for place in range(offsets[record], offsets[record + 1]):

@@ -1,4 +1,4 @@
-"""The threshold for a budget: FAE's statistical optimizer (section 4.1.3).
+"""Finds the threshold for a budget: FAE's statistical optimizer (section 4.1.3).
 
 A bisection asks the profiler for the size of the hot set at successive thresholds, to find the smallest threshold whose
 hot set fits the budget.
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from emberscale_trainer.hot.profiler import TableProfile, hot_bytes
 
 _PRECISION = 1.001
-"""Ratio of the ends of the interval at which the search stops."""
+"""The search stops at this ratio between the ends of the interval."""
 
 _SHARE_OF_WHOLE_TABLES = 0.5
-"""The share of a budget for small tables. The rest is for popular rows of large ones, or no record would be all hot."""
+"""The share of a budget for small tables. The rest is for popular rows of large ones: else no record would be hot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What is hot within a budget: rows with at least `threshold` (t) of their table's accesses, and `whole` tables.
+    """The hot rows within a budget: rows with at least `threshold` (t) of their table's accesses, and `whole` tables.
 
     They take at most `budget` bytes, by the upper end of their estimate.
     """
@@ -29,7 +29,7 @@ class Calibration:
 
 
 def small_tables(tables: Sequence[TableProfile], budget: int) -> frozenset[int]:
-    """The tables that are hot as a whole: small ones, the smallest first, within half of the budget."""
+    """Returns the tables that are hot as a whole: small ones, the smallest first, within half of the budget."""
     chosen: set[int] = set()
     room = _SHARE_OF_WHOLE_TABLES * budget
     for number in sorted(range(len(tables)), key=lambda number: tables[number].estimated_bytes):
@@ -42,9 +42,9 @@ def small_tables(tables: Sequence[TableProfile], budget: int) -> frozenset[int]:
 
 
 def calibrate_threshold(tables: Sequence[TableProfile], budget: int) -> Calibration:
-    """The smallest threshold, to a thousandth, whose hot rows fit into `budget` bytes with CONFIDENCE.
+    """Finds the smallest threshold, to a thousandth, whose hot rows fit into `budget` bytes with CONFIDENCE.
 
-    The threshold is above 1, at which no row is hot, where the budget has no room for the most popular rows alone.
+    If the budget has no room even for the most popular rows, the threshold is above 1, and no row is hot.
     Raises ValueError for a negative budget.
     """
     if budget < 0:

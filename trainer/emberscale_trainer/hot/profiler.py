@@ -20,7 +20,7 @@ CHUNK_ENTRIES = 1024
 """m of the paper."""
 
 CONFIDENCE = 0.999
-"""Of the interval, as in the paper's figure 10."""
+"""The confidence of the interval, as in the paper's figure 10."""
 
 LARGE_TABLE_BYTES = 1 << 20
 """A smaller table is hot as a whole ("de-facto hot")."""
@@ -28,14 +28,14 @@ LARGE_TABLE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """A number of rows, or of bytes, is `mean` plus or minus `half_width` with the confidence asked for."""
+    """A number of rows, or of bytes, is `mean` plus or minus `half_width` with the given confidence."""
 
     mean: float
     half_width: float
 
     @property
     def upper(self) -> float:
-        """The end of the interval that a budget must hold."""
+        """The upper end of the interval, for which a budget must have room."""
         return self.mean + self.half_width
 
 
@@ -43,8 +43,8 @@ class SizeEstimate:
 class TableProfile:
     """The chunks of one table's logger: int64[n, m], or all entries, int64[1, entries], of a logger of at most n * m.
 
-    `accesses` is T * x / 100: accesses to the table that were logged. `entries` is how many rows they went to, in
-    `chunk_count` (N) chunks. `row_bytes` is what one row takes in memory.
+    `accesses` is T * x / 100: the logged accesses to the table. `entries` is the number of rows that they went to, in
+    `chunk_count` (N) chunks. `row_bytes` is the memory of one row.
     """
 
     chunks: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class TableProfile:
 
     @classmethod
     def of(cls, accesses: Accesses, row_bytes: int, random: np.random.Generator) -> "TableProfile":
-        """Draws chunks of a logger. Its last entries, which fill no chunk, are left out."""
+        """Draws chunks of a logger. The last entries, which do not fill a chunk, are left out."""
         entries = accesses.counts.size
         count = entries // CHUNK_ENTRIES
         if count <= CHUNKS:
@@ -69,15 +69,15 @@ class TableProfile:
 
     @property
     def small(self) -> bool:
-        """Whether the table, with the rows that were not seen yet, is small enough to be hot as a whole."""
+        """Whether the table, including unseen rows, is small enough to be hot as a whole."""
         return self.estimated_bytes < LARGE_TABLE_BYTES
 
     def cutoff(self, threshold: float) -> float:
-        """H_zt: accesses in the sample from which on a row is hot at a threshold t (equation 1)."""
+        """H_zt: the fewest accesses in the sample that make a row hot at a threshold t (equation 1)."""
         return threshold * self.accesses
 
     def hot_rows(self, threshold: float, confidence: float = CONFIDENCE) -> SizeEstimate:
-        """The rows that are hot at a threshold t (equations 2 to 4). Exact where all entries were drawn."""
+        """Estimates the rows that are hot at a threshold t (equations 2 to 4). Exact if all entries were drawn."""
         hot = (self.chunks >= self.cutoff(threshold)).sum(axis=1)
         chunks, chunk_entries = self.chunks.shape
         if chunks == 1:
@@ -91,7 +91,7 @@ class TableProfile:
 
 
 def hot_bytes(tables: Sequence[TableProfile], whole: frozenset[int], threshold: float) -> SizeEstimate:
-    """Bytes of all tables' hot rows at a threshold; tables in `whole` count with all their rows.
+    """Estimates the bytes of all tables' hot rows at a threshold; tables in `whole` count with all their rows.
 
     The chunks of tables are drawn independently, so the squares of the half widths add up.
     """

@@ -1,9 +1,8 @@
-"""A part of a data set instead of all of it: FAE's sparse input sampler (section 4.1.1), which reads x = 5%.
+"""Samples a part of a data set: FAE's sparse input sampler (section 4.1.1), which reads x = 5%.
 
-The unit that is drawn is a block, or, where blocks can only be reached through those before them (Parquet's row
-groups), the whole stretch from its entry point on, if there are enough of these. Units are drawn one from each of as
-many equal stretches of the data, since ids come and go with time. A compressed file must be decompressed up to the
-last block that is drawn.
+A unit of sampling is a block or, if blocks can only be reached through those before them (Parquet's row groups), the
+whole stretch from its entry point on, if there are enough stretches. The data is divided into equal parts, and one unit
+is drawn from each, since ids come and go with time. A compressed file must be decompressed up to its last drawn block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +23,10 @@ _ENOUGH_UNITS = 640
 _FEWEST_UNITS = 32
 _LARGEST_BLOCK = 1024
 _RECORD_BYTES = 256
-"""Of a record of text, about: how large blocks are in small data."""
+"""The approximate bytes of a text record, for the size of blocks in small data."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much."""
+"""Called with the current activity, how much of it is done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,11 @@ class IndexedData:
 
     @property
     def records(self) -> int:
-        """Of all files, malformed ones included."""
+        """The records of all files, including malformed ones."""
         return sum(block.records for block in self.blocks)
 
     def units(self) -> list[list[Block]]:
-        """What may be drawn, in the order of the files; the blocks of a unit in theirs."""
+        """Returns the units of sampling in the order of the files, each with its blocks in order."""
         stretches = [
             list(blocks)
             for _, blocks in groupby(
@@ -58,7 +57,7 @@ class IndexedData:
         return stretches if len(stretches) >= _ENOUGH_UNITS else [[block] for block in self.blocks]
 
     def read(self, blocks: Sequence[Block], bad_records: list[BadRecord]) -> Iterator[IdRecords]:
-        """The ids of each block. Malformed records are added to `bad_records`. Raises DataUnavailableError."""
+        """Yields the ids of each block, and adds malformed records to `bad_records`. Raises DataUnavailableError."""
         for block in blocks:
             columns = empty_columns(block.records, self.reader.columns, self.reader.raw)
             read = self.reader.read_block(self.files[block.file_number], block)
@@ -82,9 +81,9 @@ def index_data(files: Sequence[DataFile], reader: RecordFormat, progress: Progre
 
 
 def draw(units: int, rate: float, held_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Which units to profile, a ratio `rate` of them, and up to `held_out` others; both ascending.
+    """Draws the units to profile, a ratio `rate` of them, and up to `held_out` others; both ascending.
 
-    At least 32 units are profiled where there are twice as many; of a single one, the two are the same.
+    At least 32 units are profiled if there are twice as many; a single unit is in both.
     """
     if units == 1:
         return [0], [0]
@@ -99,10 +98,10 @@ def draw(units: int, rate: float, held_out: int, seed: int) -> tuple[list[int], 
 
 @dataclass(slots=True)
 class Sample:
-    """What was read of a data set: a log of accesses for each column, and the ids of records that are in no log.
+    """A sample of a data set: a log of accesses for each column, and the ids of records that are in no log.
 
-    `share` is the ratio of the records that were profiled. Whatever is said about a hot set is measured on `held_out`:
-    of the records that chose it, more would be hot than of others. They are others (`apart`) unless there is a single
+    `share` is the ratio of the records that were profiled. Hot sets are evaluated on `held_out` records, since more of
+    the records that determined a hot set are hot than of others. They are separate (`apart`) unless there is only one
     block.
     """
 
@@ -117,7 +116,7 @@ class Sample:
 def take_sample(data: IndexedData, rate: float, held_out: int, seed: int, progress: Progress) -> Sample:
     """Profiles a ratio `rate` of the records, and keeps the ids of about `held_out` others.
 
-    Raises DataUnavailableError, also where no record of the sample is well-formed.
+    Raises DataUnavailableError, also if no record of the sample is well-formed.
     """
     units = data.units()
     kept_units = -(-held_out * len(units) // data.records)

@@ -1,4 +1,4 @@
-"""How skewed a data set is, and what hot rows would save: the calibrator from the sample to bytes on the wire."""
+"""Measures the skew of a data set and the savings of hot rows: the calibrator from the sample to bytes on the wire."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class SkewRequest:
 class TableSkew:
     """A column of ids, as sampled.
 
-    `rows` were seen, and there are at least `estimated_rows`. `rows_for_half` of them take half of the accesses, and
-    `rows_for_most` 90%. `curve` is (rank, accesses) of rows by falling accesses, as the whole data set would have them.
+    `rows` were seen, and at least `estimated_rows` exist. `rows_for_half` of them take half of the accesses, and
+    `rows_for_most` 90%. `curve` is (rank, accesses) of rows by falling accesses, scaled to the whole data set.
     """
 
     name: str
@@ -96,9 +96,9 @@ class BudgetSkew:
 
 @dataclass(frozen=True, slots=True)
 class SkewReport:
-    """What a sample says of a data set. `row_bytes_per_sample` is rows on the wire without hot rows.
+    """The skew of a data set by a sample. `row_bytes_per_sample` is rows on the wire without hot rows.
 
-    `apart` says whether the held-out records are others than those that were profiled.
+    `apart`: whether the held-out records are separate from the profiled ones.
     """
 
     records: int
@@ -130,7 +130,7 @@ def measure_skew(
 ) -> SkewReport:
     """Profiles a sample of the data, and chooses a hot set for each budget.
 
-    With `request.exact`, two passes over all records say how good the sample is. Raises DataUnavailableError.
+    With `request.exact`, two passes over all records measure the quality of the sample. Raises DataUnavailableError.
     """
     held_out = min(
         _HELD_OUT_BATCHES * request.batch_size, max(round(request.rate * data.records), 2 * request.batch_size)

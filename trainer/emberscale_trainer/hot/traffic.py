@@ -2,9 +2,9 @@
 
 Each distinct row of a batch is pulled and pushed once (see `emberscale_api.wire`): its key goes both ways, its weights
 one way and their gradients the other. Headers and dense parameters are left out. A hot batch asks no parameter server
-for rows. Workers on machines of their own send each other its steps, so that their copies stay equal (in FAE an
+for rows. Workers on separate machines send each other their steps, so that their copies stay equal (in FAE an
 all-reduce, section 3); workers that share one copy send nothing. At a swap, each copy fetches the hot rows, and one
-writes them back.
+copy writes them back.
 """
 
 import math
@@ -23,7 +23,7 @@ _MEASURED_BATCHES = 32
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """What the rows of one id of a column cost, in all tables of the column.
+    """The costs of the rows of one id of a column, in all tables of the column.
 
     `memory` is bytes in a table, as a PS holds them. `step` is bytes of a key and its weights or gradients, per table.
     """
@@ -33,7 +33,7 @@ class RowCosts:
 
     @classmethod
     def of(cls, tables: Sequence[TableSpec], columns: int) -> tuple["RowCosts", ...]:
-        """Those of each of the columns of ids."""
+        """Returns the costs of each column of ids."""
         memory, step = [0] * columns, [0] * columns
         for table in tables:
             memory[table.column] += RowLayout.of(table).stride
@@ -45,8 +45,8 @@ class RowCosts:
 class RowTraffic:
     """Bytes of rows on the wire for a sample, on average over an epoch, of a job with hot rows.
 
-    `cold` is what cold batches pull and push. `exchanged` is what workers send each other in hot batches if each has a
-    copy of its own. `swapped` is hot rows at swaps: with one copy, and with one a worker.
+    `cold` is pulled and pushed by cold batches. `exchanged` is sent between workers in hot batches if each has its own
+    copy. `swapped` is hot rows at swaps: with one copy, and with one per worker.
     """
 
     cold: float
@@ -56,12 +56,12 @@ class RowTraffic:
 
     @property
     def shared(self) -> float:
-        """With one copy for all workers."""
+        """The traffic with one copy for all workers."""
         return self.cold + self.swapped_shared
 
     @property
     def copies(self) -> float:
-        """With a copy a worker."""
+        """The traffic with one copy per worker."""
         return self.cold + self.exchanged + self.swapped_copies
 
 
@@ -76,7 +76,7 @@ def bytes_of_batch(records: IdRecords, costs: Sequence[RowCosts]) -> int:
 def step_bytes(
     records: IdRecords, chosen: npt.NDArray[np.bool_], batch_size: int, costs: Sequence[RowCosts], seed: int
 ) -> float:
-    """Bytes for a sample of batches of the chosen records (bool[n]), as `bytes_of_batch`; 0 where there is none.
+    """Bytes for a sample of batches of the chosen records (bool[n]), as `bytes_of_batch`; 0 if there are none.
 
     Fewer records than a batch make one small batch, whose rows are shared by fewer records: an upper bound.
     """

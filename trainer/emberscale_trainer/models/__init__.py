@@ -1,4 +1,4 @@
-"""The models, and how their parameters travel."""
+"""The models, and the transfer of their parameters."""
 
 from emberscale_trainer.models.architectures import FlatParameters, build_model, vjp
 

@@ -1,4 +1,4 @@
-"""The architectures that a manifest can name, the model that it asks for, and its parameters as one flat vector.
+"""The architectures that a manifest can name, the model that it specifies, and its parameters as one flat vector.
 
 * DLRM: a bottom MLP over dense features, dot products between all pairs of vectors, and a top MLP.
 * Wide & Deep: a linear model that memorises, and an MLP that generalises, trained together.
@@ -69,9 +69,9 @@ float32 [B, width], which it returns; None if the logits do not depend on them."
 
 
 def vjp(model: nn.Module, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, PullBack]:
-    """The logits float32 [B] of a batch, without a graph, and the way back from their gradient, to be gone once.
+    """Returns the logits float32 [B] of a batch, without a graph, and the pull-back of their gradient, to call once.
 
-    The way back is PyTorch's autograd, or the model's own where it has one. The gradients of the parameters must be
+    The pull-back is PyTorch's autograd, or the model's own if it has one. The gradients of the parameters must be
     zeros before.
     """
     if isinstance(model, DLRM):
@@ -87,7 +87,7 @@ def vjp(model: nn.Module, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Pu
 
 
 class DLRM(nn.Module):
-    """The model of Naumov et al. (2019), whose embeddings are given rather than held.
+    """The model of Naumov et al. (2019), which takes embeddings as inputs instead of holding them.
 
     `forward` takes dense features float32 [B, dense] and embeddings float32 [B, tables * dimension], and returns logits
     float32 [B]. Without dense features there is no bottom MLP, and the vectors are the embeddings alone.
@@ -108,7 +108,7 @@ class DLRM(nn.Module):
         return logits.squeeze(1)
 
     def vjp(self, dense: Tensor, embeddings: Tensor) -> "tuple[Tensor, PullBack]":
-        """Logits of a batch, and the way back from their gradient; see `vjp`."""
+        """Returns the logits of a batch, and the pull-back of their gradient; see `vjp`."""
         with torch.no_grad():
             below = [embeddings[:, :0]] if self.bottom is None else self.bottom.outputs(dense)
             above = self.top.outputs(interact(below[-1], embeddings, self._dimension))
@@ -127,7 +127,7 @@ class DLRM(nn.Module):
 class WideAndDeep(nn.Module):
     """The model of Cheng et al. (2016), section 3.3: the sum of both parts' log odds.
 
-    The wide part has one weight a dense feature and one an id; cross products of features (their equation 2) are
+    The wide part has one weight per dense feature and one per id; cross products of features (their equation 2) are
     columns of the data. `forward` takes dense features float32 [B, dense] and float32 [B, deep + wide], the embeddings
     of a sample followed by the weights of its ids, and returns logits float32 [B].
     """
@@ -168,7 +168,7 @@ class CrossLayer(nn.Module):
 
 
 class DCNv2(nn.Module):
-    """The stacked model of Wang et al. (2021), section 3.3: the MLP takes what the cross layers give.
+    """The stacked model of Wang et al. (2021), section 3.3: the MLP takes the output of the cross layers.
 
     `forward` takes dense features float32 [B, dense] and embeddings float32 [B, embeddings], of any dimensions, and
     returns logits float32 [B].
@@ -195,7 +195,7 @@ class CompressedInteractions(nn.Module):
     """The CIN of Lian et al. (2018), section 3.2, with the identity for an activation, which they found best.
 
     Layer k makes maps x^k_h = sum over i, j of W^k_hij (x^(k-1)_i * x^0_j), their equation 6; each map is summed over
-    the embedding dimension, their equation 7, and the sums of all layers are weighed, their equation 8.
+    the embedding dimension, their equation 7, and the sums of all layers are weighted, their equation 8.
     `forward` takes the fields' embeddings float32 [B, fields, dimension], and returns float32 [B].
     """
 
@@ -208,7 +208,7 @@ class CompressedInteractions(nn.Module):
 
     def forward(self, fields: Tensor) -> Tensor:
         """The log odds of the interactions."""
-        # maps before samples: a layer is then one product of matrices over all samples and dimensions
+        # maps before samples, so that a layer is one product of matrices over all samples and dimensions
         first = x = fields.permute(1, 0, 2).contiguous()
         sums = []
         for weights in self.filters:
@@ -244,7 +244,7 @@ class XDeepFM(nn.Module):
 
 
 def build_model(spec: ModelSpec, resolved: ResolvedModel, seed: int) -> nn.Module:
-    """The manifest's model with initial dense parameters that depend on the seed alone.
+    """Builds the manifest's model with initial dense parameters that depend on the seed alone.
 
     It takes dense features float32 [B, dense] and float32 [B, sum of the tables' dimensions], the vectors of all tables
     side by side in their order, and returns logits float32 [B]. Raises EntrypointError.

@@ -1,6 +1,7 @@
-"""A model of the person's own: `spec.model.entrypoint: package.module:factory`.
+"""A user's own model: `spec.model.entrypoint: package.module:factory`.
 
-What goes wrong in it is theirs to mend, so they are shown their own frames and what was expected, not this program's.
+Users have to fix errors in their own models, so they see the frames of their code and what was expected, not the frames
+of this program.
 """
 
 import importlib
@@ -28,7 +29,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class EntrypointError(InvalidError):
-    """The person's model cannot be made or called. `frames` are those of their own code, or nothing."""
+    """The user's model cannot be made or called. `frames` are those of the user's code, or empty."""
 
     def __init__(self, entrypoint: str, problem: str, frames: str = "") -> None:
         super().__init__(f"{frames}spec.model.entrypoint: {entrypoint}: {problem}")
@@ -43,10 +44,10 @@ def features_of(resolved: ResolvedModel) -> Features:
 
 
 class OwnModel(nn.Module):
-    """A person's module behind the interface of the built-in models.
+    """A user's module behind the interface of the built-in models.
 
     `forward` takes dense features float32 [B, dense] and embeddings float32 [B, sum of dimensions], and returns logits
-    float32 [B]. Raises EntrypointError where the module does not.
+    float32 [B]. Raises EntrypointError if the module does not.
     """
 
     def __init__(self, entrypoint: str, features: Features) -> None:
@@ -91,7 +92,7 @@ def described(value: object) -> str:
 
 @contextmanager
 def their_frames(entrypoint: str, doing: str) -> Iterator[None]:
-    """Turns what the body raises into an EntrypointError with the frames of the person's own code."""
+    """Turns errors of the body into an EntrypointError with the frames of the user's code."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -131,7 +132,7 @@ def _factory(entrypoint: str) -> Callable[[Features], object]:
         raise EntrypointError(entrypoint, f"{module.__file__} has no {name}; what can be called there: {found}")
     if not callable(factory):
         raise EntrypointError(entrypoint, f"{name} is {described(factory)}; expected a function of the features")
-    return factory  # type: ignore[no-any-return]  # whatever they wrote; what it returns is checked
+    return factory  # type: ignore[no-any-return]  # arbitrary user code; its result is checked
 
 
 def _imported(entrypoint: str, name: str) -> ModuleType:
@@ -156,7 +157,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """The frames of the person's code, as Python prints them."""
+    """Returns the frames of the user's code, as Python prints them."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
     if not frames and not isinstance(error, SyntaxError):
         return ""

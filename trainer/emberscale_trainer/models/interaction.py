@@ -1,17 +1,17 @@
 """Feature interactions: the dot products of DLRM, and one layer of xDeepFM's compressed interaction network (CIN).
 
 DLRM takes dot products between all pairs of a sample's vectors; the backward of p_ij = v_i . v_j is dv_i = sum over j
-!= i of g_ij v_j, with g symmetric. torch.bmm over 27 vectors of 16 spends most of its time in the bookkeeping of
-thousands of tiny products, computes every product twice, and index_select and its backward copy the half that is
-wanted. Here one pass over the vectors, which stay in the first-level cache, makes the rows of the next layer's input,
-and one pass back makes both gradients. Forward, a register holds one element of eight samples, so no sum crosses lanes
-and no lane is idle. Backward, it holds eight elements of one vector: turning vectors, gradients and triangle would cost
+!= i of g_ij v_j, with g symmetric. torch.bmm over 27 vectors of 16 spends most of its time on the bookkeeping of
+thousands of tiny products and computes every product twice; index_select and its backward then copy the needed half.
+Here one pass over the vectors, which stay in the first-level cache, makes the rows of the next layer's input, and one
+pass back makes both gradients. Forward, a register holds one element of eight samples, so no sum crosses lanes and no
+lane is idle. Backward, it holds eight elements of one vector: transposing vectors, gradients and triangle would cost
 more than it saves.
 
-A CIN layer multiplies all pairs of maps, x_i * y_j, which would take before * fields floats a sample and dimension:
-100 MB for a batch of 2048. The products are made for a few columns at a time, which stay in the cache, and made again
-for the gradients. In the first layer, where x and y are the same, x_i * x_j and x_j * x_i have one weight, the sum of
-theirs.
+A CIN layer multiplies all pairs of maps, x_i * y_j, which would take before * fields floats per sample and dimension:
+100 MB for a batch of 2048. The products are computed for a few columns at a time, which stay in the cache, and computed
+again for the gradients. In the first layer, where x and y are the same, x_i * x_j and x_j * x_i share one weight, the
+sum of theirs.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ _LINE = VECTOR_BYTES
 
 
 def interact(first: Tensor, others: Tensor, dimension: int) -> Tensor:
-    """`first` beside the dot products of all pairs of vectors; float32 [batch, dimension + pairs].
+    """Returns `first` beside the dot products of all pairs of vectors; float32 [batch, dimension + pairs].
 
     The vectors are those of `first`, float32 [batch, k * dimension], followed by those of `others`, float32
     [batch, n * dimension]; pairs (1, 0), (2, 0), (2, 1), (3, 0) and so on. All of `first` is repeated before them.
@@ -47,7 +47,7 @@ def interact(first: Tensor, others: Tensor, dimension: int) -> Tensor:
 
 
 def _interact_in_a_graph(first: Tensor, others: Tensor, dimension: int) -> Tensor:
-    """The same of torch's own operations: a graph that is compiled or exported cannot hold kernels of ours."""
+    """The same with torch's own operations, since a compiled or exported graph cannot hold our kernels."""
     vectors = torch.cat([first, others], dim=1).view(first.shape[0], -1, dimension)
     rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
@@ -69,7 +69,7 @@ class _Interaction(torch.autograd.Function):
 
 
 def _rows(first: Tensor, others: Tensor, dimension: int) -> Tensor:
-    """What `interact` returns."""
+    """Computes the result of `interact`."""
     first, others = first.contiguous(), others.contiguous()
     shape = _Shape(first, others, dimension)
     out = torch.empty(len(first), first.shape[1] + shape.pairs)
@@ -79,7 +79,7 @@ def _rows(first: Tensor, others: Tensor, dimension: int) -> Tensor:
 
 
 def interaction_gradients(gradient: Tensor, first: Tensor, others: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """The gradients of `first` and `others` from that of what `interact` returns of them."""
+    """Computes the gradients of `first` and `others` from the gradient of the result of `interact`."""
     gradient, first, others = gradient.contiguous(), first.contiguous(), others.contiguous()
     of_first, of_others = torch.empty_like(first), torch.empty_like(others)
     shape = _Shape(first, others, dimension)
@@ -126,7 +126,7 @@ class _Shape:
 
 @part
 def _turn(source: int, stride: int, width: int, target: int) -> None:
-    """`width` floats of each of LANES samples, `stride` bytes apart, become lines of one element of all samples."""
+    """Transposes `width` floats of LANES samples, `stride` bytes apart, to lines of one element of all samples."""
     whole = width & WHOLE
     for column in range(0, whole, LANES):
         turn8(source + _FLOAT * column, stride, target + _LINE * column, _LINE)
@@ -158,7 +158,7 @@ def _row(triangle: int, row: int) -> int:
 def _forward_block(
     first: int, others: int, first_width: int, others_width: int, dimension: int, scratch: int, out: int
 ) -> None:
-    """The rows of LANES samples; those of the triangle beyond the last vector are computed of zeros, and not kept."""
+    """Computes the rows of LANES samples; triangle rows beyond the last vector come from zeros, and are dropped."""
     count = (first_width + others_width) // dimension
     tiles = (count + _TILE - 1) // _TILE * _TILE
     vector_bytes = _LINE * dimension
@@ -327,7 +327,7 @@ def compress(x: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     `x` is float32 [before, B, dimension], `first` float32 [fields, B, dimension], `weights` float32
     [maps, before * fields].
     """
-    if torch.compiler.is_compiling():  # a graph cannot take pieces whose number hangs on the batch
+    if torch.compiler.is_compiling():  # a graph cannot hold pieces whose number depends on the batch
         products = (x.flatten(1)[:, None] * first.flatten(1)[None]).flatten(0, 1)
         return (weights @ products).view(-1, *x.shape[1:])
     if x is not first:

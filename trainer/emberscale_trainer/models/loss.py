@@ -1,6 +1,6 @@
 """The log loss of logits: its value, the predictions and the gradient in one pass.
 
-PyTorch's own takes a graph of its own, and the sigmoid once more for the predictions.
+PyTorch's loss needs a graph of its own, and computes the sigmoid once more for the predictions.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Multi-layer perceptrons, and their gradients without a graph.
 
-A batch of 512 keeps all but the widest layer busy for some ten microseconds. PyTorch's autograd takes longer than that
-for the bookkeeping: nodes of a graph, a new tensor for each gradient of a parameter, and its addition to zeros.
-`outputs` and `pull_back` call the same products of matrices directly, and write gradients where they belong.
+A batch of 512 takes some ten microseconds in each layer but the widest. PyTorch's autograd takes longer than that for
+the bookkeeping: nodes of a graph, a new tensor for each gradient of a parameter, and its addition to zeros. `outputs`
+and `pull_back` call the same products of matrices directly, and write gradients to their final place.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _threshold_backward = torch.ops.aten.threshold_backward.default
 
 
 class MLP(nn.Sequential):
-    """Linear layers from widths[0] to widths[-1] features, with ReLU between them and, if asked, after the last."""
+    """Linear layers from widths[0] to widths[-1] features, with ReLU between them and optionally after the last."""
 
     def __init__(self, widths: Sequence[int], activate_last: bool) -> None:
         linear = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
@@ -24,14 +24,14 @@ class MLP(nn.Sequential):
         for layer, followed in zip(linear, activated, strict=True):
             layers.append(layer)
             if followed:
-                layers.append(nn.ReLU(inplace=True))  # a linear layer does not need its output to go back
+                layers.append(nn.ReLU(inplace=True))  # the backward pass of a linear layer does not need its output
         super().__init__(*layers)
         self._linear, self._activated = linear, activated
 
     def outputs(self, inputs: Tensor) -> list[Tensor]:
-        """`inputs`, float32 [B, widths[0]], and what follows each layer, float32 [B, width].
+        """Returns `inputs`, float32 [B, widths[0]], and the output of each layer, float32 [B, width].
 
-        To be called where PyTorch records no graph.
+        To be called while PyTorch records no graph.
         """
         outputs = [inputs]
         for layer, activated in zip(self._linear, self._activated, strict=True):
@@ -42,8 +42,8 @@ class MLP(nn.Sequential):
     def pull_back(self, outputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
         """Replaces the parameters' gradients by those of one batch; returns the gradient of the first layer's output.
 
-        `outputs` are those of `outputs`, and `gradient` that of the last one. The returned one is that before the
-        activation, float32 [B, widths[1]]; `of_inputs` takes it further.
+        `outputs` is the result of `outputs`, and `gradient` the gradient of the last of them. The returned gradient is
+        that before the activation, float32 [B, widths[1]]; `of_inputs` continues from it.
         """
         for number in reversed(range(len(self._linear))):
             layer = self._linear[number]
@@ -56,5 +56,5 @@ class MLP(nn.Sequential):
         return gradient
 
     def of_inputs(self, gradient: Tensor) -> Tensor:
-        """The gradient of the inputs, float32 [B, widths[0]], from that of the first layer's output."""
+        """Returns the gradient of the inputs, float32 [B, widths[0]], from that of the first layer's output."""
         return torch.mm(gradient, self._linear[0].weight)

@@ -1,7 +1,7 @@
-"""A dry step of the person's own model, before any process of a job starts.
+"""A dry step of a user's own model, before any process of a job starts.
 
-python -m emberscale_trainer.models.rehearsal < job.json prints `{"problem", "trace", "remarks"}`. It is a process of
-its own, so that the model is loaded as the workers will load it.
+python -m emberscale_trainer.models.rehearsal < job.json prints `{"problem", "trace", "remarks"}`. It is a separate
+process, so that the model is loaded as the workers will load it.
 """
 
 import json
@@ -59,7 +59,7 @@ def _returns_probabilities(model: OwnModel, dense: int, dimensions: Mapping[str,
 
 
 def _backward(entrypoint: str, logits: torch.Tensor, vectors: list[torch.Tensor], names: list[str]) -> list[str]:
-    """The names of the embeddings that get no gradient. Raises EntrypointError if none gets any."""
+    """Returns the names of the embeddings that get no gradient. Raises EntrypointError if none gets any."""
     nothing = "no embedding gets a gradient; expected logits that depend on them, without detach() or no_grad()"
     if not logits.requires_grad:
         raise EntrypointError(entrypoint, nothing)
