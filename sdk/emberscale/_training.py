@@ -1,4 +1,4 @@
-"""Training on this machine: what `emberscale run` and `emberscale.train` share."""
+"""Training on this machine: the code that `emberscale run` and `emberscale.train` share."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ class Training:
 
 
 class TrainingFailedError(Exception):
-    """The job has Failed; `training` says how far it came."""
+    """The job has Failed; `training` has its results so far."""
 
     def __init__(self, training: Training) -> None:
         summary = training.summary

@@ -18,10 +18,10 @@ Runs = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Counts:
-    """Samples that some server applied zero times, that every one applied once, and that some applied repeatedly.
+    """Samples that some server never applied, that every server applied once, and that some server applied repeatedly.
 
-    A sample that one server missed and another repeated is in both `missing` and `repeated`. `forgotten` are those of
-    the samples that some rows have lost again, in a partial recovery.
+    A sample that one server missed and another repeated is in both `missing` and `repeated`. `forgotten` are the
+    samples that some rows have lost again in a partial recovery.
     """
 
     missing: int = 0
@@ -64,8 +64,8 @@ class ServerRecord:
 class AuditReport:
     """Counts by epoch, over all servers of a checkpoint.
 
-    * `contradictions`: where the dense parameters of a server took more or fewer steps than its record tells of.
-    * `shares`: what each partial recovery made which rows forget, oldest first.
+    * `contradictions`: the servers whose dense parameters took more or fewer steps than their records tell.
+    * `shares`: what each partial recovery lost, and from which rows, oldest first.
     * `origin`: the checkpoint of another job that this one started from; None: from nothing.
     """
 
@@ -83,7 +83,7 @@ class AuditReport:
 
     @property
     def accounted(self) -> bool:
-        """Whether every sample was applied once, and only what partial recoveries tell of is forgotten."""
+        """Whether every sample was applied once, except for samples forgotten in recorded partial recoveries."""
         return self.total.accounted and not self.contradictions
 
     @property
@@ -173,8 +173,8 @@ def audit_applied(
     """Counts for each epoch.
 
     Batch k of an epoch holds its samples [k * batch_size, min((k + 1) * batch_size, records)). `servers[i][epoch]` is
-    what server i applied; batches in none of its runs were applied zero times. Epochs beyond `epochs` are counted too
-    if any server knows of them: whatever is applied there is too much.
+    what server i applied; it never applied batches outside of its runs. Epochs beyond `epochs` are counted too if any
+    server knows of them: everything applied there is too much.
     """
     expected = range(epochs)
     beyond = {epoch for server in servers for epoch in server if epoch not in expected}

@@ -1,4 +1,4 @@
-"""Which brain plans the sizes that a manifest leaves open, when a job runs on this machine."""
+"""Chooses the brain that plans the sizes that a manifest leaves open, for a job on this machine."""
 
 import os
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _address(text: str) -> str:
 
 
 def _check_settings(settings: Sequence[str]) -> None:
-    """Before anything starts; only where there are some, because it takes the brain's libraries."""
+    """Checks settings before anything starts; only if there are some, because that imports the brain's libraries."""
     if not settings:
         return
     from emberscale_brain.service.settings import load_settings

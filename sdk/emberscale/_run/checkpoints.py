@@ -49,7 +49,7 @@ class SavedCheckpoint:
 
     @property
     def builds_on(self) -> tuple[str, ...]:
-        """The earlier checkpoints of which it needs files, oldest first."""
+        """The earlier checkpoints whose files this one needs, oldest first."""
         return () if self.manifest is None else self.manifest.builds_on
 
     @property
@@ -65,9 +65,9 @@ INCOMPLETE = "has no manifest: it is being written, or was given up"
 class TableRows:
     """The rows of one table over all servers.
 
-    `bytes` are those of its files, with what later ones replace: weights, optimizer state and counts. `exact_bytes` are
-    what its rows would take with weights as float32; `weight_bits` is in how few bits weights are stored, 0 if all are
-    float32.
+    `bytes` is the size of its files, including rows that later files replace: weights, optimizer state and counts.
+    `exact_bytes` is the size of its rows with weights as float32; `weight_bits` is the fewest bits of a stored weight,
+    0 if all are float32.
     """
 
     name: str
@@ -88,7 +88,7 @@ class FoundCheckpoints:
 
 
 class SavedCheckpoints:
-    """The place where a job's checkpoints are: any fsspec URI. Raises InvalidError for one that cannot be used."""
+    """The storage of a job's checkpoints: any fsspec URI. Raises InvalidError for an unusable one."""
 
     def __init__(self, uri: str, field: str = "spec.checkpoint.uri") -> None:
         """`field` of the manifest names the place."""
@@ -152,7 +152,7 @@ class SavedCheckpoints:
         return SavedCheckpoint(identifier, manifest, problem, taken)
 
     def initial(self) -> InitialCheckpoints:
-        """The complete checkpoints, as those of another job from which one starts. Raises InvalidError."""
+        """Returns the complete checkpoints, for another job to start from. Raises InvalidError."""
         whole = {entry.id: entry for entry in reversed(self.entries()) if not entry.incomplete}
 
         def read(identifier: str) -> CheckpointManifest:
@@ -202,7 +202,7 @@ class SavedCheckpoints:
         return problems
 
     def remove(self, identifier: str) -> None:
-        """Removes a checkpoint, its manifest first: what is left never counts as complete. Raises InvalidError."""
+        """Removes a checkpoint, its manifest first, so that no remainder counts as complete. Raises InvalidError."""
         folder = f"{self._root}/{identifier}"
         for path in (f"{folder}/{MANIFEST_NAME}", folder):
             try:
@@ -306,9 +306,9 @@ class ModelUnavailableError(UnavailableError):
 
 
 def export_model(uri: str, checkpoint: str, model: Path) -> None:
-    """Copies the checkpoint's files to `model`, and replaces what it held.
+    """Copies the checkpoint's files to `model`, and replaces its content.
 
-    Copies, and no hard links: damage to a file of one must not reach the other. Raises ModelUnavailableError.
+    Copies rather than hard links, so that damage to a file does not affect both. Raises ModelUnavailableError.
     """
     beside = model.with_name(f".{model.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
@@ -329,7 +329,7 @@ def export_model(uri: str, checkpoint: str, model: Path) -> None:
 
 
 def _first_problem(error: OSError) -> str:
-    """`shutil` gathers what went wrong with each file: (source, target, problem)."""
+    """Returns the first problem of a copy; `shutil` collects (source, target, problem) for each file."""
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
         return str(error.args[0][0][2])
     return error.strerror or str(error)

@@ -25,9 +25,9 @@ _POLL_SECONDS = 0.02
 
 
 class DrilledRun:
-    """The run under way in a folder, on which nobody else rehearses anything.
+    """The run under way in a folder, locked against other rehearsals.
 
-    Raises InvalidError if none is, or if somebody does.
+    Raises InvalidError if no run is under way, or another rehearsal is.
     """
 
     def __init__(self, root: Path) -> None:

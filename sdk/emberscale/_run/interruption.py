@@ -13,10 +13,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """What signals that ask for an end do: before the job runs they end the program; while it runs, the first saves
-    its state and the second does not wait for that; after it they do nothing, as all is done in a moment.
+    """Handles signals that ask for an end: before the job runs they end the program; while it runs, the first saves
+    its state and the second does not wait for that; after it they do nothing, since the program ends in a moment.
 
-    Signals reach the main thread only; entered in another one, this leaves them as they are.
+    Only the main thread gets signals; in any other thread, this does not change their handlers.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Interruption:
         signals: Sequence[signal.Signals] = STOP_SIGNALS,
         ending: Callable[[int], BaseException] = lambda number: SystemExit(128 + number),
     ) -> None:
-        """`ending` is what is raised for a signal that comes before the job runs."""
+        """`ending` is raised for a signal that comes before the job runs."""
         self.signal: int | None = None
         self._ending = ending
         self._signals = signals if threading.current_thread() is threading.main_thread() else ()

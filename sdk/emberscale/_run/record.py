@@ -116,7 +116,7 @@ def record_if_any(paths: RunPaths) -> RunRecord | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Whoever reads the file sees the old text or the new one."""
+    """Writes a file so that readers see either the old text or the new one."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""Other numbers of processes for a run: while it is under way, and when it is resumed."""
+"""Changes the numbers of processes of a run while it is under way, and when it is resumed."""
 
 import fcntl
 import os
@@ -71,7 +71,7 @@ def open_master(root: Path, folder: RunFolder) -> grpc.Channel:
 
 
 def live_servers(status: JobStatus) -> dict[int, str]:
-    """Returns the incarnations of the parameter servers that the master takes for alive, by index."""
+    """Returns the incarnations of the parameter servers that the master considers alive, by index."""
     return {
         one.member.index: one.member.incarnation for one in status.members if one.member.role is Role.PS and one.alive
     }

@@ -1,6 +1,6 @@
-"""From a checkpoint to a folder that torch alone can serve.
+"""Exports a checkpoint to a folder that torch alone can serve.
 
-<out>/model.json                what the model is: its columns, its tables, how it did on held-out data
+<out>/model.json                the model's columns, its tables, and its quality on held-out data
 <out>/model.pt2                 a torch.export program, from features and ids to logits
 <out>/dense.safetensors         the dense parameters, as the module's state dict
 <out>/table-<n>.safetensors     keys int64 [rows], ascending, and weights float32 [rows, dimension]
@@ -34,13 +34,13 @@ from emberscale_trainer.table import DensePieces, RowLayout, with_sketches
 
 ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"
 _BYTES_IN_MEMORY = 256 << 20
-"""Rows of this size are sorted at once; reading and writing take about as much again."""
+"""Bytes of rows that are sorted at once; reading and writing take about as much again."""
 
 _PATIENCE_SECONDS = 30.0
 """The time for which a storage that does not answer is retried."""
 
 Advance = Callable[[int], None]
-"""Is told how many more bytes of rows have been read."""
+"""Called with the number of further bytes of rows that have been read."""
 
 
 class ExportError(InvalidError):
@@ -58,7 +58,7 @@ class ExportedModel:
 
 
 def rows_bytes(manifest: CheckpointManifest) -> int:
-    """Bytes of rows that an export of the checkpoint reads."""
+    """Returns the bytes of rows that an export of the checkpoint reads."""
     return sum(file.bytes for file in manifest.files if "/table-" in file.path)
 
 
@@ -67,9 +67,9 @@ def export_checkpoint(
 ) -> ExportedModel:
     """Writes the model of a checkpoint, the folder `uri`, to `out`, replacing what is there.
 
-    `advance` hears how many bytes more have been read. At most some `bytes_in_memory` of rows are held at once. Every
-    file that is read is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a model
-    of the person's own that cannot be made, and ExportError; `out` is then as it was.
+    `advance` is called with the number of further bytes read. At most about `bytes_in_memory` bytes of rows are in
+    memory at once. Every file is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a
+    user's own model that cannot be made, and ExportError; `out` is then unchanged.
     """
     beside = out.with_name(f".{out.name}.new")
     try:
@@ -108,7 +108,7 @@ def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_mem
 
 
 def _write_dense(model: nn.Module, path: Path) -> None:
-    path.touch()  # with the mode of every other file; the library makes files for their owner alone
+    path.touch()  # with the usual mode; the library would make a file that only its owner can read
     mode = path.stat().st_mode
     save_model(model, str(path))
     path.chmod(mode)
@@ -120,7 +120,7 @@ def _write_program(model: nn.Module, resolved: ResolvedModel, path: Path) -> str
         program = exported_program(serving, resolved)
     except Exception as error:  # noqa: BLE001 - torch.export raises what the person's model makes it raise
         return str(error).strip().partition("\n")[0] or type(error).__name__
-    program.example_inputs = None  # they would be written too, pickled
+    program.example_inputs = None  # torch would write them, too, pickled
     # by way of memory: torch ends the process where it cannot write to the disk
     content = io.BytesIO()
     torch.export.save(program, content)
@@ -161,7 +161,7 @@ def _write_table(
 
 
 def table_file_name(table: TableSpec) -> str:
-    """By number, since a column's name may be no name for a file."""
+    """Names the file by number, since a column's name may not be valid for a file."""
     return f"table-{table.number}.safetensors"
 
 

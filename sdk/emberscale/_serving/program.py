@@ -1,7 +1,7 @@
-"""A whole model, from ids to logits, as a program that torch runs alone.
+"""A whole model, from ids to logits, as a program that torch alone can run.
 
-An id that was never trained on has the weights that evaluation gives it, computed by torch's own operations: the same
-numbers as `emberscale_trainer.table.initializers`, which says how they are made.
+An id that was never trained on gets the same weights as in evaluation, computed by torch's own operations: the numbers
+of `emberscale_trainer.table.initializers`, which describes the algorithm.
 """
 
 import math
@@ -22,7 +22,7 @@ _UNIT = 2.0**-32
 
 
 class InitialWeights(nn.Module):
-    """Of tables with one dimension and one initializer.
+    """The initial weights of tables with the same dimension and initializer.
 
     `forward` takes ids int64 [n, tables] and returns float32 [n, tables, dimension].
     """
@@ -90,11 +90,11 @@ class ServingModel(nn.Module):
         tables: Mapping[str, Table],
         lists: Mapping[str, Sequence[Tensor]] | None = None,
     ) -> Tensor:
-        """Logits float32 [batch].
+        """Returns the logits, float32 [batch].
 
-        `dense` float32 [batch, dense columns], `ids` int64 [batch, categorical columns], `tables` by name. `lists` has
-        for each list column the ids of all samples, int64 [n], and where those of each begin and the last end, int64
-        [batch + 1]; it is left out by models without such columns.
+        `dense` float32 [batch, dense columns], `ids` int64 [batch, categorical columns], `tables` by name. `lists` has,
+        for each list column, the ids of all samples, int64 [n], and the offsets of each sample's ids and of their end,
+        int64 [batch + 1]; models without such columns leave it out.
         """
         vectors: dict[int, Tensor] = {}
         for group, initial in zip(self._groups, self.initial, strict=True):
@@ -123,7 +123,7 @@ def _alike(tables: Sequence[TableSpec]) -> list[list[TableSpec]]:
 
 
 def look_up(table: Table, ids: Tensor, otherwise: Tensor) -> Tensor:
-    """The row of each id, float32 [n, dimension], or what `otherwise` has for an id that has none."""
+    """Returns the row of each id, float32 [n, dimension], or of `otherwise` for an id without a row."""
     keys = table["keys"]
     places = torch.searchsorted(keys, ids).clamp(max=keys.shape[0] - 1)
     return torch.where((keys[places] == ids)[:, None], table["weights"][places], otherwise)
@@ -136,9 +136,9 @@ def _pool(vectors: Tensor, offsets: Tensor, pooling: Pooling) -> Tensor:
 
 
 def exported_program(model: ServingModel, resolved: ResolvedModel) -> ExportedProgram:
-    """The model as a graph for any batch size and any number of rows.
+    """Exports the model as a graph for any batch size and any number of rows.
 
-    Raises what torch.export raises for a model that hangs on more than shapes, which a person's own may.
+    Raises the errors of torch.export, such as for a user's own model that depends on more than shapes.
     """
     batch, columns = Dim("batch", min=1), resolved.columns
     samples = _EXAMPLE_ROWS

@@ -1,4 +1,4 @@
-"""A table as a safetensors file with ascending keys, written piece by piece: the library wants whole tensors in memory.
+"""Writes a table as a safetensors file with ascending keys, in pieces: the library needs whole tensors in memory.
 
 The format: the length of a JSON header as a little-endian uint64, the header, which says where the bytes of each tensor
 begin and end after it, and those bytes. Rows are sorted by key in bounded memory: sorted runs on disk, merged range by
@@ -61,7 +61,7 @@ class TableFile:
 class RowSorter:
     """Takes rows in any order, with distinct keys, and gives them back in the order of their keys.
 
-    At most about twice `rows_in_memory` rows are in memory at once; what is more waits in files of `folder`.
+    At most about twice `rows_in_memory` rows are in memory at once; the others wait in files of `folder`.
     """
 
     def __init__(self, folder: Path, rows_in_memory: int) -> None:
@@ -81,7 +81,7 @@ class RowSorter:
             self._spill()
 
     def sorted(self) -> Iterator[Rows]:
-        """All rows, in pieces."""
+        """Yields all rows, in pieces."""
         if not self._runs:
             if self._held:
                 yield _sorted(self._held)
@@ -111,10 +111,10 @@ class RowSorter:
         return kept
 
     def _edges(self) -> NDArray[np.int64]:
-        """Keys between which there are at most `rows_in_memory` rows.
+        """Returns keys between which there are at most `rows_in_memory` rows.
 
-        Of each of r runs every s-th key is taken. Between the first and the last of r of these keys next to each other
-        lie fewer than 2 * r * s rows.
+        It takes every s-th key of each of r runs. Between the first and the last of r consecutive keys of these are
+        fewer than 2 * r * s rows.
         """
         runs = len(self._runs)
         step = max(1, self._limit // (2 * runs))
