@@ -7,7 +7,7 @@
 `shape`      numbers and sizes of a job's processes, and what was measured with them
 `routing`    which parameter server owns which key
 `checkpoint`, `origin`  the manifest of a checkpoint, and starting from another job's
-`environment`, `certificates`, `compatibility`, `fork_server`  what processes are given, and agree on
+`environment`, `certificates`, `compatibility`, `fork_server`  the inputs of processes, and their agreements
 `errors`, `frozen`, `pictures`  errors that people read, changed copies of states, the look of pictures
 `metrics`    names of the Prometheus metrics
 `telemetry`  structured logs, and metrics of every process

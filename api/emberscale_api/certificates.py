@@ -1,4 +1,4 @@
-"""The certificates of a process: what its servers present, and what its clients trust.
+"""The certificates of a process: those that its servers present, and the authority that its clients trust.
 
 The folder that EMBERSCALE_TLS_FOLDER names has the layout of a kubernetes.io/tls Secret, as cert-manager writes it.
 Every server of the process, gRPC and data plane, presents `tls.crt` and `tls.key`; every client verifies servers with

@@ -5,8 +5,8 @@ master writes the manifest last. A folder without a valid manifest is not a chec
 
 The name of a file of rows says how their weights are stored: `.rows` as float32, `.b4` as codes of 4 bits, and so on.
 
-A checkpoint that builds on earlier ones lists their files, too: whoever reads it needs its manifest alone, and the
-folders beside its own.
+A checkpoint that builds on earlier ones lists their files, too: readers need only its manifest, and the folders beside
+its own.
 
 Saves of priority rows, beside the checkpoints, are folders of the same form whose names begin with PRIORITY_PREFIX.
 They have some rows only, and complete a checkpoint for partial recovery.
@@ -32,7 +32,7 @@ FLASH_PREFIX = "flash-"
 """Begins the id of a flash checkpoint; a number that both tiers share follows, as in other ids."""
 
 FLASH_KEPT_SECONDS = 3600
-"""How long Redis keeps what belongs to a flash checkpoint that nobody renews."""
+"""The time for which Redis keeps the keys of a flash checkpoint that is not renewed."""
 
 
 PRIORITY_PREFIX = "priority-"
@@ -53,7 +53,7 @@ def is_flash(checkpoint: str) -> bool:
 
 
 def id_in(uri: str) -> str:
-    """The id of the checkpoint, or of the save of priority rows, whose folder this is."""
+    """Returns the id of the checkpoint, or of the save of priority rows, with this folder."""
     return uri.rstrip("/").rpartition("/")[2]
 
 
@@ -117,7 +117,7 @@ _QUANTISED, _FORMERLY_QUANTISED = re.compile(r"\.b([2348])"), re.compile(r"\.q[2
 
 
 def rows_suffix(weight_bits: int) -> str:
-    """How the names of files of rows end whose weights are stored in so many bits; 0: as float32."""
+    """Returns the suffix of files of rows whose weights are stored in `weight_bits` bits; 0: as float32."""
     return f".b{weight_bits}" if weight_bits else ".rows"
 
 
@@ -259,7 +259,7 @@ class CheckpointManifest(_Part):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all its files: what a restore reads."""
+        """Bytes of all its files, which a restore reads."""
         return sum(file.bytes for file in self.files)
 
     @property

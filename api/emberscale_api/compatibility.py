@@ -6,7 +6,7 @@ from importlib.metadata import version
 VERSION = version("emberscale")
 """The version of this process."""
 LINK_VERSION = 1
-"""Counts the changes to what processes say to each other that a neighbour cannot ignore."""
+"""Counts the changes of the protocols between processes that a neighbouring version cannot ignore."""
 
 
 def spoken_version() -> str:

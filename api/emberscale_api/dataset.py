@@ -15,7 +15,8 @@ class Split(StrEnum):
 class DataFile:
     """A data file; `records` is None until it is indexed.
 
-    One that was `trained` before the job, by the one whose checkpoint it started from, is not read: it has none.
+    A file that was `trained` before the job, by the job whose checkpoint it started from, is not read and has no
+    records.
     """
 
     uri: str

@@ -15,7 +15,7 @@ _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, err
 
 
 class InvalidError(ValueError):
-    """What was given is malformed or contradicts itself; the text has one line per problem and says what is allowed.
+    """The input is malformed or contradicts itself; the text has one line per problem and says what is allowed.
 
     `trace` holds the frames of the user's own code, if that code failed.
     """
@@ -26,7 +26,7 @@ class InvalidError(ValueError):
 
 
 class UnavailableError(Exception):
-    """What is needed is missing, in use, or does not answer; the text names it. Trying again later may help."""
+    """A required resource is missing, in use, or does not answer; the text names it. Retrying later may help."""
 
 
 class UnwritableError(UnavailableError):

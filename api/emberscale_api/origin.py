@@ -1,4 +1,4 @@
-"""Which checkpoint of another job a job starts from (`spec.checkpoint.initialFrom`), and what it takes over.
+"""Chooses the checkpoint of another job that a job starts from (`spec.checkpoint.initialFrom`).
 
 Pure: the caller lists the checkpoints and reads their manifests.
 """
@@ -20,7 +20,7 @@ class UnusableOriginError(InvalidError):
 
 
 class _UnfitError(InvalidError):
-    """The checkpoint is whole, but not one for this job."""
+    """The checkpoint is complete, but does not fit this job."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which parameter server owns which key and which part of the dense parameters, and since when.
+"""Routing: which parameter server owns which key and which part of the dense parameters, and since when.
 
 A hash that never changes puts a key into one of 1024 buckets; the flat dense vector is cut into 64 pieces of equal
 length. A routing table names the owner of each bucket and piece. Two numbers tell tables apart:
@@ -79,7 +79,7 @@ class RoutingTable:
     def owners(self) -> tuple[PsAddress, ...]:
         """The servers that own anything, by index. The first one orders the staleness of all.
 
-        A server that owns nothing, because it is being drained or replaced, takes no part in anything.
+        A server that owns nothing, because it is being drained or replaced, does not take part.
         """
         owning = {*self.bucket_owners, *self.piece_owners}
         return tuple(server for server in self.servers if server.index in owning)

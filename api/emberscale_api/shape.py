@@ -12,7 +12,7 @@ _LEAST_RESERVE, _MOST_RESERVE = 32 << 20, 256 << 20
 
 
 def memory_reserve(limit: int) -> int:
-    """Bytes below its limit that a parameter server keeps for moves and checkpoints, where it can."""
+    """Bytes below its limit that a parameter server keeps for moves and checkpoints, if it can."""
     return min(max(limit // 16, _LEAST_RESERVE), _MOST_RESERVE)
 
 

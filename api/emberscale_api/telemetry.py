@@ -67,7 +67,7 @@ class ProcessMetrics(Collector):
         self._cgroups = cgroups
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """The figures of this moment; a limit that does not exist is left out."""
+        """Yields the present figures; a limit that does not exist is left out."""
         times = self._process.cpu_times()
         yield GaugeMetricFamily(metrics.MEMORY_BYTES, "Resident memory", self._process.memory_info().rss)
         yield CounterMetricFamily(metrics.CPU_SECONDS_TOTAL, "CPU time", times.user + times.system)
@@ -97,7 +97,7 @@ class MemoryGauge:
         self._cgroups = cgroups
 
     def grant(self, limit: int) -> None:
-        """Takes note of a limit that the process was given while it runs; 0: none."""
+        """Sets the limit that the process was given while it runs; 0: none."""
         if self._granted is not None:
             self._granted = max(self._granted, limit)
 

@@ -11,8 +11,8 @@ is the weights of the rows, `float32`, in the order of the keys. A push's payloa
 in the layout of a pull's answer.
 
 With ROUND, a request is for several consecutive batches, which the worker trains one after another on rows of its own.
-The answer to its pull has each row's optimizer state behind its weights, and its push has, in that layout, by how much
-both have changed. The batches of a push are applied together.
+The answer to its pull has each row's optimizer state behind its weights, and its push has the changes of both, in that
+layout. The batches of a push are applied together.
 
 Every request carries the `generation` and `version` of the routing table that planned it. A pull is answered by a
 server of the same generation that owns everything asked for. A push is applied only under the server's own version: a
@@ -43,12 +43,12 @@ MAGIC = 0x4D424D45
 VERSION = 6
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
-"""Bytes of HELLO's payload and of its answer's at most: nothing is reserved for a peer that is not trusted yet."""
+"""The most bytes of HELLO's payload and of its answer: an untrusted peer must not make a process reserve memory."""
 
 MAX_TABLES = 1 << 16
 
 MAX_ROUND = 1 << 10
-"""Batches of a round at most."""
+"""The most batches of a round."""
 
 _HELLO = struct.Struct("<QB")
 

@@ -31,7 +31,7 @@ WIRE_SPLITS: Mapping[Split, "pb.Split.ValueType"] = {
 
 
 def message_of(kind: type[_Message], source: object, /, **converted: Any) -> _Message:
-    """Returns a message of the attributes of `source` that are named as its fields, but for those that are `converted`.
+    """Returns a message whose fields have the values of `source`'s attributes of the same names, or `converted` ones.
 
     Objects within become messages in the same way, and None stays absent. Raises AttributeError for a field that is in
     neither.

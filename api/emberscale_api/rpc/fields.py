@@ -49,7 +49,7 @@ class PresentField:
         return list(self._value) if self._is_list else [self._value]
 
     def cut(self, most: int) -> None:
-        """Leaves so many entries of a map or of a list, the first."""
+        """Keeps only the first `most` entries of a map or of a list."""
         if self._is_list:
             del self._value[most:]
         for key in self.keys[most:]:
