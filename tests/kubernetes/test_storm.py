@@ -102,8 +102,8 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         (event["involvedObject"]["name"], event["reason"]) for event in get("events", namespace=place.namespace)
     )
     for name in names:
-        for reason in ("CreatedMasterPod", "CreatedPSPod", "CreatedWorkerPod"):
-            assert told[name, reason] == 1, (name, reason)
+        for pod in ("MasterPod", "PSPod", "WorkerPod"):  # one on a fake node that falls behind may be lost and replaced
+            assert told[name, f"Created{pod}"] == 1 + told[name, f"Lost{pod}"], (name, pod)
     calls = total(after, "emberscale_operator_api_calls_total") - total(before, "emberscale_operator_api_calls_total")
     memory = total(after, "emberscale_memory_bytes")
     print(  # noqa: T201
