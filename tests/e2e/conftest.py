@@ -1,4 +1,4 @@
-"""Data and jobs for tests of the whole."""
+"""Data and jobs for tests of the whole system."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ ROWS = 60_000
 
 @pytest.fixture(autouse=True)
 def _history_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No job starts like those that the person who runs the tests has trained."""
+    """Hides the user's own job history, so that it does not influence how jobs start."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Finished
 
 @pytest.fixture
 def make_job(tmp_path: Path, dataset: Path) -> Iterator[Callable[..., Job]]:
-    """Makes jobs over the data set; what they start is ended with the test."""
+    """Makes jobs over the data set, and ends their processes with the test."""
     jobs: list[Job] = []
 
     def make(spec: dict[str, Any] | None = None) -> Job:

@@ -1,4 +1,4 @@
-"""A job that gives rows to ids that come often only, scaled and with a parameter server killed in the middle."""
+"""A job that admits only frequent ids, scaled and with a parameter server killed in the middle."""
 
 import random
 from collections.abc import Callable

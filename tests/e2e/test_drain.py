@@ -9,7 +9,7 @@ from local_jobs import ENDLESS, Job, emberscale_here
 
 
 def wait_for_successor(job: Job, gone: psutil.Process, servers: int) -> None:
-    """Until the server in its place has its share of the rows."""
+    """Waits until the successor has its share of the rows."""
     assert job.wait_for(lambda: not gone.is_running() and len(job.members("ps")) == servers)
     assert job.wait_for(lambda: last_step(job) == "ReplacedServer")
     assert job.trains_on()
@@ -24,7 +24,7 @@ def drain_by_command(job: Job) -> None:
     before = job.members("ps")
 
     def begun() -> bool:
-        """Not while the server's predecessor is being replaced."""
+        """Whether the drain has begun. It is refused while the server's predecessor is being replaced."""
         told = emberscale_here("drain", str(job.run_folder), "ps-0")
         assert told.returncode == 0 or "no rows now" in told.stderr or "nobody can take over" in told.stderr
         return "ps-0 gives its rows away and is replaced" in told.stdout

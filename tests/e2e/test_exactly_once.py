@@ -1,8 +1,8 @@
-"""Every sample once on every parameter server, whatever is killed.
+"""Every sample counts once on every parameter server, whichever processes are killed.
 
-Each run starts real processes and kills some of them with SIGKILL, for ten seconds or so. EMBERSCALE_KILL_SEEDS says
-how many runs there are; every other one trains in rounds. The suite makes one of each kind, as tests/simulation kills
-the same cores under thousands of seeds.
+Each run lasts about ten seconds and kills real processes with SIGKILL. EMBERSCALE_KILL_SEEDS sets the number of runs;
+every second one trains in rounds. The suite makes only one run of each kind, since tests/simulation kills the same
+cores under thousands of seeds.
 """
 
 import os

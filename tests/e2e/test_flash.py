@@ -24,7 +24,7 @@ def flash_checkpoints(job: Job) -> list[str]:
 
 
 def restored_from(job: Job) -> list[str]:
-    """The checkpoints that any parameter server has loaded, oldest first; empty strings for nothing."""
+    """Returns what each load of a parameter server restored: a flash checkpoint's id, or an empty string."""
     found = []
     for log in sorted((job.run_folder / "logs").glob("ps-*.log")):
         for line in log.read_text().splitlines():
@@ -44,7 +44,7 @@ def flash_redis(job: Job) -> psutil.Process:
 
 
 def assert_recovers(job: Job, times: int = 1) -> None:
-    """So many times in all."""
+    """Waits until the job has recovered this many times in all, and trains on."""
     assert job.wait_for(lambda: job.status().recoveries == times)
     assert job.trains_on()
 
@@ -52,7 +52,7 @@ def assert_recovers(job: Job, times: int = 1) -> None:
 def test_a_redis_that_hangs_holds_up_nothing_and_dead_servers_take_the_job_back_to_what_it_has(
     make_job: Callable[..., Job],
 ) -> None:
-    """To a flash checkpoint, and once the Redis is empty, to the next tier."""
+    """The first death takes the job back to a flash checkpoint; the second, with an empty Redis, to the next tier."""
     job = make_job(SPEC)
     job.start()
     assert job.wait_for(lambda: flash_checkpoints(job))

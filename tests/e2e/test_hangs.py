@@ -1,8 +1,8 @@
-"""A process that hangs without dying, for good, at a random moment: the job goes on soon all the same.
+"""A process hangs for good at a random moment, without dying: the job soon goes on.
 
-EMBERSCALE_HANG_SEEDS says how many moments are tried for each kind of process, and for workers and servers of a job
-that trains in rounds; the suite tries one. On a quiet machine
-a job goes on within a minute of the hang: EMBERSCALE_HANG_SECONDS=60 checks that.
+EMBERSCALE_HANG_SEEDS sets the number of moments tried for each kind of process, and for workers and servers of a job
+that trains in rounds; the suite tries one. On a quiet machine a job goes on within a minute of the hang:
+EMBERSCALE_HANG_SECONDS=60 checks that.
 """
 
 import os
@@ -20,9 +20,9 @@ from local_jobs import ENDLESS, IMPATIENT, Job
 
 SEEDS = range(int(os.environ.get("EMBERSCALE_HANG_SEEDS", "1")))
 WITHIN_SECONDS = float(os.environ.get("EMBERSCALE_HANG_SECONDS", "540"))
-"""Everything takes as long as the machine lets it."""
+"""Generous by default: a busy machine slows everything down."""
 ROWS_TRAINED = 54_000
-"""In an epoch: of the 60,000 rows of the data set a tenth is held out."""
+"""Of an epoch: a tenth of the data set's 60,000 rows is held out."""
 
 
 def victims(job: Job, role: str) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""A job starts from a checkpoint of another one: on new data, or where the other one stood."""
+"""A job starts from a checkpoint of another job: on new data, or at the point that the other job had reached."""
 
 import json
 import random
@@ -65,9 +65,9 @@ def test_new_files_are_trained_on_top_of_another_jobs_model(
 
 
 def test_a_lost_server_takes_the_job_back_to_where_it_started(make_job: Callable[..., Job]) -> None:
-    """Of a quantised chain, for another number of servers, before the job has a checkpoint of its own.
+    """The job starts from a quantised chain of another number of servers, and has no checkpoint of its own yet.
 
-    The other one's command was killed, which none of its processes outlives.
+    The first job's command is killed; none of its processes outlives it.
     """
     chained = {"interval": "1s", "incremental": "Consecutive", "quantization": 8, "keep": 100}
     first = make_job({"checkpoint": chained, "training": {"epochs": ENDLESS}})

@@ -1,6 +1,6 @@
-"""A job over a network that delays, loses, limits and cuts: training goes on or resumes by itself, samples are exact.
+"""A job over a network with delay, loss, low bandwidth or partitions: training goes on or resumes, samples are exact.
 
-Each process of the job is in a network namespace of its own. The suite imposes the faults of `SHORT`;
+Each process of the job runs in its own network namespace. The suite imposes the faults of `SHORT`;
 EMBERSCALE_NETWORK_FAULTS=all imposes all, with partitions between any two roles.
 """
 
@@ -52,7 +52,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 @pytest.fixture
 def start(tmp_path: Path, network: Network, make_job: Callable[..., Job]) -> Iterator[Callable[..., Job]]:
-    """Starts a job of that network, and returns once it trains."""
+    """Starts a job in that network, and returns once it trains."""
     with ExitStack() as cleanup:
 
         def begin(spec: dict[str, Any]) -> Job:

@@ -1,4 +1,4 @@
-"""Jobs whose parameter servers hold parity of each other: one that is killed costs no training."""
+"""Jobs whose parameter servers hold parity of each other's rows: killing one loses no training."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from local_jobs import ENDLESS, Job, emberscale_here
 pytestmark = pytest.mark.timeout(1200)
 
 NO_CHECKPOINTS = {"interval": "1h", "flash": {"mode": "Disabled"}}
-"""What a roll-back would go back to is the start."""
+"""A roll-back returns to the start."""
 
 
 def coded(servers: int = 3, epochs: int = 4, parity: int = 1) -> dict[str, Any]:
@@ -36,13 +36,13 @@ def has_rebuilt(job: Job, servers: int) -> bool:
 
 
 def has_its_rows_again(job: Job) -> bool:
-    """Whether the one server that was lost has them, from the others or from the start."""
+    """Whether the one lost server has its rows again, by a rebuild or a roll-back."""
     status = job.status()
     return status.protection.rebuilds + status.recoveries == 1
 
 
 def test_servers_are_rebuilt_one_after_the_other_and_nothing_goes_back(make_job: Callable[..., Job]) -> None:
-    """The first one that is killed also orders the staleness of all; the second one is lost to a drill."""
+    """The first victim also orders the staleness of all servers; a drill kills the second."""
     job = make_job(coded(epochs=ENDLESS) | {"data": {"evaluation": []}})
     job.start()
     assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
@@ -92,7 +92,7 @@ def test_two_servers_killed_at_once_are_rebuilt_and_nothing_goes_back(make_job: 
 
 
 def test_a_master_that_dies_while_rows_are_rebuilt_is_followed_by_another(make_job: Callable[..., Job]) -> None:
-    """Afterwards, two servers at a time are beyond one parity: they take the job back to its start."""
+    """Afterwards two servers die at once: one parity cannot rebuild them, and the job returns to its start."""
     job = make_job(coded(epochs=ENDLESS))
     job.start()
     assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)

@@ -1,4 +1,4 @@
-"""A parameter server dies, and its rows alone go back to a checkpoint (CPR)."""
+"""A parameter server dies, and only its rows go back to a checkpoint (CPR)."""
 
 import json
 from collections.abc import Callable
@@ -18,19 +18,19 @@ def checkpoints(job: Job) -> list[Path]:
 
 
 def saves(job: Job) -> list[Path]:
-    """Those of priority rows over the newest checkpoint."""
+    """Returns the saves of priority rows over the newest checkpoint."""
     newest = max((int(path.name) for path in checkpoints(job)), default=1 << 30)
     found = sorted(path.parent for path in (job.run_folder / "checkpoints").glob("priority-*/manifest.json"))
     return [path for path in found if int(path.name.rpartition("-")[2]) > newest]
 
 
 def recovered(job: Job, times: int) -> bool:
-    """Whether the job has recovered partially so many times."""
+    """Whether the job has recovered partially this many times."""
     return len(job.status().forgotten) == times
 
 
 def test_a_lost_server_goes_back_alone(make_job: Callable[..., Job]) -> None:
-    """The one that orders staleness."""
+    """The lost server is the one that orders staleness."""
     tolerance = {"strategy": "PartialRecovery", "targetPLS": 1.0}
     job = make_job(
         {
@@ -68,7 +68,7 @@ def test_a_lost_server_goes_back_alone(make_job: Callable[..., Job]) -> None:
 
 
 def test_a_lost_server_loads_priority_rows_too(make_job: Callable[..., Job]) -> None:
-    """The one that does not order staleness."""
+    """The lost server is not the one that orders staleness."""
     tolerance = {"strategy": "PartialRecovery", "targetPLS": 1.0, "priority": "MFU"}
     checkpoint = {"interval": "8s", "incremental": "Auto", "quantization": 8, "flash": {"mode": "Disabled"}}
     job = make_job(

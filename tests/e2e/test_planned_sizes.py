@@ -1,6 +1,6 @@
-"""Jobs that leave their sizes open, with the brain that `emberscale run` starts beside them.
+"""Jobs that leave their sizes open, with the brain that `emberscale run` starts for them.
 
-Each starts real processes, trains for long enough to be measured, and changes shape meanwhile: half a minute.
+Each starts real processes, trains long enough to be measured and changes shape, which takes half a minute.
 """
 
 import json
@@ -38,7 +38,7 @@ OPEN: dict[str, Any] = {
 
 
 def remember_a_similar_job(shape: JobShape) -> None:
-    """A job of the same model and owner that ended with this shape, and whose processes were quick to start."""
+    """Records a past job of the same model and owner that ended with this shape and whose processes started quickly."""
     metadata = JobMetadata(
         architecture="DLRM",
         batch_size=BATCH,
@@ -90,14 +90,14 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
 
 
 def refusal(address: str, authority: bytes | None) -> grpc.StatusCode:
-    """What somebody hears who does not know the token."""
+    """Returns the error that a caller without the right token gets."""
     with open_channel(address, "a guess", authority) as channel, pytest.raises(grpc.RpcError) as raised:
         MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=20)
     return raised.value.code()
 
 
 def master_address(job: Job) -> str:
-    """As the master's first line says."""
+    """Reads the address from the master's log."""
     log = job.run_folder / "logs" / "master-0.log"
     job.wait_for(lambda: log.exists() and '"serving"' in log.read_text())
     (line,) = (line for line in log.read_text().splitlines() if '"serving"' in line)
@@ -108,7 +108,7 @@ def master_address(job: Job) -> str:
 def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_lost(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its processes have certificates: master, parameter servers, workers and the brain beside it."""
+    """All processes of the job have certificates: master, parameter servers, workers and brain."""
     monkeypatch.setenv("PYTHONPATH", str(installed(PLUGIN, tmp_path / "site")))
     certificates = certificate_folder(tmp_path / "tls")
     monkeypatch.setenv(TLS_FOLDER, str(certificates))
@@ -130,7 +130,7 @@ def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_l
 
 
 def installed(project: Path, site: Path) -> Path:
-    """What pip makes of the plugin, without the build backend that the network would have to bring."""
+    """Installs the plugin as pip would, but without a build backend, which pip would have to download."""
     about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     metadata = site / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
     metadata.mkdir(parents=True)

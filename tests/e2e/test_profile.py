@@ -23,7 +23,7 @@ def test_a_job_is_profiled_and_leaves_nothing_but_the_profile(dataset: Path, tmp
     assert all(0 < profile["worker_stages"][stage] <= 1 for stage in ("read", "plan", "pull", "compute", "push"))
     assert sum(profile["server_stages"].values()) == pytest.approx(1)
     assert profile["ids_per_key"] > 1
-    # rows of 16 floats come as often as distinct keys, and their gradients go back
+    # a pull brings a row of 16 floats for each distinct key, and a push sends its gradient back
     rows = 26 * 16 * 4 / profile["ids_per_key"]
     assert profile["received_bytes_per_sample"] > rows
     assert profile["sent_bytes_per_sample"] > rows

@@ -1,4 +1,4 @@
-"""What is learned, against PyTorch alone on the same rows."""
+"""Compares what a job learns with plain PyTorch on the same rows."""
 
 from collections.abc import Callable
 from pathlib import Path

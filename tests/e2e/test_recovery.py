@@ -21,7 +21,7 @@ def newest_checkpoint(job: Job) -> Path | None:
 
 
 def manifests(job: Job) -> list[CheckpointManifest]:
-    """Of all complete checkpoints, oldest first."""
+    """Returns the manifests of all complete checkpoints, oldest first."""
     paths = sorted((job.run_folder / "checkpoints").glob("*/manifest.json"))
     return [CheckpointManifest.from_json(path.read_text(), str(path)) for path in paths]
 
@@ -84,7 +84,7 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: 
 def test_a_run_that_was_cut_off_says_what_a_resume_goes_on_from_and_refuses_a_damaged_checkpoint_by_name(
     make_job: Callable[..., Job],
 ) -> None:
-    """What was trained since the last checkpoint is in no audit, and trained again; so is what the damaged one had."""
+    """The resumed run trains again what came after the last checkpoint, and what only the damaged one had."""
     job = make_job({"checkpoint": {"interval": "1s", "keep": 3}, "training": {"epochs": ENDLESS}})
     job.start()
     assert job.wait_for(lambda: len(list((job.run_folder / "checkpoints").glob("*/manifest.json"))) >= 2)

@@ -1,6 +1,6 @@
-"""`emberscale scale` beside a run: processes come and go, rows move, and nothing stops or counts twice.
+"""`emberscale scale` during a run: processes come and go, rows move, and nothing stops or counts twice.
 
-EMBERSCALE_SCALE_SEEDS says how many times random scalings are mixed with kills and stops; the suite does it once.
+EMBERSCALE_SCALE_SEEDS sets how many runs mix random scalings with kills and stops; the suite makes one.
 """
 
 import os
@@ -20,11 +20,11 @@ from local_jobs import ENDLESS, IMPATIENT, Job, emberscale_here, manifest_of
 SEEDS = range(int(os.environ.get("EMBERSCALE_SCALE_SEEDS", "1")))
 SCALINGS = 5
 ROWS = 500_000
-"""So many that the job outlasts its scalings, and that one epoch of them ends with nearly the same AUC each time."""
+"""Enough for the job to outlast its scalings, and for one epoch to end with nearly the same AUC each time."""
 
 
 def steps(stderr: str) -> list[str]:
-    """What the progress says of changes of shape, without figures."""
+    """Returns the progress lines about changes of shape, with every figure replaced by N."""
     return [re.sub(r"\d[\d.,]*(?<![.,])", "N", line) for line in stderr.splitlines() if line.startswith("scaling: ")]
 
 
@@ -57,7 +57,7 @@ def test_a_run_is_scaled_up_and_down_without_a_stop_and_resumed_with_its_numbers
     ]
     planned = "scaling: PS N -> N: the manifest was edited"
     told_steps = steps(finished.stderr)
-    for joined in ("ps-N, ps-N", "worker-N, worker-N"):  # in whatever order
+    for joined in ("ps-N, ps-N", "worker-N, worker-N"):  # in any order
         told_steps.remove(f"scaling: {joined} joined (N s)")
     assert told_steps == [
         "scaling: workers N -> N, PS N -> N: the manifest was edited",
@@ -104,7 +104,7 @@ def strike(job: Job, choice: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def long_spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A job over many rows."""
+    """The spec of a job over many rows."""
     folder = tmp_path_factory.mktemp("rows")
     made = emberscale_here("data", "synth", str(folder / "data"), "--rows", str(ROWS), "--seed", "7")
     assert made.returncode == 0, made.stderr
@@ -136,8 +136,8 @@ def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
     job = make_job(long_spec)
     job.start()
     for number in range(SCALINGS):
-        least = number * 50_000 + choice.randrange(50_000)  # rather many fall into the move before
-        assert job.wait_for(lambda: job.samples() > least)  # noqa: B023  # it is waited for here
+        least = number * 50_000 + choice.randrange(50_000)  # many of these come during the previous move
+        assert job.wait_for(lambda: job.samples() > least)  # noqa: B023  # called within this iteration
         numbers = f"{choice.choice(['ps', 'ps', 'worker'])}={choice.randint(1, 4)}"
         told = emberscale_here("scale", str(job.run_folder), numbers)
         if told.returncode != 0:  # on a busy machine the command takes longer than the rest of the job
@@ -148,5 +148,5 @@ def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.summary["samples"] == finished.summary["expected_samples"]
-    assert abs(finished.summary["auc"] - undisturbed_auc) < 0.001  # two runs that are left alone differ by 0.0001
+    assert abs(finished.summary["auc"] - undisturbed_auc) < 0.001  # two undisturbed runs differ by 0.0001
     job.exact_audit()

@@ -1,4 +1,4 @@
-"""What was trained predicts without Emberscale, as docs/serving.md shows it."""
+"""An exported model predicts without Emberscale, as docs/serving.md shows."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from emberscale_jobmaster.statistics import auc
 from emberscale_trainer.worker.statistics import add_to_histogram
 from local_jobs import Finished
 
-# The job is whole, with real processes, but shared with other tests; exporting takes torch.export some seconds.
+# A whole job with real processes, though shared with other tests; exporting takes torch.export some seconds.
 pytestmark = pytest.mark.timeout(1200)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"

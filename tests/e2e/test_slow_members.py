@@ -1,4 +1,4 @@
-"""A worker or a parameter server that gets 3% of a core: what it is given to do, by counts."""
+"""How much work a worker or a parameter server still gets on 3% of a core, by counts."""
 
 import re
 from collections.abc import Callable
@@ -50,6 +50,6 @@ def test_a_parameter_server_that_becomes_slow_gives_its_buckets_away_or_is_repla
 
 
 def _leased(job: Job, since: pb.JobStatus, worker: int) -> int:
-    """Batches that a worker has leased since then."""
+    """Returns the number of batches that a worker has leased since that status."""
     before, now = (member(status, pb.WORKER, worker) for status in (since, job.status()))
     return now.leased_batches - before.leased_batches

@@ -1,4 +1,4 @@
-"""Certificates that a job cannot use. One that has good ones trains in test_planned_sizes.py."""
+"""Certificates that a job cannot use. A job with valid ones trains in test_planned_sizes.py."""
 
 from collections.abc import Callable
 from datetime import timedelta
