@@ -2,31 +2,31 @@
 # Runs the end-to-end suite of tests/kubernetes on a cluster, with images built from the Dockerfiles of this checkout.
 #
 #   tests/kubernetes/cluster.sh [arguments of pytest]          (`make e2e` runs all of it)
-#   tests/kubernetes/cluster.sh --images                       only builds the large images; the next run finds their layers
+#   tests/kubernetes/cluster.sh --images                       only builds the large images; the next run reuses them
 #
-# On a cluster of yours, with kubectl and helm on the path; its parts run one after the other:
-#   KUBECONFIG                 names it
-#   EMBERSCALE_LOAD_COMMAND    loads an image archive into every node: it gets the archive, such as `kind load image-archive`
-#   EMBERSCALE_BUILD_COMMAND   optional: builds an image; it gets the name, the archive to write, the folder with the
-#                              Dockerfile, and more arguments such as `--build-arg EXTRAS=...`. Docker by default
+# On your own cluster, the parts run one after the other. kubectl and helm have to be on the path. Variables:
+#   KUBECONFIG                 the cluster
+#   EMBERSCALE_LOAD_COMMAND    loads an image archive, its argument, into every node, such as `kind load image-archive`
+#   EMBERSCALE_BUILD_COMMAND   optional: builds an image; its arguments are the name, the archive to write, the folder
+#                              of the Dockerfile, and options such as `--build-arg EXTRAS=...`. Docker by default
 #   EMBERSCALE_E2E_FOLDER      optional: a folder that all nodes share, for data and checkpoints
-#   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log, more than one with ":" between; the test of the
-#                              operator's rights needs it
-#   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
-#   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds so many nodes whose pods only seem to run; the storm needs it
-#   EMBERSCALE_E2E_KEEP        optional: leaves the installation there, for the next run
-#   EMBERSCALE_E2E_PROCESSES   optional: how many processes run the tests that may run beside each other, 3 by default
-# Otherwise, as root on Debian, a cluster of two nodes is started for the run, on a machine with four cores or more two of
-# them: then `alone` runs beside `together`, and both train as fast. EMBERSCALE_E2E_CLUSTERS, 1 or 2, says otherwise. They
-# come from KUBE_SCRIPTS, a folder with up.sh, down.sh, base-image.sh, build-image.sh, load-image.sh, node.sh and
-# fake-nodes.sh; by default ../shared/kube beside this checkout. KUBE_VERSION is passed on, and KUBE_NETNS (kube by default)
+#   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit logs, separated by ":"; the test of the operator's
+#                              rights needs them
+#   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N, for node loss
+#   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds N nodes whose pods only seem to run, for the storm
+#   EMBERSCALE_E2E_KEEP        optional: keeps the installation for the next run
+#   EMBERSCALE_E2E_PROCESSES   optional: the number of processes that run the concurrent tests, 3 by default
+# Otherwise, as root on Debian, the script starts a cluster of two nodes for the run. With four cores or more it starts
+# two clusters, and `alone` runs beside `together` without slowing it; EMBERSCALE_E2E_CLUSTERS, 1 or 2, overrides the
+# number. KUBE_SCRIPTS is a folder with up.sh, down.sh, base-image.sh, build-image.sh, load-image.sh, node.sh and
+# fake-nodes.sh; by default ../shared/kube beside this checkout. KUBE_VERSION is passed on. KUBE_NETNS (kube by default)
 # begins the names of the clusters' network namespaces.
 #
-# EMBERSCALE_CHAOS_ROUNDS says how many rounds of killing are played (6 by default, about 2 minutes; 20 take about 6 on two
-# cores), EMBERSCALE_CHAOS_SEED repeats those of a run. EMBERSCALE_STORM_JOBS says how many jobs come at once (100 by
-# default).
+# EMBERSCALE_CHAOS_ROUNDS is the number of rounds of killing (6 by default, about 2 minutes; 20 take about 6 on two
+# cores). EMBERSCALE_CHAOS_SEED repeats the rounds of an earlier run. EMBERSCALE_STORM_JOBS is the number of jobs in the
+# storm (100 by default).
 #
-# Exit codes: pytest's; 77 where no cluster can be had: then nothing has been tested.
+# Exit codes: pytest's; 77 if there is no cluster, so that nothing was tested.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
@@ -95,8 +95,8 @@ POLICY
   on "$1" pods_run || not_run "no pod runs on the cluster '$1' that was started"
 }
 
-# Nodes of one machine share /var/log/pods, where each kubelet removes the logs of pods that it does not know, and its
-# disk: once that is 85% full, each would remove the images that no pod uses at the moment, and none can be pulled.
+# Nodes on one machine share /var/log/pods and the disk. Each kubelet would remove the logs of pods that it does not
+# know. Once the disk is 85% full, it would also remove images that no pod uses right now, which cannot be pulled again.
 prepare_scripts() {
   mkdir "$work/scripts"
   ln -s "$(cd "$scripts" && pwd)"/* "$work/scripts/"
@@ -105,7 +105,7 @@ prepare_scripts() {
   chmod +x "$work/scripts/up.sh"
 }
 
-# Runs a command in the environment of a cluster of ours, in a shell of its own; on a cluster of yours as it is.
+# Runs a command in a subshell, with the environment of one of the script's clusters; unchanged on your own cluster.
 on() ( # CLUSTER COMMAND...
   if [ ${#started[@]} != 0 ]; then
     # shellcheck source=/dev/null
@@ -116,7 +116,7 @@ on() ( # CLUSTER COMMAND...
   "${@:2}"
 )
 
-# Builds an image once and loads it; CLUSTERS is the command that loads are run by: `on_each`, or `on NAME`.
+# Builds an image once and loads it; CLUSTERS is the command that runs the load: `on_each`, or `on NAME`.
 deliver() { # CLUSTERS NAME IMAGE FOLDER [more arguments of the build]
   { $build "localhost/$3" "$work/$2.tar" "${@:4}" && $1 $load "$work/$2.tar"; } > "$work/$2.log" 2>&1 \
     || { tail -n 60 "$work/$2.log" >&2; return 1; }
@@ -135,7 +135,7 @@ all_of() { # PID...
   done
 }
 
-# conftest.py says what the parts are.
+# conftest.py describes the parts.
 part() { # PART [arguments of pytest]
   step "running the tests of the part '$1'"
   ${KUBE_EXEC:-} "$root/.venv/bin/pytest" tests/kubernetes --part "$@" 2>&1 | sed --unbuffered "s/^/$1 | /"
@@ -153,7 +153,7 @@ after() { # COMMAND...
   if [ "$code" != 5 ] && { [ "$outcome" = 5 ] || [ "$outcome" = 0 ]; }; then outcome=$code; fi
 }
 
-# Whether a pod without anything of ours comes to run; the account that it needs is made a moment after its namespace.
+# Whether a plain pod runs at all. Retries, since the service account appears a moment after its namespace.
 pods_run() {
   for _ in $(seq 30); do
     $KUBE_EXEC kubectl run pods-run --image=local/pause:1 --image-pull-policy=Never --restart=Never > /dev/null 2>&1 && break
@@ -192,7 +192,7 @@ if [ -z "$own" ]; then
   export EMBERSCALE_E2E_AUDIT_LOG=${audited:-}
 fi
 
-# Images are built and loaded beside each other and beside tests that do not need them.
+# Images are built and loaded in parallel, while the tests run that do not need them.
 step "building and loading the images"
 deliver on_each emberscale emberscale:e2e "$root" &
 images=($!)

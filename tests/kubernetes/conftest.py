@@ -1,8 +1,8 @@
-"""The end-to-end suite: it runs on the cluster that KUBECONFIG names, where cluster.sh has loaded the image.
+"""The end-to-end suite, on the cluster that KUBECONFIG names, into which cluster.sh has loaded the images.
 
-Its parts differ in what they do to the cluster. `files` needs none. The tests of `together` share one installation,
-keep to namespaces of their own, and run on several processes at once. Those of `alone` change what all jobs share.
-What runs `after_together` or `after_all` looks back at these parts.
+Its parts differ in what they do to the cluster. `files` needs no cluster. The tests of `together` share one
+installation, use their own namespaces, and run in several processes at once. The tests of `alone` change what all
+jobs share. Tests of `after_together` and `after_all` check what these parts have left behind.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ from installation import RELEASE, SYSTEM, helm_install, redis_volume
 
 PARTS = ("files", "together", "after_together", "alone", "after_all")
 SHARING = ("test_dashboards.py", "test_flash.py", "test_refused_manifests.py")
-"""Modules whose tests share a fixture, or the Redis for flash checkpoints: one process runs all tests of each."""
+"""Modules whose tests share a fixture, or the Redis for flash checkpoints: one process runs all tests of a module."""
 _LONGEST_NAMESPACE = 40
 
 Once = Callable[[str, Callable[[], None]], None]
@@ -48,7 +48,7 @@ def part_of(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the part, and sorts it: by part, and what is marked `first` or `last` within each."""
+    """Selects the wanted part, and sorts the tests by part; within a part, `first` comes first and `last` last."""
     wanted = config.getoption("--part") or None
     config.hook.pytest_deselected(items=[item for item in items if wanted not in (None, part_of(item))])
     items[:] = [item for item in items if wanted in (None, part_of(item))]
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Hands out tests one by one, but for those of SHARING."""
+    """Hands out tests one by one, except that the modules in SHARING stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
@@ -83,7 +83,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
-    """Does something of a name once in the session, however many processes ask for it: the others wait for it."""
+    """Runs a named action once per session, whichever processes ask for it; the others wait until it is done."""
     base = tmp_path_factory.getbasetemp()
     folder = base if worker_id == "master" else base.parent
 
@@ -100,7 +100,7 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """The image under test; without one there is no cluster to test on."""
+    """The image under test; without an image there is no cluster, and the tests are skipped."""
     name = setting(IMAGE)
     if not name:
         pytest.skip(
@@ -111,7 +111,7 @@ def image() -> str:
 
 @pytest.fixture(scope="session")
 def shared_folder(image: str, once: Once) -> str:
-    """A folder of the nodes, with data below criteo/ and a model below models/, that every pod may write."""
+    """A folder shared by the nodes, with data in criteo/ and a model in models/; every pod may write to it."""
     folder = setting(SHARED_FOLDER, "/var/tmp/emberscale-e2e")
 
     def prepare() -> None:
@@ -131,7 +131,7 @@ def shared_folder(image: str, once: Once) -> str:
 
 @pytest.fixture(scope="session")
 def installed(image: str, shared_folder: str, once: Once) -> str:
-    """The chart, installed with Redis on a volume; the name of the release."""
+    """Installs the chart with Redis on a volume; returns the name of the release."""
 
     def install() -> None:
         apply(*redis_volume(f"{shared_folder}/redis"), namespace=SYSTEM)
@@ -143,14 +143,14 @@ def installed(image: str, shared_folder: str, once: Once) -> str:
 
 @pytest.fixture(scope="session")
 def killer(installed: str, once: Once) -> ProcessKiller:
-    """Something that kills processes on their nodes."""
+    """Kills processes on their nodes."""
     once("killers", start_process_killers)
     return ProcessKiller()
 
 
 @pytest.fixture
 def place(installed: str, shared_folder: str, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A namespace of the test's own; its jobs end with it."""
+    """The test's own namespace, deleted with its jobs after the test."""
     name = namespace_of(request.node.name)
     kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=true", timeout=180)
     kubectl("create", "namespace", name)
@@ -159,7 +159,7 @@ def place(installed: str, shared_folder: str, request: pytest.FixtureRequest) ->
 
 
 def namespace_of(test: str) -> str:
-    """No other test, and no other case of the same one, has it."""
+    """Returns a name that no other test has, and no other case of the same test."""
     words = re.sub("[^a-z0-9]+", "-", test.removeprefix("test_").lower()).strip("-")
     if len(words) <= _LONGEST_NAMESPACE:
         return words

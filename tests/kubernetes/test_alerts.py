@@ -1,4 +1,4 @@
-"""Every alert, asked by promtool of series that were made up: it fires on what it is for, and on nothing else."""
+"""promtool evaluates every alert on made-up series: each fires on its cause, and on nothing else."""
 
 import re
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.files
 
 LABELS = 'namespace="n", training_job="j"'
 LONG = "x700"
-"""As often again, every 15 s: three hours."""
+"""700 more values at intervals of 15 s: three hours."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Whether an alert fires at a time, given series in promtool's notation with a value each `interval`."""
+    """Series in promtool's notation with one value per `interval`, and whether an alert fires on them at a time."""
 
     alert: str
     what: str
@@ -48,7 +48,7 @@ def pulls(values: str) -> dict[str, str]:
 
 
 def servers(cpu_seconds: float, lock_seconds: float) -> dict[str, str]:
-    """What one spends each second under its lock and in all, with a limit of 0.2 cores; another has no limit."""
+    """A server limited to 0.2 cores, with its CPU use and its time under the lock per second; and an unlimited one."""
     labels = 'component="ps", namespace="n", training_job="j", index="0"'
     free = 'component="ps", namespace="n", training_job="free", index="0"'
     return {

@@ -1,4 +1,4 @@
-"""Something is killed, again and again: the job goes on, every sample counts once, and the status tells the truth."""
+"""Something is killed again and again: the job goes on, every sample counts once, and the status stays true."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(300 + 240 * ROUNDS), pytest.mark.alone]
 
 
 def deeds(killer: ProcessKiller, generator: random.Random) -> dict[str, Callable[[Job], None]]:
-    """Everything that is done, by name."""
+    """Returns everything that may be done to the job and the system, by name."""
 
     def of_job(role: str, harm: Callable[[object], None]) -> Callable[[Job], None]:
         def harm_one(job: Job) -> None:
@@ -49,13 +49,13 @@ def deeds(killer: ProcessKiller, generator: random.Random) -> dict[str, Callable
 
 
 def goes_on(job: Job) -> None:
-    """Waits until the job has trained on something since."""
+    """Waits until the job trains again and has committed more samples."""
     job.until("a phase in which samples are counted", lambda status: status["phase"] == "Training", 240)
     job.wait_for_samples(job.samples() + 1, 240)
 
 
 def test_whatever_is_killed_the_job_goes_on_and_is_exact(place: Place, killer: ProcessKiller) -> None:
-    """EMBERSCALE_CHAOS_ROUNDS rounds."""
+    """Plays EMBERSCALE_CHAOS_ROUNDS rounds."""
     generator = random.Random(SEED)
     known = deeds(killer, generator)
     deck: list[str] = []

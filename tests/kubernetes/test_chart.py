@@ -1,4 +1,4 @@
-"""The chart and the plain manifests, as files: no cluster is needed, only helm."""
+"""The chart and the plain manifests as files: the tests need helm, but no cluster."""
 
 import base64
 import shutil
@@ -30,7 +30,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def render(*settings: str) -> list[dict[str, Any]]:
-    """The chart's objects under settings, each `path=value`."""
+    """Renders the chart's objects with the given settings, each `path=value`."""
     given = [argument for setting in settings for argument in ("--set", setting)]
     done = helm("template", "release", str(CHART), "--kube-version", "1.33", "--namespace", "system", *given)
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_lint_is_clean() -> None:
 
 
 def test_under_gitops_the_chart_as_documented_makes_no_secrets_and_renders_the_same_each_time(tmp_path: Path) -> None:
-    """Whoever renders without a cluster finds no Secret to keep: each sync would bring other passwords."""
+    """A render without a cluster finds no existing Secret to keep, so each sync would bring new passwords."""
     _, _, told = (ROOT / "docs" / "kubernetes.md").read_text().partition("### GitOps")
     values = tmp_path / "values.yaml"
     values.write_text(told.partition("```yaml\n")[2].partition("```")[0])
@@ -173,7 +173,7 @@ def test_the_crd_stays_unless_told_otherwise() -> None:
 
 
 def test_no_password_is_an_argument_of_a_process() -> None:
-    """Whoever sees the processes of a node sees their arguments."""
+    """Anyone who can list a node's processes sees their arguments."""
     for spec in pod_specs(render("tls.enabled=true", "redis.flash.enabled=true")):
         for container in spec["containers"]:
             secret = {entry["name"] for entry in container.get("env", ()) if "secretKeyRef" in str(entry)}
@@ -182,7 +182,7 @@ def test_no_password_is_an_argument_of_a_process() -> None:
 
 
 def admits(policy: dict[str, Any], pod: dict[str, str], namespace: dict[str, str]) -> bool:
-    """Whether a policy of the namespace `system` lets a pod of these labels in, of a namespace of those."""
+    """Whether a policy in the namespace `system` admits a pod with these labels from a namespace with those labels."""
     return any(
         matches(peer.get("podSelector", {}), pod)
         and (
@@ -202,7 +202,7 @@ def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 @pytest.mark.parametrize("component", ["emberscale-redis", "flash-redis", "brain", "postgresql"])
 def test_labels_of_a_pod_open_nothing_from_another_namespace(component: str) -> None:
-    """Whoever may create a pod gives it the labels that they like; those of namespaces are set by administrators."""
+    """Anyone who may create a pod chooses its labels; only administrators set the labels of namespaces."""
     documents = render(
         "networkPolicy.enabled=true", "operator.watchNamespaces={ads,search}", "redis.flash.enabled=true"
     )
@@ -244,7 +244,7 @@ def test_there_is_a_redis_for_flash_checkpoints_on_request_only() -> None:
 
 
 def flash_url(documents: list[dict[str, Any]]) -> Any:
-    """Where the operator finds the Redis for flash checkpoints."""
+    """Returns where the operator finds the URL of the Redis for flash checkpoints."""
     (operator,) = (
         spec["containers"][0] for spec in pod_specs(documents) if spec["containers"][0]["name"] == "operator"
     )
@@ -333,7 +333,7 @@ def test_the_operator_hands_on_the_brain_that_is_there_or_elsewhere() -> None:
 
 
 def brain_certificate(*settings: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the operator and the brain are told of TLS: the operator's variables, and the brain's pod."""
+    """Returns the operator's environment variables for TLS, and the brain's pod spec."""
     specs = {spec["containers"][0]["name"]: spec for spec in pod_specs(render(*settings))}
     variables = specs["operator"]["containers"][0]["env"]
     told = {entry["name"]: entry for entry in variables if entry["name"].endswith(("_CA", "_TLS"))}
@@ -352,7 +352,7 @@ def test_with_tls_the_brain_shows_a_certificate_that_works_and_masters_get_its_a
     (secret,) = (one for one in of_kind(documents, "Secret") if one["type"] == "kubernetes.io/tls")
     for name, content in secret["data"].items():
         (tmp_path / name).write_bytes(base64.b64decode(content))
-    assert read_certificates(tmp_path)  # a client has shaken hands with a server on it
+    assert read_certificates(tmp_path)  # raises unless a client and a server complete a handshake with it
     told, brain = brain_certificate("tls.enabled=true")
     name = secret["metadata"]["name"]
     assert told["EMBERSCALE_JOB_TLS"]["value"] == "true"

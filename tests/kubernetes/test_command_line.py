@@ -1,4 +1,4 @@
-"""`emberscale submit|status|logs|suspend|resume|delete`, and the Python client beneath them, on a cluster."""
+"""`emberscale submit|status|logs|suspend|resume|delete`, and the Python client that they use, on a cluster."""
 
 import json
 from collections.abc import Callable
@@ -22,12 +22,12 @@ Command = Callable[..., str]
 
 @pytest.fixture
 def emberscale(place: Place) -> Command:
-    """Runs the command line on the namespace, and returns what it prints."""
+    """Runs the command line in the namespace, and returns its output."""
     return lambda *arguments: run(str(COMMAND), *arguments, "--namespace", place.namespace, timeout=900)
 
 
 def file_of(document: dict[str, Any], folder: Path) -> str:
-    """A file with a job."""
+    """Writes a manifest to a file."""
     file = folder / "job.yaml"
     file.write_text(json.dumps(document))
     return str(file)

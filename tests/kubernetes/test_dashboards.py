@@ -1,4 +1,4 @@
-"""Every panel and every rule, asked of a real Prometheus that scraped the pods of a real job, and the operator."""
+"""Evaluates every panel and every rule on a real Prometheus that scrapes the operator and the pods of a real job."""
 
 import json
 import re
@@ -46,7 +46,7 @@ OF_PROMTOOL_ALONE = {
     "EmberscaleJobUnprotected": "a lost server is rebuilt within seconds, wherever its successor finds a node",
     "EmberscaleFlashCheckpointsFail": "its Redis is another one: test_flash.py ends that",
 }
-"""The alerts that nothing is broken for on the cluster, and why: `test_alerts.py` alone shows them."""
+"""Alerts that the suite does not provoke on the cluster, and why: only `test_alerts.py` covers them."""
 
 
 def expressions_of_rules(kind: str) -> list[str]:
@@ -60,7 +60,7 @@ def prometheus(
 ) -> Iterator[Prometheus]:
     """A Prometheus that scrapes a running job and the operator as the chart's monitors say.
 
-    A job has completed before, and a worker was killed.
+    Before that, another job has completed and a worker was killed.
     """
     place = Place(NAMESPACE, shared_folder)
     kubectl("create", "namespace", NAMESPACE)
@@ -96,7 +96,7 @@ def ready(job: Job) -> list[Any]:
 @pytest.mark.parametrize("query", [query for query in queries() if query not in flash_queries()], ids=str)
 def test_a_panel_shows_something(query: Query, prometheus: Prometheus) -> None:
     def shown() -> bool:
-        """Until each server has cut once more, a mean over its cuts is 0 / 0."""
+        """A mean over a server's cuts is 0 / 0 until the server has cut once more."""
         found = prometheus.ask(query.concrete)
         return bool(found) and all(entry["value"][1] != "NaN" for entry in found)
 
@@ -113,7 +113,7 @@ def test_an_alert_does_not_fire_on_a_healthy_job_but_looks_at_metrics_that_exist
     expression: str, prometheus: Prometheus
 ) -> None:
     def quiet() -> bool:
-        """Until the worker that was killed has worked for a while."""
+        """Becomes true only once the killed worker has worked for a while."""
         return not [found for found in prometheus.ask(expression) if found["metric"].get("training_job") == JOB]
 
     eventually(f"nothing for {expression}", quiet, seconds=300)
@@ -121,13 +121,13 @@ def test_an_alert_does_not_fire_on_a_healthy_job_but_looks_at_metrics_that_exist
         if name.startswith("emberscale_brain_"):
             continue  # the suite runs without a brain
         if name.startswith(FLASH_METRICS):
-            continue  # test_flash.py looks at those, beside a Redis for them
+            continue  # test_flash.py, which has a Redis for flash checkpoints, checks these
         assert prometheus.ask(name), f"nothing serves {name}"
 
 
 @pytest.fixture(scope="module")
 def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) -> Iterator[Callable[[str], None]]:
-    """Jobs that each have what an alert is for; yields a function that fails where a job of a name has it no more."""
+    """Jobs that each provoke an alert; yields a function that fails if the job of that name no longer does."""
     kubectl("delete", "trainingjob", JOB, "-n", NAMESPACE, "--wait=false")
     place = Place(BROKEN, shared_folder)
     kubectl("create", "namespace", BROKEN)
@@ -137,7 +137,7 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
     documents["late"]["spec"]["runPolicy"]["activeDeadline"] = "2s"
     documents["stalled"]["spec"]["ps"]["replicas"] = 4
     documents["unplaced"]["spec"]["ps"] |= NOWHERE
-    # The straggler holds nobody up, or it would be replaced after 20 seconds; slowed before it trains, it never would.
+    # The straggler holds nobody up, or it would be replaced after 20 s; slowed before it trains, it would never train.
     documents["straggling"]["spec"]["training"] |= {"maxStaleness": 1 << 20, "stalenessWarmup": 0}
     documents["straggling"]["spec"]["worker"]["replicas"] = 3
     try:
@@ -150,7 +150,7 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
         lose_workers(stalled, place)
         starve(jobs["starved"])
         slow = straggling.member("worker", 2)
-        # last, and looked at first: on a busy machine its probe fails at some time
+        # slowed last and checked first: on a busy machine its probe fails sooner or later
         with killer.slowed(slow) as is_slowed:
 
             def check(name: str) -> None:
@@ -164,14 +164,14 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
 
 
 def starve(job: Job) -> None:
-    """Takes most of its CPU from a server that runs: with so little it would not start in time."""
+    """Takes most of its CPU from a running server; a new one with so little CPU would not start in time."""
     job.wait_for_samples(1)
     little = {"spec": {"ps": {"resources": {"limits": {"cpu": "50m"}}}}}
     kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", json.dumps(little))
 
 
 def lose_servers(job: Job, killer: ProcessKiller) -> None:
-    """Each once, so that none waits for long before it is started again; one that is lost meanwhile does not count."""
+    """Kills each server once, so that no restart is delayed, and one at a time: a loss in a recovery does not count."""
     for number in range(4):
         killer.kill(job.member("ps", number))
 
@@ -183,7 +183,7 @@ def lose_servers(job: Job, killer: ProcessKiller) -> None:
 
 
 def lose_workers(job: Job, place: Place) -> None:
-    """All of them, and no node is good enough for others."""
+    """Deletes all workers, after an edit with which no node can take their successors."""
     nowhere = json.dumps({"spec": {"worker": NOWHERE}})
     kubectl("patch", "tj", job.name, "-n", place.namespace, "--type=merge", "-p", nowhere)
     for pod in job.running("worker"):
@@ -229,7 +229,7 @@ def test_prometheus_accepts_the_rules() -> None:
 
 @pytest.mark.files
 def test_the_cluster_dashboard_counts_what_ended_before_an_upgrade(tmp_path: Path) -> None:
-    """One operator sees two jobs complete, the next one a third, and the first failure that was ever counted."""
+    """One operator sees two jobs complete; the next sees a third, and the first failure that was ever counted."""
     before, after = 'instance="10.0.0.1:9090"', 'instance="10.0.0.2:9090"'
     series = {
         f'emberscale_jobs_ended_total{{reason="Completed", {before}}}': "0x20 1x20 2x19",

@@ -1,4 +1,4 @@
-"""Nodes are drained under training: rows leave parameter servers ahead of their eviction, and nothing rolls back."""
+"""Nodes are drained during training: rows leave parameter servers before the eviction, and nothing rolls back."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def nodes(installed: str) -> Iterator[list[str]]:
 
 
 def drain(node: str, job: Job) -> None:
-    """As a person does; the installation stays where its volumes are."""
+    """Drains a node as a person would, but evicts only the job: the installation's volumes are bound to the node."""
     only = f"--pod-selector={job.selector}"
     kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s", only, timeout=420)
 
@@ -36,14 +36,14 @@ def told(job: Job) -> Counter[str]:
 
 
 def settled(job: Job) -> bool | None:
-    """Whether all members run, and every server that was drained has a successor with a share."""
+    """Whether all members run, and every drained server has a successor with its share of the rows."""
     runs = all(len(job.running(role)) == 2 for role in ("ps", "worker"))
     reasons = told(job)
     return (runs and reasons["DrainedServer"] == reasons["ReplacedServer"]) or None
 
 
 def patient(name: str, place: Place, replicas: int) -> dict[str, Any]:
-    """A job whose servers' limit of memory gives each seven minutes to leave, on a busy machine too."""
+    """A job whose servers' memory limit gives each of them seven minutes to leave, enough even on a busy machine."""
     document = manifest(name, place, epochs=ENDLESS, replicas=replicas)
     resources = document["spec"]["ps"]["resources"]
     document["spec"]["ps"]["resources"] = {**resources, "limits": {"cpu": "1", "memory": "40Gi"}}

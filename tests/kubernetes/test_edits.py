@@ -1,4 +1,4 @@
-"""Edits of a running job: its pods get other limits where they are, and its workers other bounds."""
+"""Edits of a running job: its pods get new limits in place, and its number of workers new bounds."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ print(int(cpu[0]) / int(period), memory)
 
 
 def limits_in_force(job: Job, pod: Any) -> tuple[float, int]:
-    """Cores and bytes of memory that the kernel allows a pod's container."""
+    """Returns the cores and bytes of memory that the kernel allows a pod's container."""
     name = pod["metadata"]["name"]
     cores, memory = kubectl("exec", name, "-n", job.namespace, "--", "python", "-c", _READ_CGROUP).split()
     return float(cores), int(memory)
@@ -44,7 +44,7 @@ def edit(job: Job, spec: dict[str, Any]) -> None:
 
 
 def test_limits_of_running_pods_change_in_place(place: Place) -> None:
-    # two would be compared, and one replaced that a busy machine makes slow
+    # one worker: with two, a busy machine may make one slower than the other, and it would be replaced
     document = manifest("resized", place, epochs=ENDLESS)
     job = submit(document, place)
     job.wait_for_samples(1)
@@ -112,7 +112,7 @@ def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> N
 
 
 def test_a_job_with_bounds_is_sized_by_its_plan_and_by_nobody_else(place: Place) -> None:
-    """No autoscaler has a number of workers to begin with, and `kubectl scale` contradicts the bounds."""
+    """An autoscaler finds no number of workers to start from, and `kubectl scale` would contradict the bounds."""
     document = manifest("bounded", place, suspend=True)
     bounds = {"minReplicas": 2, "maxReplicas": 4}
     document["spec"]["worker"] = {**document["spec"]["worker"], "replicas": None, **bounds}

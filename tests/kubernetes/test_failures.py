@@ -1,4 +1,4 @@
-"""Each way in which a pod fails is told apart: what is the job's own doing counts, what others did does not."""
+"""The causes of pod failures are told apart: only failures of the job's own making count."""
 
 import json
 from typing import Any
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def event(job: Job, reason: str) -> str:
-    """What an Event says; empty where there is none."""
+    """Returns the message of an Event with this reason, or an empty string."""
     return next((found["message"] for found in job.events() if found["reason"] == reason), "")
 
 
 @pytest.mark.smoke
 def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place: Place) -> None:
-    """It takes 240 MiB, and 190 for its rows: near its limit it would wait for pages of its own files for minutes."""
+    """A server takes 240 MiB plus 190 for its rows; close to its limit, it would re-read its own files for minutes."""
     document = manifest("hungry", place, data={"train": ["/shared/criteo/train-00000.tsv"]})
     document["spec"]["model"] = {"embeddings": {"dimension": 256}}
     document["spec"]["ps"] |= {"resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "352Mi"}}}
@@ -45,7 +45,7 @@ def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place:
 
 
 def test_an_evicted_worker_is_not_the_users_fault(place: Place) -> None:
-    """One failure that counts would be one too many."""
+    """With a backoffLimit of 0, a single counted failure would fail the job."""
     document = manifest("evicted", place, epochs=ENDLESS)
     document["spec"]["runPolicy"] = {"backoffLimit": 0}
     job = submit(document, place)
@@ -95,7 +95,7 @@ def test_what_a_worker_waits_for_is_named_and_heals(place: Place, missing: str) 
 
 
 def lacking(missing: str, template: dict[str, Any]) -> dict[str, Any]:
-    """A worker's template that refers to something that is not there."""
+    """Returns a worker's template that refers to something that does not exist."""
     match missing:
         case "image":
             return {**template, "image": "localhost/nowhere/emberscale:none"}
@@ -111,7 +111,7 @@ def lacking(missing: str, template: dict[str, Any]) -> dict[str, Any]:
 
 
 def mend(missing: str, job: Job, place: Place) -> None:
-    """What was missing comes; an image that is nowhere is not asked for any more."""
+    """Creates what was missing; a missing image is removed from the manifest instead."""
     if missing == "image":
         patch = {"spec": {"worker": {"template": {"image": None}}}}
         kubectl("patch", "tj", job.name, "-n", place.namespace, "--type=merge", "-p", json.dumps(patch))
@@ -142,6 +142,6 @@ def mend(missing: str, job: Job, place: Place) -> None:
         },
         namespace=place.namespace,
     )
-    # A scheduler that looked at the claim before it was bound looks again after a change of it, or after five minutes.
+    # A scheduler that saw the claim before it was bound looks again after a change to it, or else after five minutes.
     kubectl("wait", "--for=jsonpath={.status.phase}=Bound", "pvc/late", "-n", place.namespace, "--timeout=100s")
     kubectl("annotate", "pvc", "late", "-n", place.namespace, "bound=yes")

@@ -1,4 +1,4 @@
-"""Flash checkpoints in the chart's own Redis, on a real cluster: a server that is killed, and a Redis that is gone."""
+"""Flash checkpoints in the chart's own Redis on a real cluster: a server is killed, and Redis goes away."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +26,7 @@ def prometheus(installed: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def flash_job(name: str, place: Place, servers: int) -> Job:
-    """Its persistent checkpoints are an hour apart, its flash checkpoints two seconds."""
+    """Submits a job with persistent checkpoints every hour and flash checkpoints every two seconds."""
     document = manifest(name, place, epochs=ENDLESS)
     document["spec"]["ps"]["replicas"] = servers
     document["spec"]["checkpoint"] |= {"interval": "1h", "flash": {"mode": "Enabled", "interval": "2s"}}
@@ -39,7 +39,7 @@ def taken(job: Job) -> bool:
 
 
 def told(job: Job, reason: str) -> str:
-    """What an Event says; empty where there is none."""
+    """Returns the message of an Event with this reason, or an empty string."""
     return next((found["message"] for found in job.events() if found["reason"] == reason), "")
 
 
@@ -65,7 +65,7 @@ def found_by(prometheus: Prometheus, query: str) -> list[Any] | None:
 
 
 def loaded(job: Job) -> bool:
-    """Whether each server says that it has loaded rows from a flash checkpoint."""
+    """Whether both servers have logged that they loaded rows from a flash checkpoint."""
     lines = [kubectl("logs", pod["metadata"]["name"], "-n", job.namespace).splitlines() for pod in job.running("ps")]
     return len(lines) == 2 and all(any("assigned" in line and "flash-" in line for line in part) for part in lines)
 
@@ -73,7 +73,7 @@ def loaded(job: Job) -> bool:
 def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
     prometheus: Prometheus, place: Place
 ) -> None:
-    """A busy machine may silence a server besides, which takes the job back."""
+    """On a busy machine a server may also fall silent, and its loss takes the job back."""
     job = flash_job("degraded", place, servers=1)
     job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     scale_redis(0)
@@ -92,7 +92,7 @@ def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
 
 
 def reason(job: Job) -> str:
-    """Of the condition FlashCheckpoint."""
+    """Returns the reason of the condition FlashCheckpoint."""
     condition = job.condition("FlashCheckpoint")
     return str(condition["reason"]) if condition is not None else ""
 

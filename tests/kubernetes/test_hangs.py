@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(900)
 def test_a_process_that_hangs_is_replaced_and_the_job_goes_on(
     place: Place, killer: ProcessKiller, role: str, reason: str
 ) -> None:
-    """The operator finds out that a master does not answer; for the others the kubelet takes a minute at most."""
+    """The operator detects a master that does not answer; the kubelet detects the others within a minute."""
     document = manifest(f"hangs-{role}", place, epochs=ENDLESS)
     document["spec"]["sharding"]["leaseTimeout"] = "10s"
     job = submit(document, place)

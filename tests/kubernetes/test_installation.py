@@ -1,4 +1,4 @@
-"""Ways to install Emberscale: the chart as it comes, without Helm, and not any more."""
+"""Ways to install Emberscale: the chart with its defaults, and manifests without Helm; and to uninstall it."""
 
 import secrets
 import shutil
@@ -43,14 +43,14 @@ def short(name: str, place: Place) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def uninstalled(installed: str) -> Iterator[None]:
-    """The suite's release is gone while the tests run."""
+    """Removes the suite's release while a test runs."""
     run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--wait", timeout=180)
     yield
     helm_install("--take-ownership")
 
 
 def test_the_chart_as_it_comes_plans_jobs_and_leaves_nothing_but_the_crd(uninstalled: None, place: Place) -> None:
-    """With Redis, PostgreSQL and the brain, each with a volume that the chart claims, in a namespace of its own."""
+    """Installs Redis, PostgreSQL and the brain in a namespace of their own; the chart claims the volumes."""
     claims = ("emberscale-redis", "emberscale-postgresql")
     folders = {claim: f"/shared/whole-{SESSION}/{claim}" for claim in claims}
     run_in_pod("make-volumes", place, ["sh", "-c", f"mkdir -p -m 777 {' '.join(folders.values())}"], user=0)
@@ -78,7 +78,7 @@ def test_the_chart_as_it_comes_plans_jobs_and_leaves_nothing_but_the_crd(uninsta
 
 
 def whole_chart() -> list[str]:
-    """Arguments of helm: the chart's defaults with the suite's images, for the small cluster that this is."""
+    """Returns helm's arguments: the chart's defaults with the suite's images, sized for this small cluster."""
     values = [
         *image_values(),
         "brain.cluster.cpu=2",
@@ -105,7 +105,7 @@ def unsized(name: str, place: Place) -> dict[str, Any]:
 
 
 def volume_for(claim: str, path: str) -> dict[str, Any]:
-    """A volume that a claim of the chart is bound to, of clusters without a storage class."""
+    """Returns a volume for one of the chart's claims, for clusters without a storage class."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -121,13 +121,13 @@ def volume_for(claim: str, path: str) -> dict[str, Any]:
 
 
 def remembered_by_the_brain(namespace: str) -> list[str]:
-    """Names of the jobs in the history, asked of PostgreSQL itself."""
+    """Returns the names of the jobs in the history, read from PostgreSQL directly."""
     command = ["psql", "--username=emberscale", "--tuples-only", "--no-align", "--command=SELECT name FROM jobs"]
     return kubectl("exec", "-n", namespace, "statefulset/emberscale-postgresql", "--", *command).split()
 
 
 def left_in(namespace: str) -> list[str]:
-    """Every object of a namespace, of whatever kind, but for what Kubernetes puts into each, and Events."""
+    """Returns every object in a namespace, except Events and what Kubernetes puts into every namespace."""
     kinds = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     asked = ",".join(kind for kind in kinds if not kind.startswith("events"))
     found = kubectl("get", asked, "-n", namespace, "-o", "name", "--ignore-not-found").split()
@@ -135,7 +135,7 @@ def left_in(namespace: str) -> list[str]:
 
 
 def left_of_the_cluster() -> list[str]:
-    """Objects of no namespace that are named after the product, but for what Kubernetes makes for a CRD by itself."""
+    """Returns cluster-wide objects named after the product, except namespaces, volumes and what a CRD brings along."""
     kinds = kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
     found = kubectl("get", ",".join(kinds), "-o", "name", "--ignore-not-found").split()
     others = ("apiservice.apiregistration.k8s.io/", "persistentvolume/", "namespace/")
@@ -143,7 +143,7 @@ def left_of_the_cluster() -> list[str]:
 
 
 def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_path: Path) -> None:
-    """As deploy/kustomization.yaml says: with the names of the images edited in it."""
+    """Follows deploy/kustomization.yaml, with the names of the images edited in it."""
     folder = tmp_path / "deploy"
     shutil.copytree(DEPLOY, folder)
     file = folder / "kustomization.yaml"
@@ -175,7 +175,7 @@ def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_
 
 
 def make_password_of_redis() -> None:
-    """As deploy/kustomization.yaml says."""
+    """Creates the Secret as deploy/kustomization.yaml says."""
     password = secrets.token_hex(32)
     url = f"redis://:{password}@emberscale-redis.{PLAIN}.svc.cluster.local:6379/0"
     given = f"password={password}\nurl={url}\n"

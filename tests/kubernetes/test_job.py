@@ -1,4 +1,4 @@
-"""One job, from `kubectl apply` to Complete, as a person sees it."""
+"""One job, from `kubectl apply` to Complete, as a user sees it."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
 
 
 def assert_restricted(spec: Any) -> None:
-    """A pod of a job has few rights, and no credentials of the cluster."""
+    """Checks that a job's pod has few rights, and no credentials for the cluster."""
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
     (container,) = spec["containers"]

@@ -1,4 +1,4 @@
-"""A parameter server's pod dies, and the job goes on without a roll-back: by parity, or with some batches forgotten."""
+"""A parameter server's pod dies and the job does not roll back: parity rebuilds its rows, or batches are forgotten."""
 
 import json
 from functools import partial
@@ -36,12 +36,12 @@ def reasons(job: Job) -> list[str]:
 
 
 def newest(job: Job) -> str:
-    """The id of the job's newest checkpoint; empty where there is none."""
+    """Returns the id of the job's newest checkpoint; empty if there is none."""
     return str((job.status().get("progress") or {}).get("checkpoint", ""))
 
 
 def rested(job: Job, place: Place) -> Any:
-    """The progress of a job that has trained on, is suspended, exact, and was never rolled back."""
+    """Suspends a job that has trained on, and returns its progress; the job must be exact and never rolled back."""
     job.wait_for_samples(job.samples() + 1)
     assert_exact_so_far(job, place)
     progress = job.status()["progress"]
@@ -67,13 +67,13 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
 
 
 def drill(job: Job, server: str) -> str:
-    """What a drill prints that passes."""
+    """Runs a drill, which must pass, and returns its output."""
     options = ("--before", "5", "--timeout", "600", "--output", "json", "--namespace", job.namespace)
     return run(str(COMMAND), "drill", job.name, "--kill", server, *options, timeout=900)
 
 
 def names_sharers(job: Job) -> bool | None:
-    """Whether the condition says so where a node has two of three servers, as it must on fewer than three nodes."""
+    """Whether the condition names shared nodes, as it must exactly if three servers run on fewer than three nodes."""
     condition, nodes = job.condition("Protected"), {pod["spec"]["nodeName"] for pod in job.running("ps")}
     assert condition is not None
     return (condition["reason"] == "SharedNodes") is (len(nodes) < 3) or None
@@ -90,7 +90,7 @@ def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
     job.wait_for_samples(1)
     job.until("a checkpoint of all rows", lambda _: newest(job), seconds=300)
     first = int(newest(job))
-    # the next one may have been begun before there were samples
+    # the next checkpoint may have begun before there were samples
     job.until("an increment that has samples", lambda _: int(newest(job)) > first + 1 or None, seconds=240)
     increment = newest(job)
     lose_batches(job, killer)
@@ -100,7 +100,7 @@ def test_a_server_goes_back_alone_to_an_increment_from_which_another_job_starts(
 
 
 def lose_batches(job: Job, killer: ProcessKiller) -> None:
-    """Kills a server until batches are forgotten: right after a checkpoint, its death costs none."""
+    """Kills a server until batches are forgotten; a death right after a checkpoint forgets none."""
     for kills in range(1, 4):
         killer.kill(job.member("ps", 0))
         job.until("its rows are back", partial(has_gone_back, job, kills), seconds=300)
@@ -109,13 +109,13 @@ def lose_batches(job: Job, killer: ProcessKiller) -> None:
 
 
 def has_gone_back(job: Job, times: int, status: Any) -> bool:
-    """Whether Events tell so many times of a server that went back alone."""
+    """Whether Events report at least this many partial recoveries."""
     counts = [event.get("count") or 1 for event in job.events() if event["reason"] == "RecoveredPartially"]
     return sum(counts) >= times
 
 
 def start_from(job: Job, checkpoint: str, place: Place) -> None:
-    """Another job, with another number of servers, trains other data on top of a checkpoint of one that rests."""
+    """Starts another job from the suspended job's checkpoint, with another number of servers and other data."""
     origins = job.read()["spec"]
     document = manifest("warm", place, model=origins["model"], data={"train": ["/shared/criteo/evaluation.tsv"]})
     uri = origins["checkpoint"]["uri"]

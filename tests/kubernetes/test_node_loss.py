@@ -1,4 +1,4 @@
-"""A node with a parameter server and a worker goes: for a while, behind a broken link, or for good."""
+"""A node with a parameter server and a worker is lost: for a while, behind a broken link, or for good."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from installation import helm_install
 from status_watch import watched_status
 
 CUT_SECONDS = 30
-"""Longer than leases last, and shorter than Kubernetes waits before it gives up the pods of a node."""
+"""Longer than a lease, and shorter than Kubernetes waits before it evicts the pods of a lost node."""
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
 
@@ -36,7 +36,7 @@ def fault(what: str) -> None:
 
 @pytest.fixture(scope="module")
 def nodes(installed: str) -> Iterator[tuple[str, str]]:
-    """The node that stays, with operator and Redis on it, and the one that goes."""
+    """The node that stays, on which operator and Redis run, and the node that is lost."""
     if not setting(NODE_FAULT):
         pytest.skip(f"NOT RUN: {NODE_FAULT} is not set: nothing can cut off a node")
     names = sorted(node["metadata"]["name"] for node in get("nodes"))
@@ -48,7 +48,7 @@ def nodes(installed: str) -> Iterator[tuple[str, str]]:
 
 
 def split_over(nodes: tuple[str, str], name: str, place: Place) -> dict[str, Any]:
-    """A job whose master stays, while servers and workers prefer to be on different nodes."""
+    """A job whose master runs on the node that stays; its servers and workers prefer separate nodes."""
     document = manifest(name, place, epochs=ENDLESS, replicas=2)
     spec = document["spec"]
     spec["sharding"]["leaseTimeout"] = "10s"
@@ -67,7 +67,7 @@ def on(node: str, job: Job) -> list[Any]:
 
 
 def started(nodes: tuple[str, str], name: str, place: Place) -> tuple[Job, list[Any]]:
-    """The job while it trains, and its pods on the node that goes."""
+    """Returns a job that trains, and its pods on the node that is lost."""
     job = submit(split_over(nodes, name, place), place)
     job.wait_for_samples(1)
     there = on(nodes[1], job)
@@ -77,7 +77,7 @@ def started(nodes: tuple[str, str], name: str, place: Place) -> tuple[Job, list[
 
 
 def replaced(job: Job, there: list[Any]) -> bool:
-    """Whether other pods run in place of these."""
+    """Whether other pods run in place of these pods."""
     old = {pod["metadata"]["uid"] for pod in there}
     members = {member.get("uid") for member in job.status().get("members", ()) if member.get("state") == "Running"}
     return not members & old and len(job.running("ps")) == 2 and len(job.running("worker")) == 2
@@ -89,7 +89,7 @@ def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
     job, there = started(nodes, "cut", place)
     with watched_status(place.namespace) as watch:
         fault("cut")
-        time.sleep(CUT_SECONDS)  # how long the link is broken is what is tested
+        time.sleep(CUT_SECONDS)  # the length of the outage is part of the test
         fault("heal")
         eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
         job.wait_for_samples(job.samples() + 1)
@@ -103,7 +103,7 @@ def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
 def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
     nodes: tuple[str, str], place: Place, killer: ProcessKiller
 ) -> None:
-    """The link stays broken until others have taken the places; then the old ones are heard again."""
+    """The link stays broken until successors have taken over; only then are the old incarnations heard again."""
     job, there = started(nodes, "fenced", place)
     fault("cut")
     with watched_status(place.namespace) as watch:

@@ -1,4 +1,4 @@
-"""The operator dies at every call by which it changes something in the cluster, and where another can take over."""
+"""The operator dies at every call that changes something in the cluster, and dies while another one stands by."""
 
 import re
 from collections import Counter
@@ -29,14 +29,14 @@ from status_watch import slot_of
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
 MOST_DEATHS = 6
-"""At one kind of call."""
+"""Deaths at one kind of call."""
 WANTED = {"master-0", "ps-0", "ps-1", "worker-0", "worker-1"}
 
 
 def test_of_two_operators_one_acts_on_its_namespaces_and_the_other_takes_over(
     installed: str, place: Place, shared_folder: str
 ) -> None:
-    """Jobs of other namespaces are left alone, before and after, until the installation watches them, too."""
+    """Jobs of other namespaces are left alone, before and after, until the installation watches these, too."""
 
     def holder() -> str:
         return str(get("lease", "emberscale-operator", SYSTEM)["spec"].get("holderIdentity") or "")
@@ -71,12 +71,12 @@ def test_of_two_operators_one_acts_on_its_namespaces_and_the_other_takes_over(
 
 
 class OperatorDiedError(Exception):
-    """Raised in the proxy: there is nobody left to answer."""
+    """Raised in the proxy to end the connection: the operator is dead, so nobody waits for the answer."""
 
 
 @pytest.fixture
 def no_operator(installed: str) -> Iterator[None]:
-    """The one that the chart has installed rests meanwhile."""
+    """Stops the chart's own operator during the test."""
     deployment = "deployment/emberscale-operator"
     kubectl("scale", deployment, "-n", SYSTEM, "--replicas=0")
     eventually("it is gone", lambda: not get("pods", namespace=SYSTEM, selector=OPERATOR), seconds=180)
@@ -86,7 +86,7 @@ def no_operator(installed: str) -> Iterator[None]:
 
 
 def kind_of(method: str, path: str) -> str:
-    """A call without the names in it, but for what distinguishes one pod from another."""
+    """Returns the method and path of a call, without the name of the object."""
     parts = path.split("/namespaces/")[-1].split("/")[1:]
     return " ".join(
         [method, *(re.sub(r"^.*$", "", part) if number == 1 else part for number, part in enumerate(parts))]
@@ -97,13 +97,13 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
     no_operator: None, place: Place, tmp_path: Path
 ) -> None:
     deaths: Counter[str] = Counter()
-    # with the rights of the one that the chart installs
+    # with the rights of the operator that the chart installs
     token = kubectl("create", "token", "emberscale-operator", "-n", SYSTEM, "--duration=1h").strip()
     with recording_proxy(token) as proxy:
         operator = OutsideOperator(proxy, tmp_path, place.namespace)
 
         def dies(method: str, path: str, status: int) -> None:
-            """What was there already changes nothing, and a status may be written for ever."""
+            """Kills after a successful call, at most MOST_DEATHS times per kind: a status may be written for ever."""
             if status >= 400 or deaths[kind_of(method, path)] >= MOST_DEATHS:
                 return
             deaths[kind_of(method, path)] += 1
@@ -111,7 +111,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
             raise OperatorDiedError(path)
 
         def before(method: str, path: str) -> None:
-            """Of each kind of call the first is never made."""
+            """Kills before the first call of each kind, which is therefore never made."""
             if f"not {kind_of(method, path)}" not in deaths:
                 deaths[f"not {kind_of(method, path)}"] += 1
                 operator.kill()
@@ -128,7 +128,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
             return {slot_of(pod) for pod in pods} == WANTED
 
         def until(what: str, holds: Callable[[], bool]) -> None:
-            """Waits, and starts the operator again whenever it has died."""
+            """Waits, and restarts the operator whenever it has died."""
 
             def look() -> bool | None:
                 if operator.dead:
@@ -146,7 +146,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
         kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
         until("the job rests", lambda: job.phase() == "Suspended")
         counted = audit(job, place)
-        # the status may tell fewer: the operator may have died between the last samples and the master's end
+        # the status may lag: the operator may have died between the last samples and the master's end
         assert counted["once"] >= job.samples() > 0
         assert (counted["repeated"], counted["contradictions"]) == (0, [])
         told = Counter(event["message"].partition(",")[0] for event in job.events())

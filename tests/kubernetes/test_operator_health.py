@@ -1,4 +1,4 @@
-"""What the operator says of itself when it cannot do its work, and what a job says that something else holds up."""
+"""What the operator reports when it cannot do its work, and what a job reports when something else blocks it."""
 
 import json
 import urllib.error
@@ -20,7 +20,7 @@ LEASE = "emberscale-outside"
 
 
 def health_is(status: int, operator: OutsideOperator) -> str | None:
-    """What the operator says of its health if that has this status."""
+    """Returns the operator's health message if the response has this status, or None."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{HEALTH_PORT}/healthz", timeout=5) as answer:
             found, said = answer.status, answer.read().decode()
@@ -32,7 +32,7 @@ def health_is(status: int, operator: OutsideOperator) -> str | None:
 
 
 def pod_of_no_job(name: str, place: Place) -> dict[str, Any]:
-    """A pod that the operator watches and does nothing about."""
+    """A pod that the operator watches but does not act on."""
     container = {"name": "main", "image": setting(IMAGE), "imagePullPolicy": "IfNotPresent", "command": ["true"]}
     metadata = {"name": name, "namespace": place.namespace, "labels": {"emberscale.io/job-name": "none"}}
     spec = {"containers": [container], "restartPolicy": "Never", "nodeSelector": {"no-node": "has-this"}}
@@ -99,7 +99,7 @@ def test_a_webhook_that_fails_shows_in_the_condition_until_it_is_gone(place: Pla
 
 @pytest.mark.after_together
 def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
-    """Of all jobs that have run together: what runs alone starts the operator anew."""
+    """Covers all jobs that have run together; tests that run alone restart the operator."""
     metrics = kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/services/emberscale-operator:9090/proxy/metrics")
     assert "emberscale_operator_defects_total 0.0" in metrics
     assert "# TYPE emberscale_job_phase gauge" in metrics

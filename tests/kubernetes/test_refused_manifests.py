@@ -1,4 +1,4 @@
-"""What `kubectl apply` refuses, and in which words."""
+"""Which manifests `kubectl apply` refuses, and with which messages."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from cluster import CommandFailedError, Place, apply, kubectl, manifest
 pytestmark = pytest.mark.smoke
 
 TABLE: list[tuple[str, Any, str]] = [
-    # path, value, words that the answer must have
+    # path, value, words that the message must contain
     ("spec.data", None, "spec.data: Required value"),
     ("spec.data.train", None, "spec.data.train: Required value"),
     ("spec.data.train", [], "spec.data.train: Invalid value"),
@@ -101,7 +101,7 @@ CHANGES: list[tuple[str, Any, str]] = [
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Sets what is at a path; None removes it."""
+    """Sets the value at a path; None removes it."""
     *way, last = path.split(".")
     part = document
     for name in way:
@@ -115,7 +115,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def namespace(installed: str, shared_folder: str) -> Place:
-    """A namespace for dry runs, which leave nothing."""
+    """A namespace for dry runs, which leave nothing behind."""
     return Place("default", shared_folder)
 
 
@@ -133,7 +133,7 @@ def test_the_manifest_that_the_table_breaks_is_good(namespace: Place) -> None:
 
 @pytest.fixture(scope="module")
 def existing(namespace: Place) -> dict[str, Any]:
-    """A suspended job that nobody starts."""
+    """A suspended job that is never started."""
     document = manifest("existing", namespace, suspend=True)
     kubectl("delete", "tj", "existing", "-n", namespace.namespace, "--ignore-not-found")
     apply(document, namespace=namespace.namespace)

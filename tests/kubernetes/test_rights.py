@@ -1,4 +1,4 @@
-"""The operator's rights, held against what the API servers of all parts saw it do."""
+"""Compares the operator's rights with its requests, as recorded by the API servers of all parts."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def granted() -> set[Right]:
 
 
 def seen() -> Iterator[tuple[Right, int]]:
-    """What the operator asked for, and the status of the answer."""
+    """Yields each right that the operator used, and the status of the response."""
     logs = [Path(path).read_text() for path in setting(AUDIT_LOG).split(os.pathsep)]
     for line in (line for log in logs for line in log.splitlines(keepends=True) if line.endswith("\n")):
         entry: dict[str, Any] = json.loads(line)
@@ -45,7 +45,7 @@ def seen() -> Iterator[tuple[Right, int]]:
 
 
 def test_the_operator_has_exactly_the_rights_that_it_uses(installed: str) -> None:
-    """Of use after all other parts only, which together make the operator do all that it does."""
+    """Only meaningful after all other parts, which together make the operator do everything that it does."""
     if not setting(AUDIT_LOG):
         pytest.skip(f"NOT RUN: {AUDIT_LOG} is not set: nobody saw what the operator asked for")
     everything = list(seen())

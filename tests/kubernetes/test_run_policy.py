@@ -1,4 +1,4 @@
-"""Edits of a running job, and what is left of jobs that have ended."""
+"""Deadlines and quotas, and what is left of jobs that have ended or been deleted."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def short(name: str, place: Place, **policy: Any) -> dict[str, Any]:
 
 
 def states_in_redis() -> set[str]:
-    """Uids of the jobs that have a state in Redis."""
+    """Returns the uids of the jobs that have state in Redis."""
     pod = running(REDIS)["metadata"]["name"]
     keys = kubectl("exec", "-n", SYSTEM, pod, "--", "redis-cli", "--scan", "--pattern", "emberscale:*:state")
     return {key.split(":")[1] for key in keys.split()}
@@ -56,7 +56,7 @@ def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Plac
 
 @pytest.mark.alone
 def test_a_namespace_is_deleted_at_once_with_its_jobs(installed: str, shared_folder: str) -> None:
-    """Also while neither the operator nor Redis is there: nothing of ours holds it up."""
+    """Nothing of ours blocks the deletion, even while neither the operator nor Redis runs."""
     place = Place("short-lived", shared_folder)
     kubectl("create", "namespace", place.namespace)
     job = submit(manifest("orphan", place), place)

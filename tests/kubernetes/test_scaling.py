@@ -1,4 +1,4 @@
-"""Changes of shape of a running job: rows move while training goes on, and what cannot be had is taken back."""
+"""Changes of a running job's shape: rows move while training goes on, and a change that cannot be made is undone."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ NOWHERE = {"nodeSelector": {"no-node": "has-this"}}
 
 
 def training(name: str, place: Place, servers: int, scaling: dict[str, str]) -> Job:
-    """A job that has trained a little, and trains on until it is stopped."""
+    """Starts a job that trains until it is stopped; returns once it has trained a little."""
     document = manifest(name, place, epochs=ENDLESS)
     document["spec"]["ps"]["replicas"] = servers
     document["spec"]["scaling"] = scaling
@@ -33,12 +33,12 @@ def reasons(job: Job) -> list[str]:
 
 
 def told(job: Job, reason: str, times: int = 1) -> bool | None:
-    """Whether an Event of this reason was told so often; None for `eventually`."""
+    """Whether this many Events have this reason; None, for `eventually`, if not."""
     return reasons(job).count(reason) >= times or None
 
 
 def gave_up(job: Job) -> Any:
-    """The condition of a change that was given up; None before."""
+    """Returns the condition of a change that was given up; None if there is none."""
     condition = job.condition("Scaling")
     return condition if condition is not None and condition["reason"] == "GaveUpScaling" else None
 
@@ -48,7 +48,7 @@ def uids(job: Job) -> set[str]:
 
 
 def assert_untroubled(job: Job, place: Place, servers: int) -> None:
-    """The job trains on with so many servers, was never suspended or restored, and has lost and repeated nothing."""
+    """The job trains on with this many servers, was never suspended or restored, and has lost and repeated nothing."""
     job.wait_for_samples(job.samples() + 1)
     status = job.status()
     assert status["appliedPs"] == servers
@@ -64,7 +64,7 @@ def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
     scaled = run(str(COMMAND), "scale", job.name, "ps=3", "-n", place.namespace)
     assert "PS 2 -> 3" in scaled
     job.until("rows on three servers", lambda _: told(job, "SwitchedServers"), seconds=180)
-    job.member("ps", 2)  # its node tells that it runs a moment after it has rows
+    job.member("ps", 2)  # the kubelet reports it as running shortly after it has rows
     assert len(job.running("ps")) == 3
     assert before <= uids(job)
     assert [reason for reason in reasons(job) if reason in MOVE] == MOVE

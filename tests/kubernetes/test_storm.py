@@ -1,4 +1,4 @@
-"""Hundreds of TrainingJobs at once. The nodes are fake: pods seem to run, and no master ever answers the operator."""
+"""Hundreds of TrainingJobs at once, on fake nodes: pods only seem to run, and no master ever answers the operator."""
 
 import time
 from collections import Counter, defaultdict
@@ -19,14 +19,14 @@ FAKE_NODES = "EMBERSCALE_E2E_FAKE_NODES"
 NODES = 100
 JOBS = int(setting("EMBERSCALE_STORM_JOBS", "100"))
 LEASES_LOST = 1
-"""On a machine that is busy with other things as well, a renewal may come too late. A defect loses every lease."""
+"""On a busy machine a renewal may come too late once. A defect would lose every lease."""
 ROLES = ("master", "ps", "worker")
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
 
 
 def on_fake_nodes(name: str) -> dict[str, Any]:
-    """Its pods stay where they are, though fake nodes fall behind with their heartbeats on a busy machine."""
+    """Tolerates late heartbeats, so that a busy machine does not move pods off fake nodes."""
     taints = ("kwok.x-k8s.io/node", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     tolerations = [{"key": taint, "operator": "Exists"} for taint in taints]
     template = {"nodeSelector": {"type": "kwok"}, "tolerations": tolerations}
@@ -43,12 +43,12 @@ def on_fake_nodes(name: str) -> dict[str, Any]:
 
 
 def restarts(pod: dict[str, Any]) -> tuple[str, int]:
-    """The pod, and how often its container was started again."""
+    """Returns the pod's uid, and how often its container was restarted."""
     return pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"]
 
 
 def create_at_once(documents: list[dict[str, Any]], place: Place) -> None:
-    """As quickly as the API server takes them; kubectl sends one after the other."""
+    """Creates the jobs in parallel, as fast as the API server accepts them; kubectl would send one after another."""
     configuration = client.Configuration()
     config.load_config(client_configuration=configuration)
     jobs = client.CustomObjectsApi(client.ApiClient(configuration))
@@ -102,7 +102,7 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         (event["involvedObject"]["name"], event["reason"]) for event in get("events", namespace=place.namespace)
     )
     for name in names:
-        for pod in ("MasterPod", "PSPod", "WorkerPod"):  # one on a fake node that falls behind may be lost and replaced
+        for pod in ("MasterPod", "PSPod", "WorkerPod"):  # a pod may be lost and replaced if its fake node falls behind
             assert told[name, f"Created{pod}"] == 1 + told[name, f"Lost{pod}"], (name, pod)
     calls = total(after, "emberscale_operator_api_calls_total") - total(before, "emberscale_operator_api_calls_total")
     memory = total(after, "emberscale_memory_bytes")

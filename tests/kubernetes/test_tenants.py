@@ -1,4 +1,4 @@
-"""Jobs as tenants: what one team's people and pods can read opens nothing of another team's jobs."""
+"""Jobs as tenants: what one team's people and pods can read gives no access to another team's jobs."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ BRAIN = f"emberscale-brain.{SYSTEM}.svc.cluster.local:50061"
 
 @pytest.fixture
 def brain(installed: str) -> Iterator[None]:
-    """The release has a brain while the test runs."""
+    """Adds a brain to the release while the test runs."""
     values = [
         "brain.enabled=true",
         "brain.cluster.cpu=4",
@@ -50,7 +50,7 @@ def brain(installed: str) -> Iterator[None]:
 
 @pytest.fixture
 def team(shared_folder: str) -> Iterator[Place]:
-    """A namespace in which a person has the `edit` role, and nothing anywhere else."""
+    """A namespace in which a person has the `edit` role; the person has no rights elsewhere."""
     kubectl("create", "namespace", TEAM)
     kubectl("create", "rolebinding", "edit", "-n", TEAM, "--clusterrole=edit", f"--user={TEAM}")
     yield Place(TEAM, shared_folder)
@@ -69,7 +69,7 @@ def may(verb: str, kind: str, namespace: str) -> bool:
 
 
 def readable() -> list[str]:
-    """Every text that the person can read in the namespace: of Secrets, ConfigMaps and pods."""
+    """Returns every text that the person can read in the namespace: of Secrets, ConfigMaps and pods."""
     texts = []
     for kind in ("secrets", "configmaps", "pods"):
         for document in json.loads(as_mallory("get", kind, "-n", TEAM, "-o", "json"))["items"]:
@@ -80,12 +80,12 @@ def readable() -> list[str]:
 
 
 def values_of(secret: str) -> set[str]:
-    """What a Secret of the installation holds."""
+    """Returns the values in a Secret of the installation."""
     return {base64.b64decode(text).decode() for text in get("secret", secret, SYSTEM)["data"].values()}
 
 
 def job_of(name: str, place: Place) -> Job:
-    """A job that trains until it is suspended or deleted, however slow the machine is that attacks it."""
+    """Submits a job that trains until it is suspended or deleted, so that it outlasts even a slow attack."""
     document = manifest(name, place, epochs=ENDLESS)
     document["spec"]["scaling"] = {"profileInterval": "2s"}
     return submit(document, place)
@@ -139,7 +139,7 @@ def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, pl
     assert said["tried"] > 40, said
     assert {what.split()[0] for what in said["own"]} == {"brain", "master"}, said
 
-    # the user goes with the job; that of the other stays, and its job goes on as if nothing had happened
+    # the deleted job's user goes too; the other job keeps its user, and trains on undisturbed
     kubectl("delete", "trainingjob", own.name, "-n", TEAM, "--wait=false")
     eventually("its user is gone", lambda: uids["mallorys"] not in users_of_redis() or None, seconds=180)
     assert uids["victim"] in users_of_redis()
@@ -152,7 +152,7 @@ def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, pl
 
 
 def attack(given: dict[str, Any], place: Place) -> dict[str, Any]:
-    """What comes of everything that is tried from a pod, which says that it is a master."""
+    """Runs the attacks from a pod labelled as a master; returns their outcomes."""
     files = {name: (SUPPORT / name).read_text() for name in ("redis_attacker.py", "attacker.py")}
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "attack"}, "data": files}
     apply(config, namespace=place.namespace)

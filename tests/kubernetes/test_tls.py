@@ -1,4 +1,4 @@
-"""Jobs with TLS on a real cluster: their own certificates, that of the brain, and who is not talked to."""
+"""Jobs with TLS on a real cluster: their own certificates, the brain's certificate, and peers that are refused."""
 
 import base64
 import json
@@ -35,13 +35,13 @@ open("/dev/termination-log", "w").write(json.dumps(said))
 
 @pytest.fixture
 def plain_again(installed: str) -> Iterator[None]:
-    """The release is as the rest of the suite expects it, after a test that switches TLS on."""
+    """Restores the suite's release after a test that switches TLS on."""
     yield
     helm_install()
 
 
 def with_tls() -> list[str]:
-    """Arguments of helm: TLS, and the brain, for the small cluster that this is."""
+    """Returns helm's arguments for TLS and the brain, sized for this small cluster."""
     values = [
         "tls.enabled=true",
         "brain.enabled=true",
@@ -60,9 +60,9 @@ def secret(name: str, namespace: str) -> dict[str, str]:
 
 
 def call(place: Place, calls: list[tuple[str, str, str, str, bool]]) -> Any:
-    """How calls end from a pod beside the job.
+    """Returns how calls from a pod beside the job end.
 
-    Of each: its name, address, token and authority, in PEM, and whether it is to be answered, and so waited for.
+    Each call has a name, an address, a token, an authority in PEM, and whether to wait until it is answered.
     """
     return json.loads(run_in_pod("caller", place, ["python", "-c", _CALL, json.dumps(calls)]))
 
@@ -70,7 +70,7 @@ def call(place: Place, calls: list[tuple[str, str, str, str, bool]]) -> Any:
 def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_they_are(
     plain_again: None, place: Place
 ) -> None:
-    # two would be compared, and one replaced that a busy machine makes slow
+    # one worker: with two, a busy machine may make one slower than the other, and it would be replaced
     before = submit(manifest("older", place, epochs=ENDLESS), place)
     before.wait_for_samples(1)
     helm_install(*with_tls())
@@ -80,7 +80,7 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     assert_exact_so_far(before, place)
     assert secret("older-token", place.namespace).keys() == {"token", "operator-token", "store-password"}
 
-    # now that the cluster is free: the brain would let it wait for room
+    # only now that the cluster is free: otherwise the brain would make the job wait for room
     document = manifest("secure", place, epochs=ENDLESS)
     document["spec"]["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
     for role in ("ps", "worker"):

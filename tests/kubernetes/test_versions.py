@@ -1,4 +1,4 @@
-"""Two images of different versions: within a job, and under an operator that is upgraded and goes back."""
+"""Images of two versions: within a job, and under an operator that is upgraded and rolled back."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ KNOB = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/train
 
 @pytest.fixture
 def next_image(installed: str) -> Iterator[str]:
-    """An image of a version to come; the installation is as it was afterwards."""
+    """An image of a future version; restores the installation afterwards."""
     name = setting(NEXT_IMAGE)
     if not name:
         pytest.skip(f"NOT RUN: {NEXT_IMAGE} is not set: there is no second image")
@@ -39,20 +39,20 @@ def next_image(installed: str) -> Iterator[str]:
 
 
 def install_the_newer_definition() -> None:
-    """As helm does before it replaces the operator: for a while the older one sees a field that it does not know."""
+    """Updates the CRD before the operator, as helm does: the older operator sees an unknown field for a while."""
     knob = {"op": "add", "path": KNOB, "value": {"type": "integer", "default": 7}}
     kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([knob]))
 
 
 def operator_of(image: str) -> None:
-    """Upgrades the operator, or brings it back; the definition stays that of the newer version."""
+    """Installs the operator of this image; the CRD stays that of the newer version."""
     repository, tag = image.rsplit(":", 1)
     of_all = [f"image.repository={repository}", f"image.tag={tag}", "controlPlane.image.repository="]
     helm_install(*arguments_of([*of_all, "crds.enabled=false"]))
 
 
 def job_of(name: str, place: Place, workers: str) -> Job:
-    """A job whose workers have an image of their own."""
+    """Submits a job whose workers have their own image."""
     document = manifest(name, place, epochs=ENDLESS)
     template = document["spec"]["worker"]["template"]
     document["spec"]["worker"]["template"] = {**template, "image": workers}
@@ -60,7 +60,7 @@ def job_of(name: str, place: Place, workers: str) -> Job:
 
 
 def images(job: Job) -> dict[str, str]:
-    """The image of each running pod, by role."""
+    """Returns the image of the running pods, by role."""
     pods = [pod for role in ("master", "ps", "worker") for pod in job.running(role)]
     return {pod["metadata"]["labels"]["emberscale.io/role"]: pod["spec"]["containers"][0]["image"] for pod in pods}
 
@@ -70,7 +70,7 @@ def uids(job: Job, *roles: str) -> set[str]:
 
 
 def replaced(job: Job, role: str, killer: ProcessKiller) -> None:
-    """Kills a pod's processes, and waits until another has taken its place and training goes on."""
+    """Kills a pod's processes; waits until another pod has taken over and training goes on."""
     old = job.running(role)[0]
     killer.kill(old)
 

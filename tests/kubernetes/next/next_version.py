@@ -1,4 +1,4 @@
-"""Turns the installation in an image into one of a version to come, whose every message says something unknown."""
+"""Turns an installation in an image into a future version that sends unknown fields in every message."""
 
 import re
 from importlib.metadata import distribution
@@ -8,11 +8,11 @@ import emberscale_api
 
 API = Path(emberscale_api.__file__).parent
 UNKNOWN_FIELD = rb"\x82\x7d\x04next".decode()
-"""Field 2000 of a message: the string `next`."""
+"""Field 2000 of a message, with the value `next`."""
 
 
 def change(file: Path, pattern: str, replacement: str) -> None:
-    """Replaces what must be there."""
+    """Replaces every match; there must be at least one."""
     text, count = re.subn(pattern, replacement, file.read_text(), flags=re.MULTILINE)
     assert count, f"{file}: no {pattern}"
     file.write_text(text)
