@@ -1,6 +1,6 @@
-"""Objects of a real cluster, read from its API server over one connection that stays open.
+"""Objects of a real cluster, read from its API server over one persistent connection.
 
-A wait looks every second. A look takes 2 ms of CPU; a process of kubectl takes 150 ms, of cores that jobs train on.
+A wait polls every second. A read takes 2 ms of CPU; a kubectl process takes 150 ms from the cores that jobs train on.
 """
 
 from functools import cache
@@ -31,14 +31,14 @@ _PATHS = {
     "trainingjob": (f"/apis/{API_VERSION}", "trainingjobs"),
     "trainingjobs": (f"/apis/{API_VERSION}", "trainingjobs"),
 }
-"""API group and resource, by what the tests call a kind."""
+"""API group and resource of each kind, by the name that the tests use."""
 _WITHOUT_NAMESPACE = ("customresourcedefinitions", "namespaces", "nodes")
 _SECONDS = 60
 
 
 @cache
 def _api_server() -> tuple[str, urllib3.PoolManager]:
-    """Its address, and connections to it."""
+    """Returns its address, and a pool of connections to it."""
     configuration = client.Configuration()
     config.load_kube_config(client_configuration=configuration)
     token = configuration.get_api_key_with_prefix("BearerToken")
@@ -67,7 +67,7 @@ def _path(kind: str, name: str, namespace: str) -> str:
 
 
 def get(kind: str, name: str = "", namespace: str = "default", selector: str = "") -> Any:
-    """An object, or the list of those that a label selector matches. An empty `namespace` stands for all of them.
+    """Returns an object, or the list of those that a label selector matches; an empty `namespace` stands for all.
 
     Raises ApiException and HTTPError.
     """
@@ -76,7 +76,7 @@ def get(kind: str, name: str = "", namespace: str = "default", selector: str = "
 
 
 def find(kind: str, name: str, namespace: str) -> Any:
-    """An object, or None."""
+    """Returns an object, or None if it does not exist."""
     try:
         return _read(_path(kind, name, namespace))
     except ApiException as error:

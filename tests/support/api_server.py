@@ -1,4 +1,4 @@
-"""A server that answers as the API server would, as far as a test says."""
+"""A server in place of the API server, with answers from the test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def api_server(handler: Handler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """Serves while the body runs, and is what KUBECONFIG names."""
+    """Serves while the body runs; KUBECONFIG points to it."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -38,6 +38,6 @@ async def api_server(handler: Handler, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 async def never() -> web.StreamResponse:
-    """The answer of a server that gives none."""
+    """The answer of a server that never answers."""
     await asyncio.Event().wait()
     raise AssertionError

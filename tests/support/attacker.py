@@ -1,7 +1,7 @@
-"""What somebody tries with everything that a job's pods and the `edit` role can read; a pod runs it as text.
+"""Tries everything that a job's pods and the `edit` role can read; a pod runs this file as text.
 
-The argument is a JSON document: `redis` and `tokens` that were found, `brain`, `victim` and `own` (uids), and `masters`
-(addresses by whose they are). What came of it is written where Kubernetes shows it, in the 4 KiB that it keeps.
+The argument is a JSON document: `redis` URLs and `tokens` that were found, `brain`, the uids `victim` and `own`, and
+`masters`, addresses by owner. The result goes to the termination message, of which Kubernetes keeps 4 KiB.
 """
 
 import json
@@ -50,7 +50,7 @@ def tried(given: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def judged(given: dict[str, Any]) -> dict[str, Any]:
-    """`tried` counts attempts, `open` names those that were not refused, `own` what opened for the holder's own job."""
+    """`tried` counts attempts, `open` names those not refused, and `own` those that reached the holder's own job."""
     tally: dict[str, Any] = {"tried": 0, "open": [], "own": []}
     for what, attempts in tried(given).items():
         for attempt, outcome in attempts.items():

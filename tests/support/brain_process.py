@@ -1,4 +1,4 @@
-"""A brain as it is run, for tests that talk to it."""
+"""A brain in its own process, for tests that call it."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from emberscale_api.rpc.token import open_channel
 
 
 class BrainProcess:
-    """`python -m emberscale_brain` on a port of its choice, with `path=value` settings; `stub` carries its token.
+    """`python -m emberscale_brain` on a free port, with `path=value` settings; `stub` sends its token.
 
-    It serves TLS with the certificates of `tls_folder`, if that is given.
+    It serves TLS with the certificates of `tls_folder`, if given.
     """
 
     def __init__(self, token_file: Path, log: Path, settings: Sequence[str], tls_folder: Path | None = None) -> None:
@@ -36,20 +36,20 @@ class BrainProcess:
 
     @property
     def pid(self) -> int:
-        """Of the service, not of the process that plans for it."""
+        """The id of the service, not of its planning process."""
         return self._process.pid
 
     def kill(self) -> None:
-        """As a crash would."""
+        """Kills it, as a crash would."""
         self._process.kill()
         self._process.wait()
 
     def end(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Returns its exit code once it has ended by itself."""
         return self._process.wait(timeout=60)
 
     def stop(self) -> None:
-        """As Kubernetes would."""
+        """Stops it as Kubernetes would: SIGTERM first, SIGKILL if that takes too long."""
         self._channel.close()
         self._process.terminate()
         try:
@@ -58,14 +58,13 @@ class BrainProcess:
             self._process.kill()
 
     def report(self, job: str, *profiles: pb.Profile) -> pb.ReportProfileReply:
-        """Reports profiles."""
         reply: pb.ReportProfileReply = self.stub.ReportProfile(
             pb.ReportProfileRequest(job_uid=job, profiles=profiles), timeout=60
         )
         return reply
 
     def later_plan(self, job: str, newer_than: int) -> pb.BrainPlan:
-        """The first plan above a version; waits for it."""
+        """Waits for the first plan newer than a version, and returns it."""
         plan: pb.BrainPlan = next(
             iter(self.stub.WatchPlans(pb.WatchPlansRequest(job_uid=job, newer_than=newer_than), timeout=60))
         )
@@ -79,4 +78,4 @@ class BrainProcess:
                     return int(json.loads(line)["port"])
             if ended:
                 raise RuntimeError(f"the brain ended: {self.log.read_text()}")
-            time.sleep(0.02)  # the brain needs the core
+            time.sleep(0.02)  # leaves the core to the brain

@@ -1,4 +1,4 @@
-"""Folders of certificates, good ones and others."""
+"""Folders of certificates, valid or not."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,7 +8,7 @@ from emberscale_operator.kubernetes.certificate import self_signed
 
 
 def certificate_folder(folder: Path, name: str = SERVER_NAME, ended: timedelta | None = None) -> Path:
-    """A folder, made here, with a certificate that is its own authority; with `ended` one that expired so long ago."""
+    """Makes a folder with a certificate that is its own authority; with `ended`, it expired that long ago."""
     now = datetime.now(UTC)
     pair = self_signed(name=name) if ended is None else self_signed(now - ended - timedelta(days=1), timedelta(days=1))
     folder.mkdir(parents=True)
@@ -19,5 +19,5 @@ def certificate_folder(folder: Path, name: str = SERVER_NAME, ended: timedelta |
 
 
 def certificates(folder: Path) -> Certificates:
-    """Certificates of a folder that is made for them."""
+    """Makes a folder of certificates, and returns its content."""
     return read_certificates(certificate_folder(folder))

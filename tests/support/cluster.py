@@ -1,4 +1,4 @@
-"""A real cluster, seen through kubectl and helm, as a person sees it."""
+"""A real cluster, used through kubectl and helm, as a person does."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from api_objects import get
 T = TypeVar("T")
 
 COMMAND = Path(sys.executable).with_name("emberscale")
-"""The command line beside this Python."""
+"""The command line installed with this Python."""
 
 IMAGE = "EMBERSCALE_E2E_IMAGE"
 NEXT_IMAGE = "EMBERSCALE_E2E_NEXT_IMAGE"
@@ -29,19 +29,19 @@ AUDIT_LOG = "EMBERSCALE_E2E_AUDIT_LOG"
 KEEP = "EMBERSCALE_E2E_KEEP"
 
 SESSION = f"{time.time():.0f}"
-"""Keeps the checkpoints of one run of the suite from those of another."""
+"""Separates the checkpoints of one run of the suite from those of other runs."""
 ROWS = 60_000
 RECORDS = 54_000
 EVALUATION_RECORDS = ROWS - RECORDS
-"""Rows of the suite's data, those of them that are trained on, and those that are not."""
+"""The rows of the suite's data, the rows to train on, and the rows to evaluate."""
 ENDLESS = 10_000
-"""Epochs of a job that outlasts any test of it: `assert_exact_so_far` ends it."""
+"""Epochs of a job that outlasts any test; `assert_exact_so_far` ends it."""
 UNHURRIED_MODEL = Path(__file__).with_name("unhurried_model.py")
-"""What such a job trains: at full speed, it would only keep cores from other tests."""
+"""The model of such a job: at full speed, the job would only take cores from other tests."""
 
 
 class CommandFailedError(Exception):
-    """kubectl or helm refused; the text is what it said."""
+    """kubectl or helm failed; the text is its output."""
 
     def __init__(self, command: Sequence[str], said: str) -> None:
         super().__init__(f"{shlex.join(command)}: {said.strip()}")
@@ -49,11 +49,11 @@ class CommandFailedError(Exception):
 
 
 class NotInTimeError(AssertionError):
-    """What was waited for did not come."""
+    """What a test waited for did not happen."""
 
 
 def run(*command: str, stdin: str | None = None, timeout: float = 120) -> str:
-    """Standard output of a command. Raises CommandFailedError."""
+    """Returns the standard output of a command. Raises CommandFailedError."""
     done = subprocess.run(
         command, env=_environment(), input=stdin, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -63,23 +63,23 @@ def run(*command: str, stdin: str | None = None, timeout: float = 120) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """kubectl and helm end before they have garbage worth collecting: without that they take half the CPU."""
+    """Switches Go's garbage collector off: it would take half the CPU, and kubectl and helm end before they need it."""
     return {**os.environ, "GOGC": "off"}
 
 
 def kubectl(*arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
-    """Standard output of kubectl. Raises CommandFailedError."""
+    """Returns the standard output of kubectl. Raises CommandFailedError."""
     return run("kubectl", *arguments, stdin=stdin, timeout=timeout)
 
 
 def apply(*documents: Mapping[str, Any], namespace: str = "default") -> str:
-    """kubectl apply, and what it said."""
+    """Runs kubectl apply, and returns its output."""
     everything = {"apiVersion": "v1", "kind": "List", "items": documents}
-    return kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))  # YAML leaves 00000008 bare
+    return kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))  # YAML would not quote 00000008
 
 
 def eventually(what: str, look: Callable[[], T | None], seconds: float, every: float = 1.0) -> T:
-    """The first thing that `look` finds. Raises NotInTimeError."""
+    """Polls until `look` finds something, and returns that. Raises NotInTimeError."""
     deadline = time.monotonic() + seconds
     while True:
         found = look()
@@ -97,7 +97,7 @@ _INDEX = "emberscale.io/index"
 
 @dataclass(frozen=True)
 class Place:
-    """Where jobs run: a namespace, and a folder of the nodes that all of them share."""
+    """Where jobs run: a namespace, and a folder that all nodes share."""
 
     namespace: str
     folder: str
@@ -127,7 +127,7 @@ class Job:
         return int((self.status().get("progress") or {}).get("samples", 0))
 
     def condition(self, kind: str) -> Any:
-        """The condition of a type, or None."""
+        """Returns the condition of a type, or None."""
         return next((entry for entry in self.status().get("conditions", ()) if entry["type"] == kind), None)
 
     def pods(self, role: str = "") -> list[Any]:
@@ -135,7 +135,7 @@ class Job:
         return list(get("pods", namespace=self.namespace, selector=selector))
 
     def running(self, role: str) -> list[Any]:
-        """Pods of a role that run and are not being deleted, by index."""
+        """Returns the pods of a role that run and are not being deleted, by index."""
         live = [
             pod
             for pod in self.pods(role)
@@ -144,7 +144,7 @@ class Job:
         return sorted(live, key=lambda pod: int(pod["metadata"]["labels"][_INDEX]))
 
     def member(self, role: str, index: int, seconds: float = 180) -> Any:
-        """The pod of a member, once it runs."""
+        """Returns the pod of a member once it runs."""
 
         def found() -> Any:
             return next((pod for pod in self.running(role) if pod["metadata"]["labels"][_INDEX] == str(index)), None)
@@ -158,7 +158,7 @@ class Job:
         return sorted(mine, key=lambda event: str(event.get("eventTime") or event["lastTimestamp"]))
 
     def logs(self) -> str:
-        """What each pod said last, for the report of a failure."""
+        """Returns the last lines of each pod's log, for the report of a failure."""
         parts = []
         for pod in self.pods():
             name = pod["metadata"]["name"]
@@ -170,9 +170,9 @@ class Job:
         return "\n".join(parts)
 
     def until(self, what: str, look: Callable[[Any], T | None], seconds: float) -> T:
-        """The first thing that `look` finds in the status.
+        """Polls until `look` finds something in the status, and returns that.
 
-        Raises NotInTimeError with what the job says of itself, and does so at once where the job has ended without it.
+        Raises NotInTimeError with a report on the job; if the job ends first, it does so at once.
         """
 
         def found() -> T | None:
@@ -188,12 +188,12 @@ class Job:
             raise NotInTimeError(f"{error}\n{self.report()}") from error
 
     def report(self) -> str:
-        """What there is to know of a job that did not do what was waited for."""
+        """Returns everything known about a job that did not do what a test waited for."""
         told = "\n".join(f"{event['reason']}: {event['message']}" for event in self.events())
         return f"{json.dumps(self.status(), indent=1)}\n{told}\n{self.logs()}"
 
     def wait_for_samples(self, samples: int, seconds: float = 600) -> None:
-        """Waits until so many samples are committed."""
+        """Waits until at least this many samples are committed."""
 
         def committed(status: Any) -> bool:
             return int((status.get("progress") or {}).get("samples", 0)) >= samples
@@ -201,11 +201,11 @@ class Job:
         self.until(f"{samples} samples", committed, seconds)
 
     def wait_for_phase(self, phase: str, seconds: float = 300) -> None:
-        """Waits for a phase; a job that has ended in another one is not waited for."""
+        """Waits for a phase; fails at once if the job ends in another."""
         self.until(f"phase {phase}", lambda status: status.get("phase") == phase, seconds)
 
     def wait_complete(self, seconds: float = 600) -> Any:
-        """The status once the job is Complete; a job that has Failed is not waited for."""
+        """Returns the status once the job is Complete; fails at once if the job fails."""
         return self.until("Complete", lambda status: status if status.get("phase") == "Complete" else None, seconds)
 
 
@@ -229,9 +229,9 @@ def run_in_pod(
     labels: Mapping[str, str] | None = None,
     files: str = "",
 ) -> str:
-    """Runs a command in a pod of the image, with the shared folder at /shared; what it wrote to /dev/termination-log.
+    """Runs a command in a pod with the shared folder at /shared; returns what it writes to /dev/termination-log.
 
-    `files` names a ConfigMap, which is then a folder of that name. The message comes from the pod's status, which
+    `files` names a ConfigMap, which becomes a folder of that name. The result comes from the pod's status, since that
     outlives its logs.
     """
     mounts = [{"name": "shared", "mountPath": "/shared"}]
@@ -276,21 +276,21 @@ def run_in_pod(
 
 
 def audit(job: Job, place: Place) -> Any:
-    """How often each sample was applied, from what the servers recorded: see `emberscale audit`."""
+    """Returns how often each sample was applied, by the servers' own records: see `emberscale audit`."""
     document = job.read()
     command = ["python", "-c", _AUDIT, document["spec"]["checkpoint"]["uri"], document["metadata"]["uid"]]
     return json.loads(run_in_pod(f"audit-{job.name}", place, command))
 
 
 def assert_exact(job: Job, place: Place, records: int = RECORDS) -> None:
-    """Every sample of one epoch was applied exactly once, on every server."""
+    """Asserts that every sample of one epoch was applied exactly once, on every server."""
     counted = audit(job, place)
     assert (counted["missing"], counted["once"], counted["repeated"]) == (0, records, 0), counted
     assert counted["contradictions"] == []
 
 
 def assert_exact_so_far(job: Job, place: Place) -> None:
-    """Suspends a job that would train for hours: every sample that counts was applied exactly once, on every server."""
+    """Suspends a job that would train for hours; asserts that each counted sample was applied once, on every server."""
     kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     job.wait_for_phase("Suspended")
     counted = audit(job, place)
@@ -308,7 +308,7 @@ sys.exit(ended.returncode)
 
 
 def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
-    """What `emberscale run` makes of the same job, as processes of one pod."""
+    """Returns the AUC of the same job under `emberscale run`, as processes of one pod."""
     spec = {key: dict(part) for key, part in document["spec"].items()}
     del spec["checkpoint"]
     for role in ("master", "ps", "worker"):
@@ -318,10 +318,10 @@ def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
 
 
 def manifest(name: str, place: Place, epochs: int = 1, replicas: int = 1, **spec: Any) -> dict[str, Any]:
-    """A TrainingJob over the suite's data, with `replicas` small servers and workers each; `spec` replaces whole parts.
+    """A TrainingJob over the suite's data with `replicas` small servers and workers each; `spec` replaces whole parts.
 
-    Its lease timeout takes no process for dead that a busy machine keeps waiting; a test of what is silent shortens it.
-    Only test_flash.py uses the Redis for flash checkpoints, which it also stops. A job of ENDLESS epochs trains slowly.
+    Its lease timeout is long, since a busy machine delays live processes; tests of silent processes shorten it. Only
+    test_flash.py uses the Redis for flash checkpoints, since it also stops it. A job of ENDLESS epochs trains slowly.
     """
     volume = {"name": "shared", "hostPath": {"path": place.folder}}
     template = {
@@ -363,5 +363,5 @@ def submit(document: Mapping[str, Any], place: Place) -> Job:
 
 
 def setting(name: str, default: str = "") -> str:
-    """One of the suite's environment variables."""
+    """Returns one of the suite's environment variables."""
     return os.environ.get(name) or default

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does, without keeping it from doing so; and what must be there at once."""
+"""Waits for what another thread or process does without blocking it; and values that must be present."""
 
 import asyncio
 import threading
@@ -10,14 +10,14 @@ Value = TypeVar("Value")
 
 
 def eventually(holds: Callable[[], object]) -> None:
-    """Returns once `holds` does; the test's own timeout ends what never does."""
+    """Returns once `holds` is true; only the test's own timeout ends the wait."""
     never = threading.Event()
     while not holds():
         never.wait(_LOOK_SECONDS)
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """As `eventually`, while the event loop goes on."""
+    """Like `eventually`, but lets the event loop run."""
     while not holds():
         await asyncio.sleep(_LOOK_SECONDS)
 

@@ -1,8 +1,8 @@
-"""How many examples the property tests that compute for seconds try."""
+"""The number of examples for property tests that compute for seconds."""
 
 from hypothesis import settings
 
 
 def examples(explored: int) -> int:
-    """A third of them in a run that repeats the examples of the one before; all of them in `make explore`."""
+    """Returns a third of the number in runs that repeat the same examples, and all of it in `make explore`."""
     return explored if settings.get_current_profile_name() == "explore" else explored // 3

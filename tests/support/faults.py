@@ -1,4 +1,4 @@
-"""Harm done to what runs on the cluster: processes killed on their node, pods deleted, Redis emptied."""
+"""Harms what runs on the cluster: kills processes on their nodes, deletes pods, empties Redis."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from installation import REDIS, SYSTEM
 
 _NAME = "emberscale-e2e-killer"
 _SLOWED_SECONDS, _RUNNING_SECONDS = 2.9, 0.1
-"""So rarely that it does less than others that a busy machine keeps waiting for their servers."""
+"""A slowed process does less work than processes that a busy machine keeps waiting for their servers."""
 _KILL = """
 import os, select, signal, sys
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -40,13 +40,13 @@ while sys.argv[1] == "slow":
 
 
 class ProcessKiller:
-    """Kills the processes of pods with SIGKILL, which nothing inside a container can do to its first process.
+    """Kills the processes of pods with SIGKILL, which a container's first process is immune to from inside.
 
     A privileged pod on each node sees the node's processes.
     """
 
     def kill(self, pod: Any) -> None:
-        """Kills all of a pod's processes. A pod that is gone by now is fine."""
+        """Kills all of a pod's processes. The pod may already be gone."""
         self._run("kill", pod)
 
     def stop(self, pod: Any) -> None:
@@ -54,14 +54,14 @@ class ProcessKiller:
         self._run("stop", pod)
 
     def processes(self, pod: Any) -> list[int]:
-        """Ids of the processes on its node that belong to a pod, whether or not Kubernetes still knows it."""
+        """Returns the ids of a pod's processes on its node, even if Kubernetes no longer knows the pod."""
         return [int(line) for line in self._run("list", pod).split()]
 
     @contextmanager
     def slowed(self, pod: Any) -> Iterator[Callable[[], bool]]:
-        """Lets a pod's processes run for a thirtieth of the time while the body runs.
+        """Limits a pod's processes to a thirtieth of the time while the body runs.
 
-        Yields a function that returns whether it does: not any more once a process has ended.
+        Yields a function that returns whether they are still slowed; that ends once one of them has ended.
         """
         more = (str(_SLOWED_SECONDS), str(_RUNNING_SECONDS))
         slows = subprocess.Popen(["kubectl", *self._command("slow", pod, *more)], stdin=subprocess.PIPE)
@@ -74,7 +74,7 @@ class ProcessKiller:
         return kubectl(*self._command(what, pod))
 
     def _command(self, what: str, pod: Any, *more: str) -> list[str]:
-        """Arguments of kubectl; what runs there ends with its standard input."""
+        """Returns kubectl's arguments; the remote command ends with its standard input."""
         node = pod["spec"]["nodeName"]
         here = next(entry for entry in _killers() if entry["spec"]["nodeName"] == node)
         script = ["python3", "-c", _KILL, what, pod["metadata"]["uid"], *more]
@@ -86,7 +86,7 @@ def _killers() -> list[Any]:
 
 
 def start_process_killers() -> None:
-    """Starts one on every node; it stays until the suite's namespace is deleted."""
+    """Starts a pod on every node; it stays until the suite's namespace is deleted."""
     container = {
         "name": "killer",
         "image": setting(IMAGE),
@@ -118,13 +118,13 @@ def start_process_killers() -> None:
 
 
 def delete_pod(pod: Any) -> None:
-    """As `kubectl delete pod` does; one that is gone by now is fine."""
+    """Deletes a pod like `kubectl delete pod`; the pod may already be gone."""
     metadata = pod["metadata"]
     kubectl("delete", "pod", metadata["name"], "-n", metadata["namespace"], "--ignore-not-found", "--wait=false")
 
 
 def running(selector: str) -> Any:
-    """The pod of a component of the installation, once there is one that runs."""
+    """Returns the pod of a component of the installation, once one runs."""
 
     def found() -> Any:
         pods = get("pods", namespace=SYSTEM, selector=selector)
@@ -134,9 +134,9 @@ def running(selector: str) -> Any:
 
 
 def is_live(pod: Any) -> bool:
-    """Whether a pod is to run: it has not ended, and nobody has asked it to end.
+    """Whether a pod should be running: it has not ended, and nobody has asked it to end.
 
-    A node reports that the last container of a pod has ended before it reports the pod's phase.
+    The end of the last container counts, since nodes report it before the pod's phase.
     """
     containers = pod["status"].get("containerStatuses") or ()
     ended = bool(containers) and all("terminated" in (container.get("state") or {}) for container in containers)
@@ -145,7 +145,7 @@ def is_live(pod: Any) -> bool:
 
 
 def redis_loses_its_data(killer: ProcessKiller) -> None:
-    """Its files are removed and its process is killed: the next one knows nothing."""
+    """Removes Redis' files and kills its process, so that the next one starts empty."""
     pod = running(REDIS)
     kubectl("exec", "-n", SYSTEM, pod["metadata"]["name"], "--", "sh", "-c", "rm -rf /data/*")
     killer.kill(pod)

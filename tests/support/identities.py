@@ -1,4 +1,4 @@
-"""The identity of a process of a job on this machine."""
+"""Identities of a job's processes on this machine."""
 
 from emberscale_api.certificates import Certificates
 from emberscale_api.environment import ProcessIdentity

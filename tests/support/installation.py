@@ -1,4 +1,4 @@
-"""The chart as the end-to-end suite installs it."""
+"""Installs the chart for the end-to-end suite."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ REDIS = "app.kubernetes.io/component=redis,app.kubernetes.io/instance=emberscale
 
 
 def helm_install(*more: str, namespace: str = SYSTEM) -> None:
-    """Installs the release, or upgrades it: the suite's own, or one of other settings in a namespace of its own."""
+    """Installs or upgrades the release: the suite's own, or another one with its own settings and namespace."""
     run(
         "helm",
         "upgrade",
@@ -33,12 +33,12 @@ def helm_install(*more: str, namespace: str = SYSTEM) -> None:
 
 
 def arguments_of(values: Iterable[str]) -> list[str]:
-    """Settings, each `path=value`, as helm takes them."""
+    """Returns helm's arguments for settings, each `path=value`."""
     return [argument for value in values for argument in ("--set", value)]
 
 
 def chart_values() -> list[str]:
-    """The settings of the suite's installation: jobs of fixed sizes need no brain."""
+    """Returns the settings of the suite's installation; it has no brain, since its jobs have fixed sizes."""
     return [
         *image_values(),
         "redis.persistence.existingClaim=emberscale-e2e-redis",
@@ -49,7 +49,7 @@ def chart_values() -> list[str]:
 
 
 def image_values() -> list[str]:
-    """The images under test."""
+    """Returns the settings that select the images under test."""
     repository, tag = setting(IMAGE).rsplit(":", 1)
     values = [f"image.repository={repository}", f"image.tag={tag}"]
     images = {"controlPlane": CONTROL_PLANE_IMAGE, "redis": REDIS_IMAGE, "postgresql": POSTGRESQL_IMAGE}
@@ -62,7 +62,7 @@ def image_values() -> list[str]:
 
 
 def redis_volume(path: str) -> list[dict[str, Any]]:
-    """A claim, and the volume for it, of clusters without a storage class."""
+    """Returns a claim and its volume, for clusters without a storage class."""
     size = {"storage": "1Gi"}
     volume = {"hostPath": {"path": path}, "capacity": size, "accessModes": ["ReadWriteOnce"], "storageClassName": ""}
     claim = {

@@ -1,4 +1,4 @@
-"""Whole jobs on this machine, started as a person would start them."""
+"""Whole jobs on this machine, started as a person starts them."""
 
 import json
 import random
@@ -25,9 +25,9 @@ from emberscale_operator.local import RunFolder
 
 BATCH = 256
 ENDLESS = 10_000
-"""Epochs of a job that a test stops once it has seen what it is about."""
+"""Epochs of a job that outlasts its test, which stops it."""
 IMPATIENT = {"leaseTimeout": "4s"}
-"""The sharding of a job in which processes hang; others take none for dead that a busy machine keeps waiting."""
+"""The sharding of jobs in which processes hang; others wait longer, since a busy machine delays live processes."""
 CLI = str(Path(sys.executable).with_name("emberscale"))
 
 
@@ -37,14 +37,14 @@ def emberscale(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def emberscale_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command that starts no process in this one: to start it takes two seconds of a core."""
+    """Runs a command of the CLI in this process, which saves two seconds of a core; it must not start processes."""
     done = CliRunner().invoke(app, arguments)
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 @dataclass
 class Job:
-    """One run of `emberscale run` in a folder of its own."""
+    """One run of `emberscale run` in its own folder."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -77,11 +77,11 @@ class Job:
         return self.finish()
 
     def members(self, role: str) -> list[psutil.Process]:
-        """The job's live processes of a role."""
+        """Returns the job's live processes of a role."""
         return [process for process in self.children() if _is_member(process, role)]
 
     def children(self) -> list[psutil.Process]:
-        """All live processes that the CLI has started."""
+        """Returns all live processes that the CLI has started."""
         assert self.process is not None
         try:
             return psutil.Process(self.process.pid).children(recursive=True)
@@ -89,7 +89,7 @@ class Job:
             return []
 
     def samples(self) -> int:
-        """Samples committed, by the last line of the metrics over time."""
+        """Returns the committed samples, from the last line of metrics.csv."""
         metrics = self.run_folder / "metrics.csv"
         if not metrics.exists():
             return 0
@@ -113,13 +113,13 @@ class Job:
         return True
 
     def member(self, role: str, index: int) -> psutil.Process:
-        """The live process of a member."""
+        """Returns the live process of a member, once there is one."""
         title = f"emberscale-{role} {index}"
         assert self.wait_for(lambda: title in map(_title, self.members(role)))
         return next(one for one in self.members(role) if _title(one) == title)
 
     def status(self) -> pb.JobStatus:
-        """What the master says of the job."""
+        """Asks the master for the job's status."""
         log = self.run_folder / "logs" / "master-0.log"
         served = [line for line in log.read_text().splitlines() if '"serving"' in line]
         token = RunFolder(self.run_folder).token.read_text()
@@ -127,7 +127,7 @@ class Job:
             return MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=60, wait_for_ready=True)
 
     def kill(self, role: str, choice: random.Random) -> bool:
-        """SIGKILLs one process of a role, once there is one. False if the job ended first."""
+        """Kills one process of a role with SIGKILL, once there is one. False if the job ended first."""
         if not self.wait_for(lambda: self.members(role)):
             return False
         members = self.members(role)
@@ -142,23 +142,23 @@ class Job:
         return result
 
     def exact_audit(self) -> dict[str, Any]:
-        """The audit, which must find each sample once on every server."""
+        """Returns the audit after checking that every server has applied each sample exactly once."""
         audit = self.audit()
         assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
         return audit
 
     def interrupt(self) -> None:
-        """As Ctrl-C does."""
+        """Interrupts the CLI, as Ctrl-C does."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
 
     def trains_on(self, samples: int = 20_000) -> bool:
-        """Waits until the job has committed so many samples more. False if it ended first."""
+        """Waits until the job has committed this many more samples. False if it ended first."""
         before = self.samples()
         return self.wait_for(lambda: self.samples() > before + samples)
 
     def stop(self) -> "Finished":
-        """Interrupts the job, which saves what it has trained: every server must have applied it once, and no more."""
+        """Interrupts the job, which then saves; checks that every server has applied each saved sample exactly once."""
         self.interrupt()
         finished = self.finish()
         assert (finished.code, finished.summary["phase"]) == (130, "Suspended"), finished.stderr
@@ -197,7 +197,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def _is_member(process: psutil.Process, role: str) -> bool:
-    """Forked members are told by their title, executed ones by their environment."""
+    """Recognises forked members by their titles, and executed ones by their environments."""
     try:
         return " ".join(process.cmdline()).startswith(f"emberscale-{role} ") or process.environ().get(ROLE) == role
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -205,7 +205,7 @@ def _is_member(process: psutil.Process, role: str) -> bool:
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, mapping by mapping."""
+    """Returns `base` with `changes` merged in, mapping by mapping."""
     merged = dict(base)
     for key, value in changes.items():
         merged[key] = merge(merged.get(key, {}), value) if isinstance(value, dict) else value
@@ -213,7 +213,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def manifest_of(name: str, dataset: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """A job over the data set, small but whole."""
+    """Returns the manifest of a small but complete job over the data set."""
     return {
         "apiVersion": "emberscale.io/v1alpha1",
         "kind": "TrainingJob",

@@ -1,4 +1,4 @@
-"""An API server in memory, and an operator of one job that may be killed at any call to it."""
+"""An in-memory API server, and an operator of one job that may be killed at any of its calls."""
 
 import asyncio
 import copy
@@ -30,7 +30,7 @@ class KilledError(Exception):
 
 
 class MemoryApi:
-    """Objects by path. The view of it, `job` and `pods`, is as old as the last `sync`."""
+    """Objects by path. `job` and `pods` show the objects as of the last `sync`."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.now = START
@@ -63,11 +63,11 @@ class MemoryApi:
         return [pod for pod in self.all_pods() if pod["status"]["phase"] in ("Pending", "Running")]
 
     def live_pod(self, slot: str) -> dict[str, Any]:
-        """The live pod of a member, such as `worker-0`."""
+        """Returns the live pod of a member, such as `worker-0`."""
         return next(pod for pod in self.live_pods() if slot_of(pod) == slot)
 
     def edit(self, **spec: Any) -> None:
-        """Replaces fields of the spec, as a person does who applies a manifest."""
+        """Replaces fields of the spec, as a person does by applying a manifest."""
         self.body["spec"] |= spec
         self.body["metadata"]["generation"] += 1
         self.sync()
@@ -140,7 +140,7 @@ class MemoryApi:
         return datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def run_pods(self) -> None:
-        """What a kubelet does; the pods have no address, so that no master is called."""
+        """Starts pending pods, as a kubelet does; they have no address, so the operator calls no master."""
         for pod in self.all_pods():
             if pod["status"]["phase"] == "Pending":
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -170,7 +170,7 @@ def slot_of(pod: Mapping[str, Any]) -> str:
 
 
 class Operator:
-    """A controller that is started anew whenever it is killed."""
+    """A controller that is restarted whenever it is killed."""
 
     def __init__(self, api: MemoryApi, policy: Policy | None = PATIENT) -> None:
         self.api = api
@@ -181,7 +181,7 @@ class Operator:
         self.controller = self.start()
 
     def start(self) -> JobController:
-        api: Any = self.api  # the calls that they make are there
+        api: Any = self.api  # the stub has every call that they make
         recorder, warnings = EventRecorder(api, "op-1"), PodWarnings(api)
         backend = KubernetesBackend(
             KEY, "job-uid", api, api, recorder, warnings, self.tallies, SETTINGS, self.tenancy, self.policy
@@ -206,7 +206,7 @@ class Operator:
 
 
 class NoRedis:
-    """There is none to make a user in; `why` expels all, and `full` is said of all."""
+    """Stands in for the users in Redis: it makes none, and answers `why` and `full` for every job."""
 
     why: str | None = None
     full: str | None = None

@@ -1,4 +1,4 @@
-"""Memory that the system refuses to a test, as it would to a process at its limit."""
+"""Makes the system refuse memory to a test, as to a process at its limit."""
 
 import resource
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import psutil
 
 @contextmanager
 def refused_beyond(spare_bytes: int) -> Iterator[None]:
-    """Within it, the system gives this process `spare_bytes` more address space and then no more."""
+    """While the body runs, the process can get `spare_bytes` more address space and no more."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + spare_bytes, before[1]))
     try:

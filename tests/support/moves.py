@@ -1,4 +1,4 @@
-"""Parameter servers that move rows among them, over real sockets and without a master."""
+"""Parameter servers that move rows between them, over real sockets and without a master."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,28 +26,28 @@ EVERYTHING = Ownership(np.ones(BUCKETS, dtype=np.bool_), np.ones(DENSE_PIECES, d
 
 
 def table_of(version: int, addresses: Sequence[str] = ("",), generation: int = 1) -> RoutingTable:
-    """A table that spreads everything evenly over servers at these addresses of the data plane."""
+    """Returns a routing table that spreads everything evenly over servers at these data-plane addresses."""
     servers = tuple(PsAddress(index, f"ps-{index}", address, "") for index, address in enumerate(addresses))
     count = len(servers)
     return RoutingTable(generation, version, servers, spread_evenly(BUCKETS, count), spread_evenly(DENSE_PIECES, count))
 
 
 def table_that_owns(owned: Ownership, version: int, generation: int = 1) -> RoutingTable:
-    """A table of two servers, of which server 0 owns this."""
+    """Returns a routing table of two servers in which server 0 owns exactly this."""
     servers = tuple(PsAddress(index, f"ps-{index}", "", "") for index in range(2))
     buckets, pieces = (~owned.buckets).astype(int).tolist(), (~owned.pieces).astype(int).tolist()
     return RoutingTable(generation, version, servers, tuple(buckets), tuple(pieces))
 
 
 def trained_tables(optimizer: OptimizerType) -> TableStore:
-    """Empty tables, with dense pieces."""
+    """Returns empty tables with dense pieces."""
     rule = OptimizerSpec(type=optimizer, learning_rate=0.1)
     specs = [TableSpec(number, f"C{number}", number, 4, rule, InitializerSpec(), seed=0) for number in range(TABLES)]
     return TableStore(specs, DensePieces.of(np.zeros(_PARAMETERS, dtype=np.float32), rule))
 
 
 class Batch:
-    """The gradients of one batch, and the part of them that a server gets."""
+    """The gradients of one batch, and each server's part of them."""
 
     def __init__(self, random: np.random.Generator, number: int, rows: int = 100) -> None:
         self.number = number
@@ -56,7 +56,7 @@ class Batch:
         self._dense = random.standard_normal((DENSE_PIECES, piece_length(_PARAMETERS))).astype(np.float32)
 
     def part(self, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
-        """Counts, keys and gradients of what is owned, as `TableStore.push` takes them."""
+        """Returns counts, keys and gradients of the owned part, as `TableStore.push` takes them."""
         masks = [owned.buckets[buckets_of(named)] for named in self._keys]
         counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
         pieces = np.flatnonzero(owned.pieces).astype(np.int64)
@@ -77,13 +77,13 @@ class MovingServer:
         DataPlane(self.listener, self.state, TOKEN, self.incarnation, streams=self.mover.streams).start()
 
     def assign(self, table: RoutingTable, tables: TableStore) -> None:
-        """Serves these tables, as a new generation."""
+        """Serves these tables as a new generation."""
         wanted = Assignment(table.generation, table.version, "")
         self.state.assign(wanted)
         assert self.state.adopt(wanted, tables, Ownership.of(table, self.index), AppliedBatches(), None)
 
     def rows(self, tables: TableStore, buckets: NDArray[np.bool_]) -> dict[tuple[int, bytes], bytes]:
-        """The records of some buckets of each embedding table, by table and key."""
+        """Returns the records of these buckets in each embedding table, by table and key."""
         return {
             (table, record.tobytes()[:8]): record.tobytes()
             for table in range(len(tables.specs) - 1)

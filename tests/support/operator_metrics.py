@@ -1,4 +1,4 @@
-"""What the operator on the cluster serves at /metrics."""
+"""The metrics of the operator on the cluster, from its /metrics."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ _READS = frozenset({"GET"})
 
 
 def operator_samples() -> Samples:
-    """Every sample, by name and labels."""
+    """Returns every sample, by name and labels."""
     pod = running(OPERATOR)["metadata"]["name"]
     text = kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:9090/proxy/metrics")
     return {
@@ -24,12 +24,12 @@ def operator_samples() -> Samples:
 
 
 def total(samples: Samples, name: str) -> float:
-    """The sum over all label values of a metric."""
+    """Returns the sum of a metric over all label values."""
     return sum(value for (found, _), value in samples.items() if found == name)
 
 
 def writes(samples: Samples) -> Counter[str]:
-    """Calls that change something, by verb and resource; the operator's own lease aside."""
+    """Returns the numbers of writing calls by verb and resource, without those to the operator's own lease."""
     found: Counter[str] = Counter()
     for (name, labels), value in samples.items():
         named = dict(labels)

@@ -1,4 +1,4 @@
-"""An operator as a process of the test's own machine, whose calls go through a proxy."""
+"""An operator as a process on the test's own machine, with a proxy before the API server."""
 
 import base64
 import os
@@ -15,13 +15,13 @@ HEALTH_PORT = 18080
 
 
 class OutsideOperator:
-    """An operator outside of the cluster, whose calls go through a proxy."""
+    """An operator outside the cluster, whose calls go through a proxy."""
 
     def __init__(
         self, proxy: RecordingProxy, folder: Path, namespace: str, lease: str = "emberscale-operator", **more: str
     ) -> None:
         secret = get("secret", "emberscale-redis", SYSTEM)
-        # names of Services resolve in pods only
+        # names of Services resolve only in pods
         host = f"emberscale-redis.{SYSTEM}.svc.cluster.local"
         address = str(get("service", "emberscale-redis", SYSTEM)["spec"]["clusterIP"])
         self._environment = {
@@ -60,7 +60,7 @@ class OutsideOperator:
         self._process.wait(30)
 
     def last_words(self) -> str:
-        """What it said, once it has ended by itself."""
+        """Waits for the process to end by itself, and returns its output."""
         assert self._process is not None
         self._process.wait(30)
         return self.said

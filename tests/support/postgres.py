@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests: on a Unix socket only, never as root."""
+"""A real PostgreSQL server for tests, only on a Unix socket and never as root."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def postgres_binaries() -> Path | None:
-    """The folder with `initdb` and `postgres`, Debian's newest first; None where there is none."""
+    """Returns the folder with `initdb` and `postgres`, preferring Debian's newest; None if there is none."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     for folder in [*debian, *map(Path, os.environ.get("PATH", "").split(os.pathsep))]:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
@@ -16,9 +16,9 @@ def postgres_binaries() -> Path | None:
 
 
 class PostgresServer:
-    """A cluster in a folder of its own, which `remove` takes away; `start` and `stop` as often as wanted.
+    """A PostgreSQL cluster in its own folder, which `remove` deletes. It can be stopped and started repeatedly.
 
-    The server refuses to run as root: as root it runs as `nobody`.
+    PostgreSQL refuses to run as root, so under root it runs as `nobody`.
     """
 
     def __init__(self, binaries: Path, home: Path) -> None:
@@ -38,11 +38,11 @@ class PostgresServer:
         )
 
     def url(self, database: str = "postgres") -> str:
-        """The address of one of its databases."""
+        """Returns the address of one of its databases."""
         return f"postgresql://brain@/{database}?host={self.home}"
 
     def start(self) -> None:
-        """Returns once it takes connections."""
+        """Starts it; returns once it accepts connections."""
         options = ["-c", "listen_addresses=", "-c", "fsync=off"]
         with (self.home / "log").open("ab") as log:
             self._server = subprocess.Popen(
@@ -58,7 +58,7 @@ class PostgresServer:
                 raise RuntimeError(f"postgres ended: {(self.home / 'log').read_text()}")
 
     def stop(self) -> None:
-        """At once, as a crash would."""
+        """Stops it at once, as a crash would."""
         if self._server is not None:
             self._server.send_signal(3)  # SIGQUIT: immediate shutdown
             self._server.wait(timeout=20)

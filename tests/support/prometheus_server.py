@@ -1,4 +1,4 @@
-"""A real Prometheus, and the queries of the dashboards that are asked of it."""
+"""A real Prometheus, and the queries of the dashboards for it."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = CHART / "files" / "rules.yaml"
 _DISCOVERY_SECONDS = 2.0
 _SCRAPE = "5s"
-"""As long as a pod may take to answer: on a busy machine many take more than a second."""
+"""Also the time in which a pod has to answer: on a busy machine many take more than a second."""
 NAMESPACE, JOB = "dashboards", "seen"
 VARIABLES = {"$__rate_interval": "20s", "$__range": "5m"}
 FLASH_METRICS = "emberscale_flash_checkpoint_"
@@ -53,7 +53,7 @@ class Query:
         return self.of(NAMESPACE, JOB)
 
     def of(self, namespace: str, job: str) -> str:
-        """The expression about another job."""
+        """Returns the expression for another job."""
         expression = self.expression
         for name, value in {**VARIABLES, "$namespace": namespace, "$job": job}.items():
             expression = expression.replace(name, value)
@@ -61,12 +61,12 @@ class Query:
 
 
 def flash_queries() -> list[Query]:
-    """The targets that show something only where there is a Redis for flash checkpoints."""
+    """Returns the targets that show something only with a Redis for flash checkpoints."""
     return [query for query in queries() if FLASH_METRICS in query.expression]
 
 
 def chart_monitors() -> list[dict[str, Any]]:
-    """The chart's, as they are installed."""
+    """Renders the chart's monitors as they are installed."""
     text = run(
         *("helm", "template", RELEASE, str(CHART), "-n", SYSTEM, "--show-only=templates/monitors.yaml"),
         *("--kube-version=1.33", "--set=metrics.serviceMonitor.enabled=true"),
@@ -75,7 +75,7 @@ def chart_monitors() -> list[dict[str, Any]]:
 
 
 def queries() -> list[Query]:
-    """All targets of all panels."""
+    """Returns all targets of all panels."""
     return [
         Query(file.stem, panel["title"], target["expr"])
         for file in DASHBOARDS
@@ -91,7 +91,7 @@ class Prometheus:
     url: str
 
     def ask(self, query: str) -> list[Any]:
-        """The result of an instant query."""
+        """Returns the result of an instant query."""
         parameters = urllib.parse.urlencode({"query": query})
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/query?{parameters}", timeout=10) as reply:
@@ -100,7 +100,7 @@ class Prometheus:
             pytest.fail(f"{query}: {error.read().decode()}")
 
     def alert(self, name: str, namespace: str, job: str) -> str | None:
-        """The state of an alert about a job, pending or firing; None where it is neither."""
+        """Returns the state of an alert about a job, pending or firing, or None."""
         found = self.ask(f'ALERTS{{alertname="{name}", namespace="{namespace}", training_job="{job}"}}')
         return str(found[0]["metric"]["alertstate"]) if found else None
 
@@ -130,9 +130,9 @@ def promtool_finds(
     folder: Path,
     alert: str = "",
 ) -> None:
-    """Asserts what the keys of `answers` say at a time, by promtool, of series with a value each `interval`.
+    """Asserts with promtool that queries, the keys of `answers`, have their answers at a time.
 
-    Of the alerts only `alert` is evaluated: all of them would take most of the time.
+    `series` have one value per `interval`. Of all alerts, only `alert` is evaluated; the others take most of the time.
     """
     if shutil.which("promtool") is None:
         pytest.skip("NOT RUN: there is no `promtool` on the path (Debian's package prometheus)")
@@ -150,9 +150,10 @@ def promtool_finds(
 
 
 def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:
-    """What the Prometheus operator makes of the chart's monitors, as far as they use it.
+    """Returns the scrape configs that the Prometheus operator would make of the chart's monitors.
 
-    `namespace` is the release's, where the ServiceMonitors look. Targets are those of `_targets`.
+    Only the features that the chart uses are covered. `namespace` is the release's, where ServiceMonitors look; targets
+    are those of `_targets`.
     """
     (jobs,) = (monitor["spec"] for monitor in monitors if monitor["kind"] == "PodMonitor")
     (endpoint,) = jobs["podMetricsEndpoints"]
@@ -186,7 +187,7 @@ def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[d
 
 
 def _targets() -> list[dict[str, Any]]:
-    """Each port of each pod that runs, as Prometheus' own discovery describes it, which Debian's is built without."""
+    """Returns each port of each running pod, with the labels of Kubernetes discovery, which Debian's build lacks."""
     found = []
     for pod in get("pods", namespace=""):
         if pod["status"].get("phase") != "Running" or "podIP" not in pod["status"]:
@@ -239,7 +240,7 @@ def _snake_case(relabeling: dict[str, Any]) -> dict[str, Any]:
 def prometheus_that_scrapes(configs: Sequence[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
     """Runs a Prometheus that scrapes the cluster's pods every five seconds, with the chart's rules.
 
-    Its rates are over one minute rather than five, to be waited for less; promtool shows the rules as they are.
+    Its rates are over one minute instead of five, so that tests wait less; promtool tests the rules unchanged.
     """
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: there is no `prometheus` on the path (Debian's package prometheus)")

@@ -1,4 +1,4 @@
-"""Between an operator and the API server: sees every call, and may say when the operator dies."""
+"""A proxy between an operator and the API server: it sees every call, and can decide when the operator dies."""
 
 import asyncio
 import ssl
@@ -20,11 +20,11 @@ Answered = Callable[[str, str, int], None]
 
 
 class RecordingProxy:
-    """Forwards calls to the cluster that KUBECONFIG names, in the name of whom a token belongs to.
+    """Forwards calls to the cluster that KUBECONFIG names, with the rights of a token.
 
-    `before` and `after` are called around each call that changes something, leases aside, with its method and path,
-    `after` with the status of the answer, too. What either of them raises ends the connection without an answer.
-    A watch of a plural in `silent` stays open and brings nothing any more; `watched` are those that were ever opened.
+    `before` and `after` are called around each writing call except those to leases, with its method and path; `after`
+    also gets the status of the answer. An exception from either ends the connection without an answer.
+    A watch of a plural in `silent` stays open but delivers nothing; `watched` has the plurals of all watches so far.
     """
 
     def __init__(self, token: str) -> None:
@@ -40,7 +40,7 @@ class RecordingProxy:
         self._ready = threading.Event()
 
     def kubeconfig(self, folder: Path) -> Path:
-        """A file by which the proxy is taken for the API server."""
+        """Writes a kubeconfig that points to the proxy."""
         cluster = {"name": "proxy", "cluster": {"server": self.url}}
         context = {"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}
         document = {
@@ -61,11 +61,11 @@ class RecordingProxy:
         self._loop.run_until_complete(self._serve())
 
     def wait(self) -> None:
-        """Until it serves."""
+        """Returns once it serves."""
         assert self._ready.wait(20)
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops serving."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""What somebody tries who holds one job's Redis URL: it stands alone, so that a pod can run it as text."""
+"""What the holder of one job's Redis URL tries: the file imports nothing of ours, so that a pod can run it as text."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ UNKILLABLE = "redis.call('SET', KEYS[1], 1) while true do end"
 
 
 def attacks(victim: str, own: str) -> dict[str, tuple[Any, ...]]:
-    """Commands by what they are after. `victim` and `own` are prefixes of keys."""
+    """Returns commands by their purpose. `victim` and `own` are prefixes of keys."""
     return {
         "read its state": ("GET", f"{victim}state"),
         "read its data index": ("HGETALL", f"{victim}blocks"),
@@ -60,7 +60,7 @@ def attacks(victim: str, own: str) -> dict[str, tuple[Any, ...]]:
 
 
 def outcomes(url: str, victim_uid: str, own_uid: str) -> dict[str, str]:
-    """How each attempt ends: `NOPERM ...` where it is refused."""
+    """Returns how each attempt ends: the answer, or the type and text of the error."""
     said = {}
     for name, command in attacks(f"emberscale:{victim_uid}:", f"emberscale:{own_uid}:").items():
         client: Any = redis.Redis.from_url(url, socket_timeout=5)
@@ -74,7 +74,7 @@ def outcomes(url: str, victim_uid: str, own_uid: str) -> dict[str, str]:
 
 
 def refused(outcome: str) -> bool:
-    """Whether an attempt met the limits of its user, and no other error."""
+    """Whether Redis refused an attempt for lack of rights, not because of another error."""
     limits = (
         "NoPermissionError",
         "can't run this command",

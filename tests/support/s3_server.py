@@ -1,4 +1,4 @@
-"""A real S3 server (moto's, over HTTP) for tests, which refuses, cuts and delays requests, or is away."""
+"""A real S3 server (moto's, over HTTP) for tests, which can refuse, cut and delay requests, or go away."""
 
 import socket
 import threading
@@ -29,14 +29,14 @@ _ERRORS = {Fault.BUSY: ("503 Slow Down", b"SlowDown"), Fault.BROKEN: ("500 Inter
 
 @dataclass
 class Faults:
-    """Chooses what goes wrong with each request: `choose(method, path)`; None: nothing."""
+    """`choose(method, path)` returns the fault of a request, or None."""
 
     choose: Callable[[str, str], Fault | None] = lambda method, path: None
     seen: list[Fault] = field(default_factory=list)
     requests: int = 0
 
     def at_random(self, random: Generator, share: float) -> None:
-        """So large a part of the requests goes wrong, in one way or another."""
+        """Gives this share of the requests a random fault."""
         kinds = list(Fault)
 
         def choose(method: str, path: str) -> Fault | None:
@@ -45,17 +45,17 @@ class Faults:
         self.choose = choose
 
     def after(self, requests: int) -> None:
-        """So many more requests are carried out, and none after them."""
+        """Carries out this many more requests, and none after them."""
         last = self.requests + requests
         self.choose = lambda method, path: Fault.DROPPED if self.requests > last else None
 
     def none(self) -> None:
-        """Nothing goes wrong any more."""
+        """Ends all faults."""
         self.choose = lambda method, path: None
 
 
 class S3Server:
-    """Listens on a port of this machine; what is stored stays while it is away."""
+    """Listens on a port of this machine; its objects survive while it is away."""
 
     def __init__(self) -> None:
         self.faults = Faults()
@@ -66,7 +66,7 @@ class S3Server:
 
     @property
     def url(self) -> str:
-        """Where it is reached."""
+        """The address of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     def _listen(self, port: int) -> BaseWSGIServer:
@@ -75,12 +75,12 @@ class S3Server:
         return server
 
     def go_away(self) -> None:
-        """Nobody listens any more."""
+        """Stops listening."""
         self._server.shutdown()
         self._server.server_close()
 
     def come_back(self) -> None:
-        """Listens again, on the same port."""
+        """Listens again on the same port."""
         self._server = self._listen(self._port)
 
     def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

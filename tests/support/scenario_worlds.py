@@ -1,6 +1,6 @@
-"""Places where a scenario's job runs: in memory, as pods of an API server in memory, and as processes that are made up.
+"""Worlds for a scenario's job: in memory, as pods of an in-memory API server, and as simulated processes.
 
-All have the same controller, and a master that says what the scenario has it say.
+All have the same controller, and a master that follows the scenario.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ POLICY = Policy(Backoff(base=10.0, factor=2.0), backoff_limit=3, stop_grace=10.0
 
 @dataclass
 class ScriptedMaster:
-    """What the master says to whoever has a link to it."""
+    """What the master reports over every link to it."""
 
     phase: JobPhase | None = None
     sizes: dict[Role, RoleShape] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class ScriptedMaster:
 
 
 class ScriptedLink:
-    """A link to the scripted master. One that is to end has ended when the link is looked at next."""
+    """A link to the scripted master. A master that is told to end has ended by the next look at the link."""
 
     def __init__(self, master: ScriptedMaster, end: Callable[[], None]) -> None:
         self._master = master
@@ -127,29 +127,29 @@ class ScriptedLink:
 
 
 class World(Protocol):
-    """A place where the scenario's job runs. Members are named as `worker-0`."""
+    """A place in which the scenario's job runs. Members have names like `worker-0`."""
 
     def edit(self, **spec: Any) -> None:
-        """The manifest is edited."""
+        """Edits the manifest."""
 
     def suspend(self, wanted: bool) -> None:
-        """The job is to rest, or to go on."""
+        """Asks the job to rest, or to go on."""
 
     def end(self, member: str, reason: ExitReason) -> None:
-        """A member's process ends by itself."""
+        """Ends a member's process by itself."""
 
     def settle(self, now: float) -> None:
-        """What was created runs, what was asked to end has ended."""
+        """Starts what was created, and ends what was asked to end."""
 
     def name_of(self, member: str) -> str:
-        """The name under which the master knows a member's present incarnation."""
+        """Returns the master's name for a member's present incarnation."""
 
     def instances(self) -> Sequence[Instance]:
-        """What was observed last."""
+        """Returns the instances as last observed."""
 
 
 class _Traced:
-    """A backend that keeps what was decided, for all worlds."""
+    """A backend that records what was decided, in any world."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
@@ -240,7 +240,7 @@ class KubernetesWorld:
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._api = MemoryApi(job_body(**spec, runPolicy={"cleanPodPolicy": "All"}))
-        api: Any = self._api  # the calls that are made are there
+        api: Any = self._api  # the stub has every call that they make
         self.inner = KubernetesBackend(
             KEY,
             "job-uid",
@@ -284,9 +284,9 @@ class KubernetesWorld:
 
 @dataclass
 class _MadeUpProcess:
-    """A process that obeys, and otherwise ends as it is told."""
+    """A process that ends at every signal, or when the scenario ends it."""
 
-    pid: int | None = None  # there is nothing that the kernel could say of it
+    pid: int | None = None  # none, so that nobody asks the kernel about it
     code: int | None = None
 
     def poll(self) -> int | None:
@@ -300,7 +300,7 @@ class _MadeUpProcess:
 
 
 class LocalWorld:
-    """Instances are processes; only the kernel is made up."""
+    """Instances are processes; only the kernel is simulated."""
 
     def __init__(self, spec: Mapping[str, Any], logs: Path) -> None:
         self._now = START
@@ -363,7 +363,7 @@ def _live(instances: Sequence[Instance], member: str) -> Instance:
 
 
 class Stage:
-    """A scenario's job in one world. `do` carries out a command, and says what came of it, a line each."""
+    """A scenario's job in one world. `do` carries out a command and returns its consequences, one per line."""
 
     def __init__(self, world: World, backend: Backend, asked: tuple[int, int]) -> None:
         self._world = world
@@ -379,7 +379,7 @@ class Stage:
         self._master.asked = Scale(*asked)
 
     async def do(self, command: str, arguments: Sequence[str]) -> list[str]:
-        """Carries out a command, and everything that follows from it without time passing."""
+        """Carries out a command and all its immediate consequences; no time passes."""
         if command == "state":
             return self._state()
         self._change(command, arguments)
@@ -428,7 +428,7 @@ class Stage:
             self._traced.actions.clear()
             await self._controller.step(self._now)
             for _ in range(3):
-                await asyncio.sleep(0)  # what was begun in the background is done
+                await asyncio.sleep(0)  # lets background tasks finish
             if any(isinstance(action, Kill) and action.id.role is Role.MASTER for action in self._traced.actions):
                 self._master.phase, self._master.unanswered_since = None, None
             for line in map(_in_words, self._traced.actions):
@@ -472,7 +472,7 @@ def _in_words(action: Action) -> str:
 
 
 def stage(backend: str, options: Mapping[str, int], logs: Path) -> Stage:
-    """The stage of a scenario whose job has so many PS and workers."""
+    """Returns the stage of a scenario whose job has this many PS and workers."""
     spec = {role: {"replicas": number} for role, number in options.items()}
     asked = (options["ps"], options["worker"])
     if backend == "fake":

@@ -1,4 +1,4 @@
-"""Holds the status of TrainingJobs against their pods, once a second, for as long as something goes on."""
+"""Compares the status of TrainingJobs with their pods once a second, while something else goes on."""
 
 import threading
 import time
@@ -19,11 +19,11 @@ _ROLES = ("master", "ps", "worker")
 
 
 class StatusWatch:
-    """What was seen of the jobs of one namespace.
+    """Observations of the jobs in one namespace.
 
-    `contradictions` are those that lasted longer than PATIENCE_SECONDS, with the seconds for which they did. Time in
-    which no operator leads does not count: its own death is one of the things that are done to it. `duplicates` are
-    roles and indices that two live pods had at once.
+    `contradictions` maps each contradiction that lasted longer than PATIENCE_SECONDS to its duration in seconds. Time
+    without a leading operator does not count, since tests also kill the operator. `duplicates` has each role and index
+    that two live pods had at once.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -54,14 +54,14 @@ class StatusWatch:
                 self.contradictions[text] = now - since
 
     def _operator_leads(self) -> bool:
-        """Whether the holder of the lease is an operator that runs."""
+        """Whether the holder of the lease is a running operator."""
         holder = get("lease", f"{RELEASE}-operator", SYSTEM)["spec"].get("holderIdentity")
         pods = get("pods", namespace=SYSTEM)
         return any(pod["metadata"]["name"] == holder and is_live(pod) and _ready(pod) for pod in pods)
 
 
 def contradictions(status: Any, pods: list[Any]) -> Iterator[str]:
-    """In which ways a status is not true of the pods of its job."""
+    """Yields the ways in which a status contradicts the pods of its job."""
     run = {pod["metadata"]["name"] for pod in pods if is_live(pod) and pod["status"].get("phase") == "Running"}
     said = {member["pod"] for member in status.get("members", ()) if member.get("state") == "Running"}
     yield from (f"{pod} is said to run, and does not" for pod in said - run)
@@ -74,13 +74,13 @@ def contradictions(status: Any, pods: list[Any]) -> Iterator[str]:
 
 
 def duplicates(pods: list[Any]) -> set[str]:
-    """The roles and indices that two live pods of one job have."""
+    """Returns each role and index that two live pods of one job share."""
     slots = Counter(slot_of(pod) for pod in pods if is_live(pod))
     return {slot for slot, count in slots.items() if count > 1}
 
 
 def slot_of(pod: Any) -> str:
-    """Role and index of a job's pod, such as `ps-1`."""
+    """Returns role and index of a job's pod, such as `ps-1`."""
     labels = pod["metadata"]["labels"]
     return f"{labels['emberscale.io/role']}-{labels['emberscale.io/index']}"
 

@@ -28,19 +28,19 @@ class Case:
 
 
 def cases_of(report: Path) -> Iterator[Case]:
-    """The test cases of a report, with the time of their fixtures."""
+    """Yields the test cases of a report; their times include fixtures."""
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.attrib["classname"].replace(".", "/")
         yield Case(report.stem, file, case.attrib["name"].partition("[")[0], float(case.attrib["time"]))
 
 
 def whole_run(report: Path) -> float:
-    """Seconds from the start of a run to its end."""
+    """Returns the seconds of a whole run."""
     return sum(float(suite.attrib["time"]) for suite in ElementTree.parse(report).iter("testsuite"))
 
 
 def rows(cases: Iterable[Case], key: str) -> dict[tuple[str, str], tuple[int, float]]:
-    """Numbers of cases and their seconds, by report and an attribute of a case."""
+    """Returns numbers of cases and their seconds, by report and an attribute of a case."""
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for case in cases:
         place = (case.report, getattr(case, key) if key == "folder" else f"{case.file}.py::{case.test}")
@@ -50,7 +50,7 @@ def rows(cases: Iterable[Case], key: str) -> dict[tuple[str, str], tuple[int, fl
 
 
 def table(heads: str, found: Mapping[tuple[str, str], tuple[int, float]], runs: Mapping[str, float]) -> str:
-    """Markdown; a run as a whole has no place in a report."""
+    """Returns a table in Markdown, with the whole runs first."""
     whole = {(name, "all"): (sum(row[0] for at, row in found.items() if at[0] == name), runs[name]) for name in runs}
     lines = [f"| {heads} | cases | seconds |", "|---|---|---:|---:|"]
     lines += [f"| {name} | {place} | {number} | {seconds:.0f} |" for (name, place), (number, seconds) in whole.items()]

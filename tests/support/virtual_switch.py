@@ -1,11 +1,11 @@
-"""A network of namespaces in one process, which delays, loses, limits and cuts what passes between two of them.
+"""A network of namespaces in one process, which delays, drops, limits and cuts the traffic between any two of them.
 
-`python -I virtual_switch.py NAME=ADDRESS...` makes a nameless namespace for each name, with a TUN device of that IPv4
-address, prints `{name: [the namespace's file, address]}` as JSON, and passes packets on until its standard input ends.
+`python -I virtual_switch.py NAME=ADDRESS...` makes an unnamed namespace for each name, with a TUN device of that IPv4
+address, prints `{name: [the namespace's file, address]}` as JSON, and forwards packets until its standard input ends.
 Each line of input replaces all faults: a list of `[one, other, fault]`, where "*" is any name and the first match
-counts. The answer is an empty line. The kernel takes the namespaces away with the last process in them.
+counts. The answer is an empty line. The kernel removes the namespaces with the last process in them.
 
-Needs root, `ip` and /dev/net/tun; the kernel need not know netem.
+Needs root, `ip` and /dev/net/tun, but not netem in the kernel.
 """
 
 import ctypes
@@ -29,12 +29,12 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _MTU = 1500
 _MOST_QUEUED_SECONDS = 0.5
-"""A link of limited bandwidth drops what would wait for longer."""
+"""A link of limited bandwidth drops packets that would wait longer."""
 
 
 @dataclass
 class Link:
-    """What happens on the way from one namespace to another.
+    """The way from one namespace to another.
 
     `delay` in seconds, `loss` as a probability, `rate` in bytes a second (0: unlimited).
     """
@@ -46,7 +46,7 @@ class Link:
     free_at: float = field(default=0.0, compare=False)
 
     def arrival(self, size: int, now: float) -> float | None:
-        """When a packet that is sent now arrives; None if it is lost."""
+        """Returns when a packet that is sent now arrives; None if it is lost."""
         if self.cut or (self.loss and random.random() < self.loss):
             return None
         if self.rate:
@@ -58,7 +58,7 @@ class Link:
 
 
 class Switch:
-    """Passes packets between the namespaces."""
+    """Forwards packets between the namespaces."""
 
     def __init__(self) -> None:
         self._devices: dict[bytes, int] = {}
@@ -70,7 +70,7 @@ class Switch:
         self._numbers = itertools.count()
 
     def add(self, name: str, address: str) -> str:
-        """Makes a namespace; returns the path of its file."""
+        """Makes a namespace, and returns the path of its file."""
         if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -87,7 +87,7 @@ class Switch:
         return f"/proc/{os.getpid()}/fd/{self._namespaces[-1]}"
 
     def serve(self) -> None:
-        """Returns at the end of standard input."""
+        """Forwards packets until the end of standard input."""
         polled = select.epoll()
         polled.register(0, select.EPOLLIN)
         for device in self._devices.values():
@@ -146,11 +146,11 @@ def _write(device: int, packet: bytes) -> None:
     try:
         os.write(device, packet)
     except OSError:
-        return  # full, as any network may be
+        return  # the queue is full; packets may get lost in any network
 
 
 def main(arguments: list[str]) -> None:
-    """Serves the names and addresses of the command line."""
+    """Serves the namespaces named on the command line."""
     switch = Switch()
     made = {}
     for argument in arguments:

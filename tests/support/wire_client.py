@@ -1,4 +1,4 @@
-"""One connection to a parameter server that says what a test has it say, frame by frame."""
+"""One connection to a parameter server, which a test drives frame by frame."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,16 @@ class WireClient:
         self.connection.close()
 
     def admit(self, batch: int, token: int = 1, shard: int = 0, tables: int = 3) -> Status:
-        """The status of the answer to a pull for training, of no keys."""
+        """Returns the status of the answer to a pull for training, without keys."""
         self._send(Kind.PULL, batch, token, shard, 1, [[]] * tables)
         return self._answer()[0]
 
     def complete(self, batch: int, token: int = 1, shard: int = 0) -> None:
-        """Sends COMPLETE, which is not answered."""
+        """Sends COMPLETE, which has no answer."""
         self._send(Kind.COMPLETE, batch, token, shard, 1, [])
 
     def pull(self, keys: list[list[int]], version: int = 1) -> tuple[Status, NDArray[np.float32]]:
-        """The answer to a pull of keys for evaluation, table by table: its status, and the weights."""
+        """Returns status and weights of the answer to a pull for evaluation, with keys by table."""
         self._send(Kind.PULL, 0, 0, 0, version, keys, flags=Flag.READ_ONLY)
         status, payload = self._answer()
         return status, np.frombuffer(payload, np.float32) if status is Status.OK else np.empty(0, np.float32)
@@ -48,7 +48,7 @@ class WireClient:
         shard: int = 0,
         version: int = 1,
     ) -> Status:
-        """The answer to a push; where it is REFUSED, raises ValueError with the reason."""
+        """Returns the status of the answer to a push. Raises ValueError with the reason if it is REFUSED."""
         self._send(Kind.PUSH, batch, token, shard, version, keys, gradients)
         status, reason = self._answer()
         if status is Status.REFUSED:
