@@ -1,4 +1,4 @@
-"""Runs the simulation: many seeds at once, or one with its trace.
+"""Runs the simulation: many seeds at once, or one seed with its trace.
 
 python -m tests.simulation --seeds 100000 --jobs 4
 python -m tests.simulation --seed 4711 --trace
@@ -21,7 +21,7 @@ _CHUNK = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status is 1 if a seed fails."""
+    """Returns the exit status, 1 if a seed fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulates whole jobs.")
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

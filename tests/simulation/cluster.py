@@ -23,20 +23,20 @@ from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import InstanceId
 
 PATIENCE_SECONDS = 900.0
-"""Within this after the last fault, the job must be Complete."""
+"""The time after the last fault within which the job must be Complete."""
 
 _CALL_SECONDS = 10.0
 _LAST_WRITE_SECONDS = 0.02
-"""In that time, a master that another one replaces still writes what it has just decided."""
+"""For this long, a replaced master may still write what it has just decided."""
 
 
 class Cluster:
-    """The world of one scenario. `run` raises SimulationError for a rule that is broken."""
+    """The world of one scenario. `run` raises SimulationError if a rule is broken."""
 
     def __init__(self, scenario: Scenario, traced: bool = False) -> None:
         self.scenario = scenario
         self.spec = self.manifest = scenario.spec()
-        """`manifest` is the spec as people have edited it."""
+        """The spec with the edits that people have made."""
         self.world = World(scenario.seed, traced)
         self.network = Network(self.world, scenario.slow, scenario.lossy)
         self.storage = Storage(self.world)
@@ -49,7 +49,7 @@ class Cluster:
         self._awaiting = [fault for fault in scenario.faults if fault.during]
         self.compute_seconds = scenario.compute_seconds
         self.strays: list[Process] = []
-        """Masters that run on where the operator does not see them."""
+        """Masters that run on unseen by the operator."""
         self._members: dict[str, ParameterServer | Worker] = {}
 
     def run(self) -> None:
@@ -92,37 +92,37 @@ class Cluster:
             case _:
                 kind = ParameterServer if key.role is Role.PS else Worker
                 process = member = self._members[name] = kind(self, name, key.index, name)
-                self._members[member.address] = member  # as of a pod with a stable name: it passes to the successor
+                self._members[member.address] = member  # like a pod's stable name, which passes to its successor
                 process.after(self.world.random.uniform(0.1, 0.5), lambda: member.spawn(member.live()))
         process.trace("starts")
         return process
 
     def exited(self, process: Process, code: int) -> None:
-        """A process ends."""
+        """Ends a process."""
         process.die()
         self.operator.note_exit(process, code)
 
     def member_of(self, process: ParameterServer | Worker) -> MemberId:
-        """Who a process is to the master."""
+        """Returns the member id by which the master knows a process."""
         role = MemberRole.PS if isinstance(process, ParameterServer) else MemberRole.WORKER
         return MemberId(role, process.index, process.incarnation)
 
     def server_at(self, address: str) -> ParameterServer | None:
-        """The parameter server that has an address now."""
+        """Returns the parameter server that has an address now."""
         found = self._members.get(address)
         return found if isinstance(found, ParameterServer) else None
 
     def server_of(self, incarnation: str) -> ParameterServer | None:
-        """The parameter server of an incarnation, dead or alive."""
+        """Returns the parameter server of an incarnation, dead or alive."""
         return self.server_at(incarnation)
 
     def servers(self) -> list[ParameterServer]:
-        """The parameter servers that live."""
+        """Returns the parameter servers that are alive."""
         named = ((name, one) for name, one in self._members.items() if one.alive and one.name == name)
         return [one for _, one in named if isinstance(one, ParameterServer)]
 
     def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
-        """Calls whoever is the master now."""
+        """Calls the present master."""
         find = lambda: self.operator.process(Role.MASTER, 0)  # noqa: E731
         return self.network.call(caller, find, ask, wait + _CALL_SECONDS)
 
@@ -133,7 +133,7 @@ class Cluster:
         return self.network.call(caller, find, ask, 5.0)
 
     def dawdle(self, master: Master) -> float:
-        """Seconds until the master makes a call that it could make now."""
+        """Returns the seconds by which the master delays a call that it could make now."""
         random = self.world.random
         if master.is_parted:
             return random.uniform(0.0, 5.0)
@@ -141,7 +141,7 @@ class Cluster:
         return random.uniform(5.0, 14.0) if random.random() < chance else 0.0
 
     def reaches(self, moment: str) -> None:
-        """A move is in this phase now, or a restore at this moment: what was to strike it there follows."""
+        """Strikes with the faults that await this moment, such as a phase of a move or a point of a restore."""
         striking = [fault for fault in self._awaiting if fault.during == moment]
         self._awaiting = [fault for fault in self._awaiting if fault.during != moment]
         for fault in striking:
@@ -155,7 +155,7 @@ class Cluster:
         self.operator.look()
 
     def edit_back(self) -> None:
-        """What people do once a job does not begin because servers have no room."""
+        """Reduces the servers to the available room, as people do when a job does not begin for lack of room."""
         self._edit(min(self.manifest.ps.replicas or 1, self.scenario.room), self.manifest.worker.replicas or 1)
 
     # Drains
@@ -168,7 +168,7 @@ class Cluster:
             self.world.after(GRACE_SECONDS, partial(self._evict, server))
 
     def _leave(self, server: ParameterServer) -> Task[None]:
-        """As a process that is told to end: it goes once the master says that it may."""
+        """Ends as a process that is told to end: only once the master says that it may."""
         while True:
             try:
                 may_go = yield self.call_master(server, lambda master: master.drain(server.index, server.incarnation))
@@ -243,7 +243,7 @@ class Cluster:
 def simulate(scenario: Scenario, traced: bool = False) -> Cluster:
     """Runs a scenario to its end. Raises SimulationError, or what a core raises; its `cluster` then has the trace.
 
-    Garbage is not collected meanwhile: a run makes little of it, and looking for it takes a fifth of the time.
+    Garbage collection is off meanwhile: a run makes little garbage, and collecting it takes a fifth of the time.
     """
     cluster = Cluster(scenario, traced)
     collecting = gc.isenabled()

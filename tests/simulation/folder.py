@@ -1,4 +1,4 @@
-"""The folder of checkpoints on the simulated storage: manifests, and the files that they name."""
+"""The folder of checkpoints on the simulated storage: manifests, and the files that they list."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What makes a checkpoint complete."""
+    """A manifest, whose existence makes its checkpoint complete."""
 
     checkpoint: str
     applied: Applied
@@ -25,14 +25,14 @@ class Manifest:
 
 
 class Folder:
-    """As `CheckpointFolder`, without bytes."""
+    """Like `CheckpointFolder`, without bytes."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
         self._storage = cluster.storage
 
     def manifests(self) -> dict[str, Manifest]:
-        """Complete checkpoints by id, ascending."""
+        """Returns the manifests of complete checkpoints by id, ascending."""
         return {
             path.partition("/")[0]: stored.content
             for path, stored in sorted(self._storage.files.items())
@@ -40,12 +40,12 @@ class Folder:
         }
 
     def files_of(self, checkpoint: str) -> tuple[str, ...]:
-        """The files of a complete checkpoint; none once its manifest is removed."""
+        """Returns the files of a complete checkpoint, or the path of its manifest once that is removed."""
         manifest = self.manifests().get(checkpoint)
         return (f"{checkpoint}/manifest",) if manifest is None else manifest.files
 
     def find(self, process: Process, refused: tuple[str, ...]) -> Task[tuple[Source | None, dict[str, str], int]]:
-        """The newest complete checkpoint whose files are there. Raises OSError."""
+        """Finds the newest complete checkpoint whose files exist. Raises OSError."""
 
         def look(files: dict[str, Stored]) -> tuple[Source | None, dict[str, str], int]:
             damaged: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Folder:
         return found
 
     def write(self, process: Process, effect: WriteManifest) -> Task[None]:
-        """Makes a checkpoint complete. Raises OSError, also where nothing of it is there."""
+        """Makes a checkpoint complete. Raises OSError, also if none of its files exist."""
         manifest = Manifest(effect.checkpoint, effect.applied, tuple(file.path for file in effect.files), effect)
 
         def change(files: dict[str, Stored]) -> None:
@@ -93,7 +93,7 @@ class Folder:
         yield from self._storage.change(process, change)
 
     def prune(self, process: Process, keep: int, damaged: tuple[str, ...]) -> Task[None]:
-        """Removes what is older than the newest, but for the `keep` newest. Raises OSError."""
+        """Removes what is older than the newest checkpoint, except for the `keep` newest. Raises OSError."""
 
         def change(files: dict[str, Stored]) -> None:
             kept = [one for one in self.manifests() if one not in damaged][-keep:]

@@ -1,8 +1,8 @@
-"""One server's part in a group that keeps parity: the real cores, also of streams, over rows that are sets of batches.
+"""One server's part in a parity group: the real cores, including those of streams, over rows that are sets of batches.
 
-A parity block has a number for each batch of each row: the sum of the factors of those that were added, which is what
-the code makes of a byte 1. What is a row's, and whose, stays visible in parity: of rows that were not withdrawn, or
-changed without a delta, something is left in those that are rebuilt.
+A parity block maps each batch of each row to a number: the sum of the factors under which the batch was added, which
+is what the code makes of a byte 1. So parity shows which row and server each batch belongs to: a row that was not
+withdrawn, or changed without a delta, leaves something behind in rebuilt rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 Element = tuple[Unit, Batch]
 Block = dict[Element, int]
-"""The numbers of a block that are not 0."""
+"""The non-zero numbers of a block."""
 
 Deltas = tuple[tuple[int, frozenset[Element]], ...]
-"""What changed in the row of each slot; a segment has one slot."""
+"""The changes to the row of each slot; a segment has one slot."""
 
 _TABLE = 0
 _EVERY_SLOT = 1 << 40
@@ -41,7 +41,7 @@ _SLOW_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Open:
-    """Begins, or goes on with, the stream of a server's deltas."""
+    """Opens or resumes the stream of a server's deltas."""
 
     stream: int
     generation: int
@@ -55,9 +55,9 @@ class Refused:
 
 
 class Sent(NamedTuple):
-    """An item. `base`: all batches so far; `marks`: the rows are withdrawn, and what that says of the lost ones.
+    """An item of a stream. `base`: all batches so far. `marks`: rows are withdrawn, and the marks of the lost members.
 
-    `half`: what the sender has of a `stripe`, for who decodes it; None: that was all.
+    `half`: the sender's part of a `stripe`, for the member that decodes it; None: there are no more.
     """
 
     kind: Literal["base", "deltas", "withdrawal", "withdrawn", "half"]
@@ -71,7 +71,7 @@ class Sent(NamedTuple):
 
 
 class ParitySets:
-    """The parity that a member holds, by stripe."""
+    """A member's parity, by stripe."""
 
     def __init__(self, layout: ParityLayout, member: int) -> None:
         self._layout = layout
@@ -80,7 +80,7 @@ class ParitySets:
         self.halves: dict[int, Block] = {}
 
     def apply(self, source: int, deltas: Deltas) -> None:
-        """Applies deltas. Raises ValueError for those of a row whose parity is elsewhere."""
+        """Applies deltas. Raises ValueError if another member holds the row's parity."""
         for slot, changed in deltas:
             stripe = self._layout.stripe(source, _TABLE, slot)
             role = self._layout.role(self._member, _TABLE, stripe)
@@ -92,13 +92,13 @@ class ParitySets:
                 block[element] = block.get(element, 0) ^ factor
 
     def halves_for_others(self, lost: frozenset[int]) -> Iterator[tuple[int, Block]]:
-        """What another holder lacks to decode two lost rows, by stripe."""
+        """Yields what another holder needs to decode two lost rows, by stripe."""
         for stripe, block, role in self._held():
             if len(self._layout.lost_rows(lost, _TABLE, stripe)) > 1 and role != self._decoder(lost, stripe):
                 yield stripe, dict(block)
 
     def decoded(self, lost: frozenset[int], member: int) -> Iterator[Element]:
-        """What is in the rows of a lost member that this one decodes; a part of a batch is another batch."""
+        """Yields the content of a lost member's rows that this member decodes; a partial batch is another batch."""
         for stripe, block, role in self._held():
             rows_of = self._layout.lost_rows(lost, _TABLE, stripe)
             if member not in rows_of or role != self._decoder(lost, stripe):
@@ -127,9 +127,9 @@ class ParitySets:
 
 @dataclass
 class _Link:
-    """The stream to one other member. `over`: it was refused or closed, for good. `problem`: why it was refused.
+    """The stream to one other member. `over`: it was refused or closed for good. `problem`: why it was refused.
 
-    `waits_since`: from when on items are there and none is acknowledged.
+    `waits_since`: since when items have been waiting for an acknowledgement.
     """
 
     window: SendWindow[Sent] = field(default_factory=lambda: SendWindow(_UNBOUNDED))
@@ -139,7 +139,7 @@ class _Link:
     waits_since: float = 0.0
 
     def acknowledged(self, number: int, now: float) -> None:
-        """The other one has items up to this number."""
+        """The other member has all items up to this number."""
         self.window.acknowledged(number)
         self.waits_since = now
 
@@ -169,7 +169,7 @@ class SimulatedGroup:
 
     @property
     def trouble(self) -> ParityTrouble | None:
-        """What keeps rows of this server from being protected; None where nothing does."""
+        """Returns what keeps this server's rows unprotected, or None."""
         version, now = self.table.version, self._server.world.now
         if self.core.is_over:
             return None
@@ -189,20 +189,20 @@ class SimulatedGroup:
     # What this server sends
 
     def pushed(self, batch: Batch, units: tuple[Unit, ...]) -> None:
-        """Sends what a push has changed."""
+        """Sends the changes of a push."""
         if self.core.has_withdrawn or not self.core.has_met:
             return
         changed = tuple((self._server.protection.slot(unit), frozenset(((unit, batch),))) for unit in units)
         self._send(Sent("deltas", self._stored(), batch, tuple(one for one in changed if one[0] < self._logged)))
 
     def await_holders(self) -> Task[None]:
-        """Waits until what was sent is with all holders, or the group is over."""
+        """Waits until all holders have what was sent, or until the group is over."""
         number = self.core.put_count
         while self.core.waits_for(number, self._acknowledged()):
             yield self._changed
 
     def end(self) -> None:
-        """Another group, or none, comes after this one."""
+        """Ends the group: the server forms another one, or none."""
         self.core.end()
         for link in self._links.values():
             self._close(link)
@@ -314,7 +314,7 @@ class SimulatedGroup:
     # What others send
 
     def receive(self, source: int, item: Sent) -> None:
-        """Takes an item of another member. Raises SourceOverError and NotHeldError."""
+        """Takes an item from another member. Raises SourceOverError and NotHeldError."""
         match item.kind:
             case "base":
                 assert item.base is not None
@@ -335,7 +335,7 @@ class SimulatedGroup:
     # The loss of members
 
     def rebuild(self, lost: frozenset[int]) -> Task[dict[int, AppliedBatches]]:
-        """Leaves nothing in the parity but the rows of lost members; the batches in them. Raises NotHeldError."""
+        """Reduces the parity to the rows of lost members; returns the batches in these rows. Raises NotHeldError."""
         marks = self.core.lose(lost)
         while self._withdrawing:
             yield self._changed
@@ -359,7 +359,7 @@ class SimulatedGroup:
         return self._rest
 
     def rest(self, member: int) -> dict[Unit, frozenset[Batch]]:
-        """The rows of a member that was rebuilt, as far as this one decodes them."""
+        """Returns those rows of a lost member that this member decodes."""
         found: dict[Unit, set[Batch]] = {}
         for unit, batch in self._parity.decoded(self.core.lost, member):
             found.setdefault(unit, set()).add(batch)

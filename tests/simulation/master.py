@@ -1,4 +1,4 @@
-"""The master: the real machine, with what surrounds it. Nothing is told before it is durable."""
+"""The master: the real machine and its surroundings. No answer leaves before the state behind it is durable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 WALL = 1_000_000.0
-"""Seconds since 1970 at the beginning of a simulation."""
+"""The wall clock, in seconds since 1970, at the start of a simulation."""
 
 TICK_SECONDS = 1.3
 _ADVICE_SECONDS = 1.7
@@ -93,7 +93,7 @@ _ADVICE_SECONDS = 1.7
 
 @dataclass(frozen=True)
 class BeatReply:
-    """What a heartbeat brings back. `leases` are the live tokens and the next one, to a server of the generation."""
+    """The reply to a heartbeat. `leases`, for a server of the generation: the live tokens and the next one."""
 
     generation: int
     version: int
@@ -104,7 +104,7 @@ class BeatReply:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the operator is told."""
+    """What the master tells the operator."""
 
     servers: int
     workers: int
@@ -115,12 +115,12 @@ class Plan:
 
     @property
     def asked_for(self) -> tuple[object, ...]:
-        """What the operator acts on."""
+        """The parts that the operator acts on."""
         return (self.servers, self.workers, self.phase, self.given_up, self.asked)
 
 
 class Master(Process):
-    """One process. The coroutines in the second half are what its gRPC server runs."""
+    """One process. Its gRPC server runs the coroutines in the second half."""
 
     def __init__(self, cluster: "Cluster", name: str) -> None:
         super().__init__(cluster.world, name)
@@ -128,9 +128,9 @@ class Master(Process):
         self.spec = cluster.manifest
         self.state: MasterState | None = None
         self.is_parted = False
-        """Another master was started beside this one."""
+        """Whether another master was started beside this one."""
         self.cut_off_until = 0.0
-        """When it reaches Redis again, and so learns of the other."""
+        """When it reaches Redis again, and so learns of the other master."""
         self._term = 0
         self._version, self._durable = 1, 0
         self._writable = True
@@ -138,11 +138,11 @@ class Master(Process):
         self._effects: list[tuple[int, Effect]] = []
 
     def cut_off(self, seconds: float) -> None:
-        """Loses the way to Redis for so long."""
+        """Cuts the connection to Redis for this long."""
         self.cut_off_until = self.world.now + seconds
 
     def live(self) -> Task[None]:
-        """Takes over, then keeps the state durable and looks at the time."""
+        """Takes over, then keeps the state durable and ticks."""
         while True:
             try:
                 self._term, found = yield self.cluster.call_redis(self, lambda redis: redis.open(self.name))
@@ -162,7 +162,7 @@ class Master(Process):
                 yield self.sleep(1.0)
 
     def _initial(self) -> JobState:
-        """A new job, its sizes decided at once: to look them up in the manifest at every step takes long."""
+        """Returns a new job with its sizes decided, since looking them up in the manifest at every step takes long."""
         job = takeover.initial(WALL + self.world.now)
         return replace(job, scaling=replace(job.scaling, sizes=self._sizes(self.cluster.scenario.servers)))
 
@@ -170,7 +170,7 @@ class Master(Process):
         return RoleShapes(ps=RoleShape(servers), worker=RoleShape(self.cluster.scenario.workers))
 
     def _follow_brain(self) -> Task[None]:
-        """Hears again and again how many servers there should be."""
+        """Polls the number of servers that the brain wants."""
         rescales = self.cluster.scenario.rescales
         while rescales:
             yield self.sleep(_ADVICE_SECONDS)
@@ -180,7 +180,7 @@ class Master(Process):
                 self.tell(Advised(now=self.world.now, advice=advice, wall=WALL + self.world.now))
 
     def tell(self, event: Event) -> tuple[int, tuple[Effect, ...]]:
-        """Steps the machine; effects for others than the teller follow once the state is durable."""
+        """Steps the machine; effects other than the caller's answer follow once the state is durable."""
         before = self.state
         if before is None:
             raise CallError("UNAVAILABLE", "the master has not taken over")
@@ -289,7 +289,7 @@ class Master(Process):
     # What its gRPC server runs
 
     def _changing(self, event: Event) -> Task[tuple[JobState, tuple[Effect, ...]]]:
-        """Tells of an event and waits until the state after it, which it returns, is durable. Raises CallError."""
+        """Steps the machine, waits until the new state is durable, and returns it. Raises CallError."""
         if not self._writable:
             raise CallError("UNAVAILABLE", "the store cannot be written")
         try:
@@ -313,7 +313,7 @@ class Master(Process):
                 raise CallError("UNAVAILABLE", "the store cannot be written")
 
     def register(self, member: MemberId, address: str, generation: int = 0, version: int = 0) -> Task[None]:
-        """A member joins."""
+        """Registers a member."""
         most_parity = MOST_PARITY if member.role is Role.PS else 0
         joined = Joined(member.incarnation, address, address, "", 1, "host", most_parity=most_parity)
         yield from self._changing(
@@ -331,7 +331,7 @@ class Master(Process):
         report: ServerReport | None = None,
         numbers: tuple[int, int, int] = (0, 0, 0),
     ) -> Task[BeatReply]:
-        """A member lives."""
+        """Takes a heartbeat."""
         job, effects = yield from self._changing(
             HeartbeatReceived(
                 now=self.world.now,
@@ -356,7 +356,7 @@ class Master(Process):
     def acquire_task(
         self, member: MemberId, finished: Sequence[FinishedTask], wait: float
     ) -> Task[tuple[pb.Task | None, bool]]:
-        """Takes what a worker has done, and gives it more."""
+        """Takes a worker's finished tasks, and gives it the next one."""
         for result in finished:
             finding = self._finding(member, result.token)
             if finding is not _UNKNOWN:
@@ -401,7 +401,7 @@ class Master(Process):
                 return None
 
     def get_routing(self, member: MemberId, newer_than: int, wait: float) -> Task[tuple[RoutingTable, bool]]:
-        """The routing table, once there is a newer one that is ready, or after the wait."""
+        """Returns the routing table once a newer one is ready, or after the wait."""
         deadline = self.world.now + wait
         self.after(wait, self._changed.notify)
         while True:
@@ -421,17 +421,17 @@ class Master(Process):
             yield self._changed
 
     def drain(self, index: int, incarnation: str) -> Task[bool]:
-        """A server is to go; returns whether it may."""
+        """Drains a server that is to go; returns whether it may go yet."""
         asked = DrainWanted(now=self.world.now, index=index, incarnation=incarnation, why="told to end")
         job, _ = yield from self._changing(asked)
         return draining.may_go(job, index, incarnation)
 
     def report_exit(self, member: MemberId, code: int, reason: str) -> Task[None]:
-        """The operator saw a process end."""
+        """Takes the operator's report that a process has ended."""
         yield from self._changing(Exited(now=self.world.now, member=member, exit_code=code, reason=reason))
 
     def plan(self) -> Task[Plan]:
-        """What the operator is to run."""
+        """Returns what the operator should run."""
         yield from ()
         if self.state is None:
             raise CallError("UNAVAILABLE", "the master has not taken over")
@@ -443,7 +443,7 @@ class Master(Process):
         return Plan(sizes.ps.replicas, sizes.worker.replicas, phase, job.members.given_up(), job, asked)
 
     def scale(self, edit: Scale) -> Task[None]:
-        """The manifest was edited."""
+        """Takes an edit of the manifest."""
         if self.state is None or not self._writable:
             raise CallError("UNAVAILABLE", "the store cannot be written")
         before = sizes_of(self.state.job, self.spec)
@@ -520,5 +520,5 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
 
 
 def ranges_of(applied: AppliedBatches) -> dict[int, tuple[tuple[int, int], ...]]:
-    """A server's record in the master's words."""
+    """Converts a server's record to the master's type."""
     return {epoch: tuple(found) for epoch in applied.epochs() if (found := applied.ranges(epoch))}

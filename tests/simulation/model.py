@@ -1,23 +1,24 @@
-"""What must hold of a whole job, looked at whenever something changes.
+"""The rules for a whole job, checked whenever something changes.
 
 * A server applies a batch once to each unit that the batch touches, and only to units that it owns.
 * A server takes its part of a checkpoint once: no two checkpoints have one number.
-* Once a table is in force, every server serves that one.
-* Servers of one generation never own the same unit: none applies a push to one that another owns by a later table.
-* A batch that a worker counts as committed, or the ledger as done, is applied to all that it touches, and stays so
-  until the history ends with its generation.
+* Once a table is in force, every server serves it.
+* Servers of one generation never own the same unit: no server applies a push to a unit that another owns by a later
+  table.
+* A batch that a worker counts as committed, or the ledger as done, is applied to all units that it touches, and stays
+  applied until the history ends with its generation.
 * A gradient is no staler than the bound allows, in batches. The worker's own pushes do not make its rounds stale.
 * A worker sees each of its earlier rounds once: in the rows that it pulls, or in the changes that it adds to them.
 * No push of a lease is applied on a server that knows that the lease has ended.
-* A complete checkpoint holds all rows, with the same batches in each; what partial recoveries took from some rows is
-  what the checkpoint says that they took.
-* A partial recovery takes nothing but what its server had, goes into the record, and stays within the target.
+* A complete checkpoint holds all rows, with the same batches in each, except those that partial recoveries took from
+  some rows; the checkpoint itself records these.
+* A partial recovery takes only what its server had, is recorded, and stays within the target.
 * A snapshot is taken in a barrier that has not lapsed.
-* The job goes back to no older checkpoint than the newest sound one.
+* The job never goes back to a checkpoint older than the newest sound one.
 * One master at a time writes the state, and no token stands for two leases.
-* A server that is rebuilt from parity has every batch that it has acknowledged, and each of its rows has the batches of
-  its record and no others. One that is replaced, and lives on, acknowledges nothing any more.
-* In the end, each batch of each epoch is applied once to all that it touches.
+* A server that is rebuilt from parity has every batch that its predecessor has acknowledged, and each of its rows has
+  exactly the batches of its record. A predecessor that lives on acknowledges nothing any more.
+* In the end, each batch of each epoch is applied once to all units that it touches.
 """
 
 from collections import Counter, defaultdict
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """Hears of everything, and raises SimulationError for what must not be."""
+    """Observes everything, and raises SimulationError when a rule is broken."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
@@ -55,14 +56,14 @@ class Model:
         self._seen: dict[tuple[str, int, Batch], int] = {}
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._own: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-        """By server, generation and session: the batches of `_applied` that are the session's own."""
+        """By server, generation and session: the batches of `_applied` that the session pushed itself."""
         self._rounds: defaultdict[int, list[Batch]] = defaultdict(list)
-        """By session: the batches of its rounds that it has begun to train."""
+        """By session: the batches of the rounds that it has begun to train."""
         self._pulled: defaultdict[tuple[int, Batch], dict[Unit, tuple[frozenset[Batch], frozenset[Batch]]]]
         self._pulled = defaultdict(dict)
-        """By session and first batch of a round: what was in the rows that it pulled, and what the session pushed."""
+        """By session and first batch of a round: the batches in the pulled rows, and the session's own among them."""
         self._pushed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
-        """By session: the batches that it, and not a process before it, has pushed."""
+        """By session: the batches that it has pushed, without those of earlier processes."""
         self._tables: dict[tuple[int, int], RoutingTable] = {}
         self._newest_at_restore: dict[int, str] = {}
         self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
@@ -72,16 +73,16 @@ class Model:
         self._forgotten: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
         """By generation: batches that count as applied to a unit, and that a partial recovery took from it."""
         self._acknowledged: defaultdict[tuple[str, int], set[Batch]] = defaultdict(set)
-        """By incarnation of a server, and generation: the batches that it has answered for."""
+        """By a server's incarnation and the generation: the batches that it has acknowledged."""
         self._holder: dict[tuple[int, int], str] = {}
-        """By generation and index: the incarnation of the server that has adopted a table last."""
+        """By generation and index: the incarnation of the server that adopted a table last."""
         self._trained: set[tuple[str, int]] = set()
-        """Incarnations of servers, and the generations in which they have applied pushes."""
+        """Pairs of a server's incarnation and a generation in which it has applied pushes."""
 
     # Parameter servers
 
     def adopted(self, server: "ParameterServer", table: RoutingTable, checkpoint: str) -> None:
-        """A server serves a table."""
+        """A server begins to serve a table."""
         server.trace(f"adopts generation {table.generation} from {checkpoint or 'nothing'}")
         if table.servers[server.index].incarnation != server.incarnation:
             self._broken(f"{server.name} adopts a table that names {table.servers[server.index].incarnation}")
@@ -91,7 +92,7 @@ class Model:
             serving = [one for one in routed if one is not None and one.alive and one.core.serving]
             if any(one.table == known and (one.incarnation, table.generation) in self._trained for one in serving):
                 self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
-            # A ledger that has lost its end gives numbers again. What trained under the table before is gone.
+            # A ledger that has lost its tail reuses numbers. What was trained under the earlier table is gone.
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation, table.version] = table
@@ -137,7 +138,7 @@ class Model:
                 self._broken(f"{server.name} is rebuilt with {found} in {unit} instead of {sorted(expected)}")
 
     def acknowledged(self, server: "ParameterServer", header: Header, units: tuple[Unit, ...]) -> None:
-        """A server answers for a push that it has applied, now or before."""
+        """A server acknowledges a push that it has applied, now or earlier."""
         batches = set(batches_in(header))
         self._acknowledged[server.incarnation, header.generation] |= batches
         for other in self._later(header):
@@ -160,7 +161,7 @@ class Model:
             self._cluster.reaches(SWITCHED)
 
     def assigned(self, server: "ParameterServer", loaded: AppliedBatches) -> None:
-        """A server answers that its rows are as they were loaded."""
+        """A server answers that its rows are as loaded."""
         if more := recorded(server.core.applied) - recorded(loaded):
             self._broken(f"{server.name} calls an assignment done though its rows have trained on by {sorted(more)}")
 
@@ -183,16 +184,16 @@ class Model:
                     )
 
     def _others(self, server: "ParameterServer", session: int, header: Header) -> int:
-        """The batches applied on a server that make a pull stale."""
+        """Returns the number of batches on a server that make a pull stale."""
         count = self._applied[server.name, header.generation]
         return count - self._own[server.name, header.generation, session] if header.flags & Flag.ROUND else count
 
     def begins_round(
         self, worker: "Worker", session: int, batches: tuple[Batch, ...], added: tuple[Batch, ...]
     ) -> None:
-        """A worker begins to train a round, with the changes of these batches added to what it pulled.
+        """A worker begins to train a round, after adding the changes of the `added` batches to the pulled rows.
 
-        A batch that it trains again, as its lease has lapsed after the push, is in the rows and in the changes.
+        A batch that it trains again, since its lease lapsed after the push, is in both the rows and the changes.
         """
         trained = Counter(self._rounds[session])
         for unit, (seen, own) in self._pulled.pop((session, batches[0])).items():
@@ -214,7 +215,7 @@ class Model:
             self._broken(f"{server.name} at {server.core.known} applies a push of {header.generation, header.version}")
         for other in self._later(header):
             if self._cluster.scenario.parity and other.index == server.index:
-                continue  # one that was replaced may apply it, and cannot answer
+                continue  # a replaced server may apply it, since it can no longer answer
             if taken := [unit for unit in units if owner(_table_of(other), unit) == other.index]:
                 self._broken(f"{server.name} applies a push to {taken[0]}, which {other.name} owns since")
         batches = batches_in(header)
@@ -229,7 +230,7 @@ class Model:
         if server.knows_dead(header.token):
             self._broken(f"{server.name} applies batch {batch} under lease {header.token}, which has ended")
         if self._is_forgotten(server, session, header):
-            return  # what was still on its way when its worker went counts for nobody's bound
+            return  # a push that was under way when its worker left counts against nobody's bound
         key = (server.name, header.generation)
         seen = self._seen.pop((server.name, session, batch), None)
         bound = self._cluster.spec.training.max_staleness
@@ -243,7 +244,7 @@ class Model:
         self._own[*key, session] += header.batches
 
     def _later(self, header: Header) -> "list[ParameterServer]":
-        """The servers that have a later table of the generation than a request."""
+        """Returns the servers with a later table of the generation than a request."""
         return [
             one
             for one in self._cluster.servers()
@@ -251,12 +252,12 @@ class Model:
         ]
 
     def _is_forgotten(self, server: "ParameterServer", session: int, header: Header) -> bool:
-        """Whether the first server, which keeps the bound, knows by now that this pull's worker or lease is gone."""
+        """Whether the first server, which keeps the bound, knows that this pull's worker or lease has ended."""
         keeper = self._cluster.server_of(server.table.owners[0].incarnation) if server.table is not None else None
         return keeper is None or session in keeper.ended_sessions or keeper.knows_dead(header.token)
 
     def snapshot_taken(self, server: "ParameterServer", held_until: float, checkpoint: str, barrier: int) -> None:
-        """A server has taken a snapshot in a barrier that its last renewal granted until then."""
+        """A server has taken a snapshot in a barrier that was last granted until `held_until`."""
         first = self._barrier_of.setdefault((server.incarnation, checkpoint), barrier)
         if first != barrier:
             self._broken(f"{server.name} takes checkpoint {checkpoint} in barriers {first} and {barrier}")
@@ -278,7 +279,7 @@ class Model:
             self._committed[table.generation, unit].add(batch)
 
     def granted(self, member: MemberId, task: MasterTask) -> None:
-        """A worker is told of a lease. A token that two masters gave would have the work on one count for the other."""
+        """A worker gets a lease. If two masters gave the same token, work on one task would count for the other."""
         before = self._granted.setdefault(task.token, (member, task))
         if before != (member, task):
             self._broken(f"{task} is granted to {member.slot}, and the token was given before for {before}")
@@ -317,7 +318,7 @@ class Model:
                 found = self._cluster.server_of(routed.incarnation)
                 if found is None or not found.alive or found.table == after.routing.table:
                     continue
-                # a master that was hung and has yet to hear of its successor makes nothing of this durable
+                # a hung master that has yet to hear of its successor cannot make any of this durable
                 if found.table is None or found.table.generation <= after.routing.table.generation:
                     self._broken(f"{found.name} serves another table than the one that is in force")
             if after.recoveries:
@@ -360,7 +361,7 @@ class Model:
         self._writer = holder
 
     def store_lost(self) -> None:
-        """Redis has lost something: who may write is open."""
+        """Redis has lost data: any master may write."""
         self._writer = ""
 
     def wrote(self, holder: str) -> None:
@@ -384,7 +385,7 @@ class Model:
             stored = self._cluster.storage.files.get(path)
             if stored is None or stored.torn:
                 whole = False
-                continue  # whoever loads it notices
+                continue  # loading it will reveal this
             if recorded(stored.content.applied) != batches:
                 self._broken(f"{path} and the manifest differ in what is applied")
             for unit, rows in stored.content.rows.items():
@@ -434,7 +435,7 @@ class Model:
     def _on_servers(self, table: RoutingTable, batches: set[Batch], who: str) -> None:
         for found in self._cluster.servers():
             if found.table is None or not found.core.serving or found.core.known[0] != table.generation:
-                continue  # its rows are gone, and the history with them
+                continue  # its rows are gone with their history
             for batch in batches:
                 for unit in touched(batch):
                     if batch in self._forgotten[table.generation, unit]:
@@ -452,7 +453,7 @@ def _table_of(server: "ParameterServer") -> RoutingTable:
 
 
 def forgotten_by(manifest: Manifest, unit: Unit) -> set[Batch]:
-    """The batches that a checkpoint says are forgotten on a unit, though it counts them."""
+    """Returns the batches that a checkpoint counts but records as forgotten on a unit."""
     kind, number = unit
     place = bucket_of(number) if kind == "key" else number
     batches: set[Batch] = set()
@@ -464,14 +465,14 @@ def forgotten_by(manifest: Manifest, unit: Unit) -> set[Batch]:
 
 
 def batches_of(applied: Applied) -> set[Batch]:
-    """The batches of ranges by epoch."""
+    """Returns the batches in ranges by epoch."""
     return {
         (epoch, number) for epoch, spans in applied.items() for first, stop in spans for number in range(first, stop)
     }
 
 
 def recorded(applied: AppliedBatches) -> set[Batch]:
-    """The batches of a server's record."""
+    """Returns the batches in a server's record."""
     return {
         (epoch, number)
         for epoch in applied.epochs()

@@ -1,4 +1,4 @@
-"""Moves on one parameter server: the real core decides, and units travel where rows would, in rounds and in order."""
+"""Moves on one parameter server: the real core decides; units travel in place of rows, in rounds and in order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _ROUND_SECONDS = 0.25
 _COPY_SECONDS = (0.02, 0.2, 0.2, 1.0)
-"""How long the first round may take."""
+"""The seconds that the first round may take, chosen at random."""
 
 
 class MoveError(Exception):
-    """A move has failed here."""
+    """A move has failed on this server."""
 
 
 @dataclass
 class _Outgoing:
-    """What a server sends in a move: rounds that are done, and those that were asked for within a barrier."""
+    """What a server sends in a move: the rounds done, and the rounds asked for within a barrier."""
 
     move: int
     rounds: int = 0
@@ -59,10 +59,10 @@ class SimulatedMover:
     def __init__(self, server: "ParameterServer") -> None:
         self._server = server
         self.dirty: set[Unit] = set()
-        """Units that were changed since the last round took them."""
+        """Units changed since the last round sent them."""
         self._staged: dict[Unit, set[Batch]] = {}
         self._heard: dict[int, int] = {}
-        """By who sends, the number of the last message that was taken."""
+        """By sender, the number of the last message that was taken."""
         self._outgoing: _Outgoing | None = None
         self._loading: Loading | None = None
         self._rebuild: SimulatedRebuild | None = None
@@ -70,7 +70,7 @@ class SimulatedMover:
     # What the master asks for
 
     def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: tuple[int, ...]) -> bool:
-        """Takes part in a move; whether it has the rows that it needs for that. Raises as the core does."""
+        """Takes part in a move; returns whether it has the rows that it needs. Raises as the core does."""
         server, before = self._server, self._server.core.transfer
         transfer = server.core.prepare(
             move, since, table, server.index, server.world.now, replaces=bool(checkpoint), lost=lost
@@ -101,9 +101,9 @@ class SimulatedMover:
             loading.done = True
 
     def copy(self, move: int, wait: float) -> Task[tuple[bool, int, Mapping[int, AppliedBatches]]]:
-        """Sends what is given away; whether little is left, and the rounds so far. Raises NotHeldError.
+        """Sends what is given away; returns whether little is left, and the rounds so far. Raises NotHeldError.
 
-        Of lost servers' rows that are rebuilt here, it returns the batches in them once they are sent.
+        If lost servers' rows are rebuilt here, it also returns the batches in these rows once they are sent.
         """
         world = self._server.world
         transfer = self._server.core.wanted(move, world.now)
@@ -179,7 +179,7 @@ class SimulatedMover:
         return outcome.applied
 
     def abandon(self, move: int) -> None:
-        """Gives moves up."""
+        """Gives up moves up to this number."""
         if self._server.core.abandon(move) is not None:
             self._staged = {}
         if self._outgoing is not None and self._outgoing.move <= move:
@@ -189,14 +189,14 @@ class SimulatedMover:
             self._rebuild.close()
 
     def lapse(self) -> None:
-        """Gives up a move of which the master has not spoken for long."""
+        """Gives up a move that the master has not mentioned for long."""
         if self._server.core.lapse(self._server.world.now) is not None:
             self._staged = {}
 
     # What other servers send
 
     def receive(self, move: int, source: int, sequence: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
-        """Takes what another server gives away, each message once and in order. Raises MoveError."""
+        """Takes rows that another server gives away, each message once and in order. Raises MoveError."""
         yield from ()
         try:
             self._server.core.moving(move)
@@ -260,7 +260,7 @@ class SimulatedMover:
             raise NotHeldError(str(error)) from error
 
     def _deliver(self, transfer: Transfer, peer: int, sequence: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
-        """A message, tried until it is taken. Raises MoveError and NotHeldError."""
+        """Sends a message until it is taken. Raises MoveError and NotHeldError."""
         server, target = self._server, transfer.table.servers[peer]
         find = lambda: server.cluster.server_of(target.incarnation)  # noqa: E731
         while True:

@@ -1,4 +1,4 @@
-"""Rules of the cores, each broken on purpose: the simulation must find every one of them."""
+"""Mutations that each break one rule of the cores; the simulation must find all of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -153,7 +153,7 @@ def _successor_answers_for_its_predecessor(stack: ExitStack) -> None:
 
 
 def _numbers_come_again(stack: ExitStack) -> None:
-    """Each master goes on a fixed gap beyond the numbers that it finds, whatever was given beyond them and lost."""
+    """Each master skips only a fixed gap beyond the numbers that it finds, whatever was given beyond it and lost."""
     stack.enter_context(patch.object(takeover, "with_fresh_numbers", lambda state, wall: state))
     stack.enter_context(patch.object(takeover, "surpass_numbers", lambda state, *numbers: state))
 
@@ -183,7 +183,7 @@ def _barrier_over_another_table_is_held(stack: ExitStack) -> None:
 
 
 def _new_masters_do_not_listen_first(stack: ExitStack) -> None:
-    """What servers would refuse is seldom asked of them, as a new master first hears what they serve."""
+    """A new master normally hears first what servers serve, so it seldom asks what they would refuse."""
     stack.enter_context(patch.object(Observations, "has_heard_servers", lambda self, members: True))
 
 
@@ -231,7 +231,7 @@ def _pulls_that_nobody_knows_count(stack: ExitStack) -> None:
 
 
 def _servers_may_differ_about_rebuilt_rows(stack: ExitStack) -> None:
-    """What the master would notice itself, and roll back."""
+    """Removes a check by which the master itself would notice the difference and roll back."""
 
     def first_said(move: Move) -> Mapping[int, Applied] | None:
         return next((report.rebuilt for index, report in move.copied.items() if index not in move.lost), None)
@@ -360,7 +360,7 @@ MUTATIONS: dict[str, Patches] = {
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """The cores with one rule broken."""
+    """Breaks one rule of the cores while the body runs."""
     with ExitStack() as stack:
         MUTATIONS[name](stack)
         yield

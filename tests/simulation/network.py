@@ -1,4 +1,4 @@
-"""The seeded network: calls that may get lost or come late, and streams that keep their order until they break."""
+"""The seeded network: calls that may be lost or late, and streams that keep their order until they break."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.simulation.world import Process, Signal, Task, World
 
 
 class UnavailableError(Exception):
-    """Nobody answered, or the answer was lost: what was asked for may have been done."""
+    """Nobody answered or the answer was lost; the call may have had its effect."""
 
 
 class BrokenError(Exception):
@@ -26,7 +26,7 @@ class Hello:
 
 
 class Network:
-    """Delays and losses between processes. `slow` and `lossy` are chances of one message, from 0 to 1."""
+    """Delays and losses between processes. `slow` and `lossy` are probabilities per message, from 0 to 1."""
 
     def __init__(self, world: World, slow: float, lossy: float) -> None:
         self.world = world
@@ -37,11 +37,11 @@ class Network:
         self._parted: dict[frozenset[str], float] = {}
 
     def calm(self) -> None:
-        """No message is lost or late from now on."""
+        """Stops losses and delays."""
         self.slow = self.lossy = 0.0
 
     def delay(self) -> float:
-        """Seconds until one message arrives: mostly a millisecond, seldom so long that its caller has given up."""
+        """Returns the delay of one message: mostly a millisecond, seldom longer than its caller waits."""
         random = self._random
         if random() >= self.slow:
             return 0.0005 + (0.003 - 0.0005) * random()
@@ -54,9 +54,9 @@ class Network:
         handle: Callable[[Any], Task[Any]],
         timeout: float,
     ) -> Signal[Any]:
-        """Calls another process: `handle(process)` is the coroutine that answers there.
+        """Calls another process, in which the coroutine `handle(process)` answers.
 
-        The signal fails with UnavailableError, or with what the handler raises.
+        The signal fails with UnavailableError, or with the handler's exception.
         """
         reply: Signal[Any] = Signal()
         caller.after(timeout, partial(_refuse, reply, "deadline exceeded"))
@@ -112,7 +112,7 @@ class Network:
                 stream.break_()
 
     def part(self, one: str, other: str, seconds: float) -> None:
-        """Breaks the streams between two members, such as `ps-1` and `ps-2`, and allows none for so long."""
+        """Breaks the streams between two members, such as `ps-1` and `ps-2`, and refuses new ones for this long."""
         pair = frozenset((one, other))
         self._parted[pair] = self.world.now + seconds
         for stream in list(self._streams):
@@ -120,7 +120,7 @@ class Network:
                 stream.break_()
 
     def forget(self, stream: "Stream") -> None:
-        """A broken stream needs no record."""
+        """Drops a broken stream."""
         if stream in self._streams:
             self._streams.remove(stream)
 
@@ -140,7 +140,7 @@ def _refuse(reply: Signal[Any], problem: str) -> None:
 
 
 class Stream:
-    """Two ends with an ordered channel each way, whole until it breaks."""
+    """Two ends with an ordered channel each way, until it breaks."""
 
     def __init__(self, network: Network, client: Process, server: Process) -> None:
         self._network = network
@@ -151,7 +151,7 @@ class Stream:
         server.ended(self.break_)
 
     def break_(self) -> None:
-        """Ends the stream; each end learns of it by itself, after what was under way."""
+        """Breaks the stream; each end learns of it separately, after the messages under way."""
         self._network.forget(self)
         for end in (self.client, self.server):
             end.lose()
@@ -166,7 +166,7 @@ class Stream:
         world.at(due, partial(target.arrived, message), target.owner)
 
     def delay(self) -> float:
-        """Seconds until an end learns that the stream broke."""
+        """Returns the seconds until an end learns that the stream broke."""
         return self._network.delay()
 
 
@@ -192,7 +192,7 @@ class End:
             self._stream.carry(self, message)
 
     def receive(self) -> Signal[Any]:
-        """The next message; fails with BrokenError."""
+        """Returns the next message; fails with BrokenError."""
         signal: Signal[Any] = Signal()
         if self._inbox:
             signal.set(self._inbox.popleft())
@@ -203,7 +203,7 @@ class End:
         return signal
 
     def arrived(self, message: Any) -> None:
-        """A message is here."""
+        """Takes a message that arrives."""
         if self.broken:
             return
         waiting, self._waiting = self._waiting, None
@@ -213,14 +213,14 @@ class End:
             self._inbox.append(message)
 
     def lose(self) -> None:
-        """The stream broke; this end learns of it later."""
+        """Schedules the moment at which this end learns that the stream broke."""
         if self._losing:
             return
         self._losing = True
         self.owner.after(self._stream.delay(), self._lost)
 
     def close(self) -> None:
-        """Ends the stream from here: this end knows at once."""
+        """Ends the stream from this end, which knows at once."""
         self._stream.break_()
         self._lost()
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 _TICK_SECONDS = 1.4
-"""How often it looks where nothing tells it to."""
+"""How often it looks without being told to."""
 _PLAN_SECONDS = 0.9
 _CALL_SECONDS = 5.0
 
@@ -52,7 +52,7 @@ class _Running:
 
 
 class Operator(Process):
-    """One job's loop. It does not die: that is for tests of the operator."""
+    """One job's loop. It never dies here; the operator's own tests cover that."""
 
     def __init__(self, cluster: "Cluster") -> None:
         super().__init__(cluster.world, "operator")
@@ -86,22 +86,22 @@ class Operator(Process):
             yield self._changed
 
     def look(self) -> None:
-        """There may be something to do."""
+        """Looks as soon as possible."""
         self.after(0.0, self._changed.set)
 
     def process(self, role: Role, index: int) -> Process | None:
-        """The newest live process of a role and index."""
+        """Returns the newest live process of a role and index."""
         for key, one in reversed(self._running.items()):
             if key.role is role and key.index == index and one.process.alive:
                 return one.process
         return None
 
     def all_of(self, role: Role) -> list[Process]:
-        """All live processes of a role."""
+        """Returns all live processes of a role."""
         return [one.process for key, one in self._running.items() if key.role is role and one.process.alive]
 
     def note_exit(self, process: Process, code: int) -> None:
-        """A process has ended."""
+        """Records the end of a process."""
         reason = {0: ExitReason.COMPLETED, -9: ExitReason.KILLED, SUPERSEDED_EXIT_CODE: ExitReason.KILLED}.get(
             code, ExitReason.ERROR
         )
@@ -113,7 +113,7 @@ class Operator(Process):
                 self.after(0.0, self._changed.set)
 
     def start_second_master(self) -> list[Master]:
-        """As after a node that was given up: the old process goes on where nobody sees it. Returns the old ones."""
+        """Starts a second master, as after the loss of a node: the first lives on unseen. Returns the old masters."""
         parted = []
         for running in self._running.values():
             if isinstance(running.process, Master) and running.process.alive:
@@ -204,7 +204,7 @@ class Operator(Process):
         try:
             yield self.cluster.call_master(self, lambda master: master.scale(edit))
         except (UnavailableError, CallError):
-            return  # the next plan says that it was not heard
+            return  # the next plan shows that the edit was not heard
 
     def _follow_plan(self) -> Task[None]:
         while self.final is None:
@@ -250,5 +250,5 @@ class Operator(Process):
 
 
 def name_of(key: InstanceId) -> str:
-    """The name of one process, which is its address and its incarnation too."""
+    """Returns the name of a process, which is also its address and its incarnation."""
     return f"{key.role.value}-{key.index}.{key.incarnation}"

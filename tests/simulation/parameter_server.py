@@ -37,7 +37,7 @@ class CallError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """A frame of the data plane: the header, and the units that it is about."""
+    """A frame of the data plane: the header, and the units of the request."""
 
     header: Header
     units: tuple[Unit, ...] = ()
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request; a pull's also says how many batches the next round may have."""
+    """The answer to a request; for a pull, also how many batches the next round may have."""
 
     status: Status
     room: int = 1
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ServerFile:
-    """What one server writes of a checkpoint."""
+    """One server's file of a checkpoint."""
 
     rows: Rows
     applied: AppliedBatches
@@ -79,10 +79,10 @@ class _Loading:
 
 
 class ParameterServer(Process):
-    """One process. The coroutines below `Control` are what its gRPC server runs."""
+    """One process. Its gRPC server runs the coroutines below `Control`."""
 
     forgets_sessions = True
-    """Whether the model may take a session for ended once one of its connections is."""
+    """Whether the model may treat a session as ended once one of its connections has ended."""
 
     def __init__(self, cluster: "Cluster", name: str, index: int, incarnation: str) -> None:
         super().__init__(cluster.world, name)
@@ -97,7 +97,7 @@ class ParameterServer(Process):
         self.table: RoutingTable | None = None
         self.failing_pushes = 0
         self.ended_sessions: set[int] = set()
-        """Sessions of which a connection has ended here."""
+        """Sessions that have lost a connection here."""
         self._told: tuple[int, frozenset[int], int] = (0, frozenset(), 0)
         self._waiting: list[Signal[None]] = []
         self._notifying = False
@@ -109,7 +109,7 @@ class ParameterServer(Process):
     # The data plane
 
     def accept(self, stream: Stream) -> None:
-        """Serves a stream in a thread of its own."""
+        """Serves a stream in its own thread."""
         self.spawn(self._serve(stream.server))
 
     def _serve(self, end: End) -> Task[None]:
@@ -141,7 +141,7 @@ class ParameterServer(Process):
                 self.notify()
 
     def is_meant(self, incarnation: str) -> bool:
-        """Whether a call is for this process, and not for one that had its address before."""
+        """Whether a call is for this process, and not for a predecessor at the same address."""
         return incarnation == self.incarnation
 
     def _answer(self, session: int, asked: Request) -> Task[Answer | None]:
@@ -169,14 +169,14 @@ class ParameterServer(Process):
         return Answer(status, core.room(session) if header.kind == Kind.PULL else 1)
 
     def _push(self, session: int, asked: Request, arrived: float) -> Status | Wait:
-        """Decides, records and applies without anything else in between."""
+        """Decides, records and applies, with nothing in between."""
         decision = self.core.push(session, asked.header, arrived, self.world.now)
         if decision is Status.OK:
             self.apply(session, asked)
         return decision
 
     def apply(self, session: int, asked: Request) -> None:
-        """Applies a push whole or, where there is no room, not at all. Raises MemoryError."""
+        """Applies a push completely or, without room, not at all. Raises MemoryError."""
         self._reserve()
         self._record(session, asked)
         self._step(session, asked)
@@ -214,7 +214,7 @@ class ParameterServer(Process):
         return signal
 
     def notify(self) -> None:
-        """All that waits is decided anew."""
+        """Wakes all waiting requests, which are then decided again."""
         if self._waiting and not self._notifying:
             self._notifying = True
             self.after(0.0, self._wake)
@@ -228,7 +228,7 @@ class ParameterServer(Process):
     # Control
 
     def assign(self, table: RoutingTable, checkpoint: str, wait_seconds: float) -> Task[tuple[bool, _Loading]]:
-        """Adopts a table of a new generation. Returns whether it is done, and how far it is."""
+        """Adopts a table of a new generation. Returns whether it is done, and the progress."""
         incarnations = tuple(server.incarnation for server in table.servers)
         wanted = Assignment(table.generation, table.version, checkpoint, incarnations)
         try:
@@ -282,7 +282,7 @@ class ParameterServer(Process):
     def load(
         self, checkpoint: str, own: set[Unit], loading: _Loading | None = None
     ) -> Task[tuple[dict[Unit, set[Batch]], list[AppliedBatches]]]:
-        """What a checkpoint holds of some units, and its records of batches. Raises DamagedError."""
+        """Returns a checkpoint's content for some units, and its records of batches. Raises DamagedError."""
         loading = _Loading() if loading is None else loading
         rows: dict[Unit, set[Batch]] = {}
         records: list[AppliedBatches] = []
@@ -314,7 +314,7 @@ class ParameterServer(Process):
     def hold(
         self, generation: int, version: int, barrier: int, seconds: float, checkpoint: int
     ) -> Task[AppliedBatches]:
-        """First step of a barrier."""
+        """Takes the first step of a barrier."""
         yield from ()
         now = self.world.now
         applied = self._controlled(lambda: self.core.hold(generation, version, barrier, seconds, now, checkpoint))
@@ -325,7 +325,7 @@ class ParameterServer(Process):
     def settle(
         self, generation: int, barrier: int, settle: Sequence[tuple[int, int, int]], seconds: float, wait: float
     ) -> Task[AppliedBatches]:
-        """Second step of a barrier."""
+        """Takes the second step of a barrier."""
         self._controlled(lambda: self.core.settle(generation, barrier, settle, seconds, self.world.now))
         self._held_until = self.world.now + seconds
         self.notify()
@@ -352,7 +352,7 @@ class ParameterServer(Process):
         return outcome.applied, outcome.held_seconds
 
     def _stop_saving(self) -> None:
-        """Another snapshot, or another history, ends the writing of the one before."""
+        """Abandons the writing of the previous snapshot, for another snapshot or another history."""
         if self._saving is not None:
             self._saving.abandoned = True
         self._saving = None
@@ -378,7 +378,7 @@ class ParameterServer(Process):
             raise CallError("DATA_LOSS", str(error)) from error
 
     def copy(self, move: int, wait: float) -> Task[tuple[bool, int, Mapping[int, AppliedBatches]]]:
-        """How far a move is copied."""
+        """Returns the progress of a move's copying."""
         try:
             return (yield from self.mover.copy(move, wait))
         except NotHeldError as error:
@@ -404,7 +404,7 @@ class ParameterServer(Process):
         return self._controlled(lambda: self.mover.switch(generation, barrier, move, settled, pulls))
 
     def resume_pushes(self, generation: int, barrier: int) -> Task[None]:
-        """Lets go of a barrier."""
+        """Releases a barrier."""
         yield from ()
         self.core.resume(generation, barrier)
         saving = self._saving
@@ -413,7 +413,7 @@ class ParameterServer(Process):
         self.notify()
 
     def get_saved(self, generation: int, barrier: int, wait: float) -> Task[_Saving]:
-        """How far a snapshot is written."""
+        """Returns the progress of a snapshot's writing."""
         deadline = self.world.now + wait
         while True:
             saving = self._saving

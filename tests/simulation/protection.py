@@ -1,4 +1,4 @@
-"""The parity of one parameter server, and its part in the rebuild of lost ones, around the group of its table."""
+"""The parity of one parameter server and its part in rebuilds, around the group of its table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,17 +37,17 @@ class SimulatedProtection:
 
     @property
     def version(self) -> int:
-        """The version of the table under which all rows are protected; 0: they are not."""
+        """The version of the table under which all rows are protected; 0 if they are not."""
         return self.group.table.version if self.group is not None and self.group.core.is_whole else 0
 
     @property
     def trouble(self) -> ParityTrouble | None:
-        """What keeps rows from being protected."""
+        """What keeps rows unprotected, or None."""
         return None if self.group is None else self.group.trouble
 
     @property
     def protector(self) -> SimulatedGroup | None:
-        """What keeps the rows that are served safe."""
+        """The group that gets the changes of the served rows."""
         return self._protector
 
     @property
@@ -56,20 +56,20 @@ class SimulatedProtection:
         return max((self.slot(unit) for unit in self._server.rows), default=-1)
 
     def slot(self, unit: Unit) -> int:
-        """Where a row is."""
+        """Returns a row's slot, which it assigns if necessary."""
         if unit not in self._slots:
             taken = set(self._slots.values())
             self._slots[unit] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         return self._slots[unit]
 
     def drop(self) -> None:
-        """The rows are no longer served."""
+        """Ends the protection: the rows are no longer served."""
         if self._protector is not None:
             self._protector.end()
         self._protector = None
 
     def form(self, table: RoutingTable) -> None:
-        """Begins the group of a table that is in force here."""
+        """Forms the group of a table that is in force here."""
         server = self._server
         if not server.cluster.scenario.parity:
             return
@@ -87,7 +87,7 @@ class SimulatedProtection:
         self._formed.notify()
 
     def serve(self, end: End, opened: Open) -> Task[None]:
-        """Takes the deltas of another server, once this one has the same table. Raises BrokenError."""
+        """Takes another server's deltas, once both have the same table. Raises BrokenError."""
         deadline = self._server.world.now + _GROUP_SECONDS
         self._server.after(_GROUP_SECONDS, self._formed.notify)
         try:
@@ -119,7 +119,7 @@ class SimulatedProtection:
 
 @dataclass
 class SimulatedRebuild:
-    """One server's part in the rebuild of lost ones."""
+    """One server's part in a rebuild of lost servers."""
 
     server: "ParameterServer"
     group: SimulatedGroup
@@ -135,11 +135,11 @@ class SimulatedRebuild:
         self.server.spawn(self._run(lost))
 
     def close(self) -> None:
-        """It is over; calls that wait fail."""
+        """Ends the rebuild; waiting calls fail."""
         self._end("it is over")
 
     def progress(self, wait: float) -> Task[Mapping[int, AppliedBatches]]:
-        """The batches in the rebuilt rows once all are sent, or none after the wait. Raises NotHeldError."""
+        """Returns the batches in the rebuilt rows once all are sent, or nothing after the wait. Raises NotHeldError."""
         deadline = self.server.world.now + wait
         self.server.after(wait, self.changed.notify)
         while not self.applied and not self.problem and self.server.world.now < deadline:

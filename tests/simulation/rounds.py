@@ -1,4 +1,4 @@
-"""Rounds of a simulated worker: their lengths, and the turns of pulls and pushes as the real pipeline takes them."""
+"""Rounds of a simulated worker: their lengths, and the same turns of pulls and pushes as in the real pipeline."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,7 +10,7 @@ from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec
 from emberscale_trainer.worker.rounds import RoundFigures, RoundLengths
 
 MEASURED = 1
-"""A scenario whose rounds are as long as `RoundLengths` says."""
+"""The value of a scenario's `rounds` that leaves the lengths to `RoundLengths`."""
 
 
 class ClosedError(Exception):
@@ -18,7 +18,7 @@ class ClosedError(Exception):
 
 
 class RandomLengths(RoundLengths):
-    """Some leases are trained in rounds of any length up to `most`, others one by one."""
+    """Trains some leases in rounds of random lengths up to `most`, and others batch by batch."""
 
     def __init__(self, most: int, lease_timeout: float, random: Random) -> None:
         super().__init__(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED), lease_timeout)
@@ -28,17 +28,17 @@ class RandomLengths(RoundLengths):
 
     @property
     def length(self) -> int:
-        """As drawn for the lease."""
+        """The length drawn for the lease."""
         return self._drawn
 
     def begin_lease(self, token: int) -> bool:
-        """Two leases of three are trained in rounds."""
+        """Trains two leases of three in rounds."""
         self._drawn = 1 << self._random.randrange(self._most.bit_length())
         return self._random.random() < 2 / 3 and token not in self._split
 
 
 def lengths_of(rounds: int, lease_timeout: float, compute_seconds: float, random: Random) -> RoundLengths:
-    """The lengths of a scenario's `rounds`; none is longer than its lease may go without progress."""
+    """Returns the round lengths for a scenario's `rounds`; a round is short enough for its lease not to lapse."""
     if rounds > MEASURED:
         while rounds * compute_seconds > lease_timeout / 4 and rounds > 2:
             rounds //= 2
@@ -48,12 +48,12 @@ def lengths_of(rounds: int, lease_timeout: float, compute_seconds: float, random
 
 
 def figures(batches: int, seconds: float) -> RoundFigures:
-    """Those of a round that saves half of the traffic."""
+    """Returns the figures of a round that saves half of the traffic."""
     return RoundFigures(batches, batches, 2 * batches, batches, batches, 2 * batches, seconds, batches)
 
 
 class Turns:
-    """As `RoundTurns`, for coroutines; what is trained and yet to be pushed is the names of batches."""
+    """Like `RoundTurns`, but for coroutines; in place of changes to push, it keeps the names of batches."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -65,7 +65,7 @@ class Turns:
         self.pushed = 0
 
     def begin_pull(self) -> Task[int]:
-        """Takes the turn of a pull; returns how many rounds are pushed. Raises ClosedError."""
+        """Takes the turn of a pull; returns the number of pushed rounds. Raises ClosedError."""
         yield from self.take(lambda: self.pulled <= self.pushed + 1)
         return self.pushed
 
@@ -80,15 +80,15 @@ class Turns:
         self._changed.notify()
 
     def await_push(self, pushed: int) -> Task[None]:
-        """Waits until more rounds than this are pushed. Raises ClosedError."""
+        """Waits until more than `pushed` rounds are pushed. Raises ClosedError."""
         yield from self._wait(lambda: self.pushed > pushed)
 
     def unseen(self, pushed: int) -> tuple[Batch, ...]:
-        """The batches of the round that was trained last, unless a pull after `pushed` pushes has seen them."""
+        """Returns the batches of the last trained round, unless a pull after `pushed` pushes has seen them."""
         return self._changes if pushed < self._trained else ()
 
     def trained(self, batches: tuple[Batch, ...]) -> None:
-        """A round is to be pushed."""
+        """Records a trained round, which is to be pushed."""
         self._trained += 1
         self._changes = batches
 

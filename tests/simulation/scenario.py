@@ -1,4 +1,4 @@
-"""What a seed stands for: the job, the network's moods, and the faults with their times."""
+"""What a seed stands for: the job, the state of the network, and the faults with their times."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,23 +16,23 @@ class Kind(StrEnum):
     CUT = "cut"
     """All data-plane connections of a member break."""
     PART = "part"
-    """A parameter server and the next one do not reach each other for `seconds`; the master hears both."""
+    """A parameter server and the next one cannot reach each other for `seconds`; both still reach the master."""
     SPLIT = "split"
-    """A second master is started while the first one goes on, late with its calls, and without Redis for `seconds`."""
+    """A second master starts while the first runs on, with late calls, and without Redis for `seconds`."""
     NO_MEMORY = "no memory"
     """The next push to a parameter server finds no room."""
     LOST_TAIL = "lost tail"
-    """Redis dies with the master, and what it wrote within the last second is gone."""
+    """Redis dies with the master, and loses what it wrote within the last second."""
     LOST_WRITES = "lost writes"
-    """Redis alone dies, and what it wrote within the last second is gone."""
+    """Only Redis dies, and loses what it wrote within the last second."""
     LOST_STORE = "lost store"
     """Redis dies with all that it held."""
     STORAGE_FAILS = "storage fails"
     STORAGE_HANGS = "storage hangs"
     LATE_CALLS = "late calls"
-    """Half of the calls that the master makes within `seconds` are late, as those of one without a processor are."""
+    """Half of the master's calls within `seconds` are late, as if it got no CPU."""
     TEAR = "tear"
-    """The next checkpoint file is silently not what was written."""
+    """The next checkpoint file is silently damaged."""
 
 
 FOR_EVER = 1e9
@@ -40,20 +40,20 @@ FOR_EVER = 1e9
 MOST_SERVERS = 4
 
 GRACE_SECONDS = 10.0
-"""How long a server that is asked to go may take before it is killed."""
+"""The grace in which a server may drain before it is killed."""
 
 HORIZON = 12.0
-"""Faults begin within so many seconds."""
+"""Faults begin within this many seconds."""
 
 SWITCHED = "Switched"
-"""Beside the phases of a move: every server has adopted the new table, and the master has yet to hear of the last."""
+"""A moment after the phases of a move: every server has adopted the new table; the master has yet to hear so."""
 
 RESTORED = "Restored"
-"""Servers were assigned after a roll-back, and the master has just noted that all have loaded."""
+"""Servers were assigned after a roll-back, and the master has just learned that all have loaded."""
 
 
 RELOAD = "Reload "
-"""Begins the names of the moments at which a reload comes into a phase."""
+"""Prefix of the moments at which a reload enters a phase."""
 
 RELOADED = "Reloaded"
 """The successor of a lost server has adopted the table that replaces it."""
@@ -68,7 +68,7 @@ DEGRADED = "Degraded"
 
 
 REBUILD = "Rebuild "
-"""Begins the names of the moments at which the move that rebuilds a lost server comes into a phase."""
+"""Prefix of the moments at which the move that rebuilds a lost server enters a phase."""
 
 
 REBUILT = "Rebuilt"
@@ -81,10 +81,10 @@ SAVED = "Saved"
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """One thing that goes wrong, `at` so many seconds, for `seconds` where it lasts.
+    """One fault, which begins after `at` seconds; some kinds last for `seconds`.
 
-    `role` and `index` name the member that it strikes. With `during`, it strikes once, so many seconds after a move or
-    a reload has come into that phase, or a restore is at that moment, or a checkpoint complete.
+    `role` and `index` name the member that it strikes. With `during`, it strikes once, `at` seconds after that moment:
+    a move or reload enters a phase, a restore reaches a point, or a checkpoint is complete.
     """
 
     at: float
@@ -102,25 +102,25 @@ class Fault:
 
     @property
     def over_at(self) -> float:
-        """When it has passed at the latest, though what it did may last for ever."""
+        """The latest time at which it has passed, though its effect may last for ever."""
         begins = self.at + (HORIZON if self.during else 0.0)
         return begins + (self.seconds if self.seconds < FOR_EVER else 0.0)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job and what befalls it, which is over at `quiet_after`.
+    """A job and its faults; `quiet_after` is when they are over.
 
-    * `batches`, `evaluation_batches`: of one epoch. `compute_seconds`: how long one takes.
-    * `slow`, `lossy`: chances that a message is late or lost.
-    * `rescales`: when another number of servers is wanted, and which.
+    * `batches`, `evaluation_batches`: batches of one epoch. `compute_seconds`: how long one takes.
+    * `slow`, `lossy`: probabilities that a message is late or lost.
+    * `rescales`: when the brain wants another number of servers, and which.
     * `edits`: when a person edits the numbers in the manifest, and to which: PS and workers.
-    * `drains`: when a parameter server is asked to go, as its node is to be emptied, and which.
-    * `room`: how many servers the cluster has room for; those beyond it are never placed.
+    * `drains`: when a parameter server is asked to go because its node is drained, and which.
+    * `room`: the number of servers for which the cluster has room; others are never placed.
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
-    * `rounds`: batches of a round at most; 0: none are trained in rounds, 1: as many as `RoundLengths` says.
-    * `parity`: servers hold parity of each other's rows, of which so many may be lost at a time; 0: none.
-    * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
+    * `rounds`: the most batches of a round; 0: no rounds, 1: as many as `RoundLengths` says.
+    * `parity`: how many servers may be lost at a time without losing rows, by parity; 0: no parity.
+    * `dawdling`: the probability that the master delays a call, as if it got no CPU.
     """
 
     seed: int
@@ -158,7 +158,7 @@ class Scenario:
         )
 
     def spec(self) -> TrainingJobSpec:
-        """The job's manifest; a record is a batch."""
+        """Returns the job's manifest, in which a record is a batch."""
         return TrainingJob.model_validate(
             {
                 "apiVersion": "emberscale.io/v1alpha1",
@@ -213,7 +213,7 @@ _WEIGHTS = {
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Returns the scenario of a seed."""
     random = Random(seed)
     workers, servers = random.randint(1, 3), random.randint(1, 3)
     base = Scenario(
@@ -247,7 +247,7 @@ def scenario_of(seed: int) -> Scenario:
 
 
 def _in_rounds(random: Random, base: Scenario) -> Scenario:
-    """Half of the scenarios without parity train in rounds."""
+    """Makes half of the scenarios without parity train in rounds."""
     if base.parity or random.random() < 0.5:
         return base
     return replace(
@@ -260,7 +260,7 @@ def _in_rounds(random: Random, base: Scenario) -> Scenario:
 
 
 def _recovered_partially(random: Random, base: Scenario) -> Scenario:
-    """A third of the scenarios with several servers recover partially, and get faults that strike just then."""
+    """Makes a third of the scenarios with several servers recover partially, with faults that strike just then."""
     if base.servers < 2 or random.random() > 0.35:
         return base
     servers = base.servers
@@ -294,7 +294,7 @@ _REBUILD_MOMENTS = (DEGRADED, REBUILT, PROTECTED, *(f"{REBUILD}{phase}" for phas
 
 
 def _protected(random: Random, base: Scenario) -> Scenario:
-    """Every third scenario keeps parity, loses servers that it covers, and gets faults that strike rebuilds."""
+    """Makes every third scenario keep parity and lose servers that it covers, with faults that strike rebuilds."""
     if base.seed % 3 != 2:
         return base
     servers = max(base.servers, random.choice((2, 2, 3, 4)))
@@ -324,7 +324,7 @@ def _protected(random: Random, base: Scenario) -> Scenario:
 
 
 def _parted(random: Random, base: Scenario) -> Scenario:
-    """In a quarter of the scenarios with parity, two servers do not reach each other, some of them never again."""
+    """In a quarter of the scenarios with parity, two servers cannot reach each other; some of them never can again."""
     if not base.parity or random.random() > 0.25:
         return base
     during = random.choice((PROTECTED, PROTECTED, DEGRADED, REBUILT, f"{REBUILD}{MovePhase.COPY}"))
@@ -334,7 +334,7 @@ def _parted(random: Random, base: Scenario) -> Scenario:
 
 
 def _protected_twice(random: Random, base: Scenario) -> Scenario:
-    """In a third of the scenarios with parity, two servers may be lost, and are: at once or soon after each other."""
+    """In a third of the scenarios with parity, two servers may be lost, and are, at once or soon after each other."""
     if not base.parity or random.random() > 0.35:
         return base
     servers = random.choice((3, 4, 4))
@@ -371,7 +371,7 @@ def _rebuild_fault(random: Random, servers: int, workers: int) -> Fault:
 
 
 def _rescaled(random: Random, base: Scenario) -> Scenario:
-    """Half of the scenarios get other numbers of servers, training that lasts for it, and faults that strike moves."""
+    """Gives half of the scenarios other numbers of servers, long enough training, and faults that strike moves."""
     times = sorted(random.sample(range(5, 60), random.choice((0, 0, 0, 1, 1, 2, 3))))
     if not times:
         return base
@@ -391,7 +391,7 @@ def _rescaled(random: Random, base: Scenario) -> Scenario:
 
 
 def _drained(random: Random, base: Scenario) -> Scenario:
-    """A third of the scenarios lose servers with a warning, some of them two at a time, or all after each other."""
+    """Drains parameter servers in half of the scenarios: one, two or four of them, at random times."""
     times = sorted(random.sample(range(5, 80), random.choice((0, 0, 0, 0, 1, 1, 2, 4))))
     if not times:
         return base
@@ -409,7 +409,7 @@ def _drained(random: Random, base: Scenario) -> Scenario:
 
 
 def _edited(random: Random, base: Scenario) -> Scenario:
-    """A third of the scenarios get edits of the manifest, some to more servers than there is room for."""
+    """Edits the manifest in almost half of the scenarios, some of them to more servers than there is room for."""
     times = sorted(random.sample(range(5, 90), random.choice((0, 0, 0, 0, 1, 2, 4))))
     if not times:
         return base
@@ -431,7 +431,7 @@ def _edited(random: Random, base: Scenario) -> Scenario:
 
 
 def _switched_in_part(random: Random, base: Scenario) -> Scenario:
-    """In some scenarios, a server is lost after some others have switched and before the rest hear of it."""
+    """In some scenarios, loses a server after some others have switched, and before the rest hear of the switch."""
     if random.random() > 0.4 or not base.rescales:
         return base
     most = max(base.servers, *(count for _, count in base.rescales))
@@ -442,7 +442,7 @@ def _switched_in_part(random: Random, base: Scenario) -> Scenario:
 
 
 def _restored_in_vain(random: Random, base: Scenario) -> Scenario:
-    """In some scenarios, a restore is forgotten that servers have made, and others of them are gone."""
+    """In some scenarios, forgets a restore that servers have made, and loses other servers."""
     if random.random() > 0.1 or base.servers < 2:
         return base
     at = random.choice((0.0, 0.0, 0.02, 0.3))
@@ -462,11 +462,11 @@ _MOVE_FAULTS: dict[str, tuple[Kind, ...]] = {
     MovePhase.SWITCH: (Kind.KILL, Kind.KILL, Kind.KILL, Kind.HANG, Kind.SPLIT, Kind.SPLIT, Kind.LOST_TAIL),
     SWITCHED: (Kind.LOST_TAIL, Kind.LOST_TAIL, Kind.LOST_TAIL, Kind.KILL),
 }
-"""What strikes a move in each phase, as often as it stands there."""
+"""The faults that may strike in each phase of a move; repetition makes a fault more likely."""
 
 
 def _move_faults(random: Random, servers: int) -> list[Fault]:
-    """One fault at a moment of a move, and what makes it worse."""
+    """Returns a fault at a moment of a move, with faults that aggravate it."""
     during = random.choice(tuple(_MOVE_FAULTS))
     at = random.choice((0.0, 0.002, 0.01, 0.05, 0.4))
     kind = random.choice(_MOVE_FAULTS[during])
@@ -478,9 +478,9 @@ def _move_faults(random: Random, servers: int) -> list[Fault]:
         case Kind.CUT:
             return [Fault(at, kind, "ps", random.randrange(servers), 0.0, during)]
         case Kind.SPLIT:
-            at = random.choice((0.0, 0.0, at))  # at once: calls that are decided are still to be made
+            at = random.choice((0.0, 0.0, at))  # at once, while calls that were decided are still to be made
             parted = Fault(at, kind, seconds=random.choice((0.0, 4.0, 9.0)), during=during)
-            # Either master may be the one that writes, where the store has forgotten who came last.
+            # If the store has forgotten who came last, either master may write.
             forgets = Fault(at + random.uniform(0.2, 1.5), Kind.LOST_WRITES, during=during)
             return [parted, forgets] if random.random() < 0.3 else [parted]
         case _:
@@ -488,7 +488,7 @@ def _move_faults(random: Random, servers: int) -> list[Fault]:
 
 
 def _company(random: Random, fault: Fault, workers: int, servers: int) -> list[Fault]:
-    """What makes a fault worse: a worker that misses a roll-back, a server that must load while storage is away."""
+    """Returns faults that aggravate another: a worker misses a roll-back, a server must load while storage is away."""
     if random.random() < 0.6:
         return []
     match fault.kind, fault.role:

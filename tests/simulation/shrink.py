@@ -1,4 +1,4 @@
-"""Making a scenario that fails as small as it gets."""
+"""Makes a failing scenario as small as possible."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from tests.simulation.world import SimulationError
 
 
 def failure_of(scenario: Scenario) -> str:
-    """What goes wrong; empty if nothing does."""
+    """Returns what goes wrong; empty if nothing does."""
     try:
         simulate(scenario)
     except SimulationError as error:
@@ -20,7 +20,7 @@ def failure_of(scenario: Scenario) -> str:
 
 
 def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool] = lambda one: bool(failure_of(one))) -> Scenario:
-    """The smallest scenario near this one that fails too: fewer faults first, then a calmer network, a smaller job."""
+    """Returns a minimal failing scenario: first with fewer faults, then with a calmer network or a smaller job."""
     while (smaller := next((one for one in _smaller(scenario) if fails(one)), None)) is not None:
         scenario = smaller
     return scenario

@@ -9,7 +9,7 @@ from tests.simulation.world import Process, Task, World
 
 @dataclass(frozen=True)
 class Stored:
-    """A file. `torn`: its bytes are not what was written, which its checksum shows."""
+    """A file. `torn`: its bytes are not those written, which its checksum reveals."""
 
     content: Any
     torn: bool = False
@@ -26,19 +26,19 @@ class Storage:
         self._tears = 0
 
     def fail_for(self, seconds: float) -> None:
-        """All that is asked within so many seconds fails."""
+        """Makes everything asked within this many seconds fail."""
         self._failing_until = max(self._failing_until, self._world.now + seconds)
 
     def hang_for(self, seconds: float) -> None:
-        """All that is asked within so many seconds is answered only after them."""
+        """Delays answers to everything asked within this many seconds until their end."""
         self._hanging_until = max(self._hanging_until, self._world.now + seconds)
 
     def tear_next(self) -> None:
-        """The next file that is written is not what it should be, and nobody notices."""
+        """Silently damages the next file that is written."""
         self._tears += 1
 
     def write(self, process: Process, path: str, content: Any) -> Task[None]:
-        """Writes a file. One whose writer dies meanwhile is torn. Raises OSError."""
+        """Writes a file, which is torn if its writer dies meanwhile. Raises OSError."""
         self.files[path] = Stored(content, torn=True)
         yield from self._access(process)
         torn = self._tears > 0
@@ -46,14 +46,14 @@ class Storage:
         self.files[path] = Stored(content, torn)
 
     def read(self, process: Process, path: str) -> Task[Stored]:
-        """A file. Raises OSError, of which FileNotFoundError is one."""
+        """Reads a file. Raises OSError, such as FileNotFoundError."""
         yield from self._access(process)
         if path not in self.files:
             raise FileNotFoundError(path)
         return self.files[path]
 
     def change(self, process: Process, change: Callable[[dict[str, Stored]], Any]) -> Task[Any]:
-        """Looks at or changes all files at once. Raises OSError."""
+        """Reads or changes all files in one step. Raises OSError."""
         yield from self._access(process)
         return change(self.files)
 

@@ -1,4 +1,4 @@
-"""Redis: the durable state, whose last second may get lost with it."""
+"""Redis: the durable state, which may lose its last second."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.simulation.model import Model
 
 LOST_TAIL_SECONDS = 1.0
-"""An append-only file that is synced every second loses that much at most."""
+"""An append-only file that is synced every second loses at most this much."""
 
 
 class DeposedError(Exception):
@@ -20,7 +20,7 @@ class DeposedError(Exception):
 
 @dataclass(frozen=True)
 class Kept:
-    """What is in Redis: who writes, and the state."""
+    """The content of Redis: who writes, and the state."""
 
     term: int = 0
     holder: str = ""
@@ -28,7 +28,7 @@ class Kept:
 
 
 class Disk:
-    """What outlives a Redis process: what it wrote, and when."""
+    """What outlives a Redis process: its writes with their times."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -36,28 +36,28 @@ class Disk:
 
     @property
     def newest(self) -> Kept:
-        """What was written last."""
+        """The last write."""
         return self._written[-1][1]
 
     def write(self, kept: Kept) -> None:
-        """Appends; what is older than the tail that can get lost needs no record."""
+        """Appends a write; drops writes older than the tail that can be lost."""
         written, now = self._written, self._world.now
         while len(written) > 1 and written[1][0] <= now - LOST_TAIL_SECONDS:
             del written[0]
         written.append((now, kept))
 
     def lose_tail(self, seconds: float) -> None:
-        """Forgets what was written within the last so many seconds."""
+        """Forgets the writes of the last `seconds`."""
         left = [entry for entry in self._written if entry[0] <= self._world.now - seconds]
         self._written = left or [(0.0, Kept())]
 
     def lose_everything(self) -> None:
-        """Is empty."""
+        """Forgets all writes."""
         self._written = [(0.0, Kept())]
 
 
 class Redis(Process):
-    """One process of it; its handlers run as one step each."""
+    """One Redis process; each of its handlers runs as one step."""
 
     def __init__(self, world: World, name: str, disk: Disk, model: "Model") -> None:
         super().__init__(world, name)
@@ -65,7 +65,7 @@ class Redis(Process):
         self._model = model
 
     def open(self, holder: str) -> Task[tuple[int, JobState | None]]:
-        """Deposes the master before. Returns the new term, and the state that it left."""
+        """Deposes the previous master. Returns the new term, and the state that the previous master left."""
         yield from ()
         kept = replace(self._disk.newest, term=self._disk.newest.term + 1, holder=holder)
         self._disk.write(kept)

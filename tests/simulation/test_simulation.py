@@ -1,4 +1,4 @@
-"""Whole jobs under a seeded clock and network, and rules broken on purpose that the simulation must find."""
+"""Simulates whole jobs under a seeded clock and network, and finds rules that are broken on purpose."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ FOUND_AT = {
     "rows are sent before others have withdrawn": 56,
     "the last changes of a move stay behind": 46,
 }
-"""Rules that take many seeds; another seed finds them after a change of the scenarios, in a minute or so."""
+"""Seeds for rules that few seeds find. After a change of the scenarios, the test takes a minute to find another."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -45,14 +45,14 @@ def test_every_job_ends_complete_and_exact(chunk: int) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str) -> None:
-    """Seeds that found it once are tried first."""
+    """Tries the seeds first that found it before."""
     seeds = sorted(range(FOUND_WITHIN), key=lambda seed: seed != FOUND_AT.get(name))
     with broken(name):
         assert any(failure_of(scenario_of(seed)) for seed in seeds)
 
 
 def parted(seconds: float, *faults: Fault, batches: int = 300) -> JobState:
-    """How a job with parity ends whose first two servers do not reach each other."""
+    """Returns the final state of a job with parity whose first two servers cannot reach each other for a while."""
     fault = Fault(0.5, Kind.PART, "ps", 0, seconds, during=PROTECTED)
     calm = replace(scenario_of(2), drains=(), edits=(), rescales=(), slow=0.0, lossy=0.0, dawdling=0.0)
     scenario = replace(calm, parity=1, servers=3, room=3, batches=batches, epochs=1, compute_seconds=0.5, workers=1)
@@ -69,7 +69,7 @@ def test_servers_that_reach_each_other_again_are_protected_again() -> None:
 
 
 def test_servers_that_lose_each_other_again_and_again_end_up_without_parity() -> None:
-    """Each partition begins once they have met, so that pushes wait for it."""
+    """Each partition begins once they have met, so pushes wait for the parity."""
     again = tuple(Fault(at, Kind.PART, "ps", 0, 60.0, during=PROTECTED) for at in range(100, 800, 100))
     job = parted(60.0, *again, batches=2000)
     assert job.recoveries == MOST_PARTINGS

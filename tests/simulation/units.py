@@ -1,4 +1,4 @@
-"""What a batch changes: some rows and all dense pieces, few enough to look at each of them after every step."""
+"""The units that a batch changes: some rows and all dense pieces, few enough to check all of them after every step."""
 
 from functools import lru_cache
 
@@ -9,7 +9,7 @@ from emberscale_api.routing import DENSE_PIECES, RoutingTable, bucket_of, mix64
 from emberscale_api.wire import Header
 
 Batch = tuple[int, int]
-"""An epoch and a number in it."""
+"""An epoch, and a batch number in it."""
 
 Unit = tuple[str, int]
 """`("key", key)` stands for its bucket, `("piece", number)` for a dense piece."""
@@ -23,19 +23,19 @@ _BUCKETS = {key: bucket_of(key) for key in KEYS}
 
 @lru_cache(maxsize=4096)
 def touched(batch: Batch) -> tuple[Unit, ...]:
-    """The units that a batch changes: all pieces, and about half of the keys."""
+    """Returns the units that a batch changes: all pieces, and about half of the keys."""
     mixed = mix64(batch[0] << 32 | batch[1])
     return tuple(unit for place, unit in enumerate(UNITS) if unit[0] == "piece" or mixed >> place & 1)
 
 
 def batches_in(header: Header) -> tuple[Batch, ...]:
-    """The batches that a request is for."""
+    """Returns the batches that a request is for."""
     return tuple((header.epoch, number) for number in header.numbers)
 
 
 @lru_cache(maxsize=4096)
 def changed(batches: tuple[Batch, ...]) -> tuple[Unit, ...]:
-    """The units that a round changes."""
+    """Returns the units that a round changes."""
     if len(batches) == 1:
         return touched(batches[0])
     any_of = {unit for batch in batches for unit in touched(batch)}
@@ -43,14 +43,14 @@ def changed(batches: tuple[Batch, ...]) -> tuple[Unit, ...]:
 
 
 def owner(table: RoutingTable, unit: Unit) -> int:
-    """The index of the server that owns a unit."""
+    """Returns the index of the server that owns a unit."""
     kind, number = unit
     return table.bucket_owners[_BUCKETS[number]] if kind == "key" else table.piece_owners[number]
 
 
 @lru_cache(maxsize=4096)
 def request(units: tuple[Unit, ...]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Counts and keys of a request for units, keys first. Nobody may write to them."""
+    """Returns counts and keys of a request for units, keys first; both arrays are read-only."""
     count = sum(kind == "key" for kind, _ in units)
     counts = np.array([count, len(units) - count], dtype=np.uint32)
     keys = np.array([number for _, number in units], dtype=np.int64)

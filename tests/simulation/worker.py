@@ -1,4 +1,4 @@
-"""A worker: the real exchange core and lease book, in a pipeline of coroutines as the real one is of threads."""
+"""A worker: the real exchange core and lease book, in a pipeline of coroutines in place of the real one's threads."""
 
 import contextlib
 from collections import deque
@@ -45,7 +45,7 @@ class StopError(Exception):
 
 
 class StaleError(StopError):
-    """The history is another."""
+    """The generation has changed."""
 
 
 class FencedError(StopError):
@@ -57,7 +57,7 @@ class FencedError(StopError):
 
 
 class SplitError(StopError):
-    """A part of a round is applied already."""
+    """A part of a round is already applied."""
 
     def __init__(self, token: int) -> None:
         super().__init__(f"a part of a round under lease {token} is applied")
@@ -65,7 +65,7 @@ class SplitError(StopError):
 
 
 class PullLaterError(Exception):
-    """The pull of a round is to be asked for again once the round before is pushed."""
+    """The round's pull has to be repeated once the previous round is pushed."""
 
 
 class OverError(Exception):
@@ -101,16 +101,17 @@ class Queue(Generic[_Item]):
         return item
 
     def close(self) -> None:
-        """Ends both sides."""
+        """Closes both sides."""
         self._closed = True
         self._changed.notify()
 
 
 @dataclass
 class Work:
-    """A batch or a round on its way. `table` is what it is planned under.
+    """A batch or a round under way. `table` is the routing table of its plan.
 
-    `pushed` rounds were pushed before a round was pulled; after the pull, the next may have so many batches: `room`.
+    `pushed`: the number of rounds pushed before this one was pulled. `room`: the batches that the next round may have,
+    known after the pull.
     """
 
     lease: ShardLease
@@ -174,7 +175,7 @@ class Worker(Process):
             self.cluster.exited(self, 3 if error.code == "FAILED_PRECONDITION" else 1)
 
     def call(self, ask: Callable[[Any], Task[Any]], wait: float = 0.0) -> Task[Any]:
-        """A call to the master, repeated until it answers. Raises OverError and CallError."""
+        """Calls the master until it answers. Raises OverError and CallError."""
         member = self.cluster.member_of(self)
         pause = 0.05
         while not self.stopping:
@@ -218,7 +219,7 @@ class Worker(Process):
             yield self.sleep(self.cluster.spec.sharding.heartbeat_interval)
 
     def _next_task(self, unwanted: Callable[[], bool] = lambda: False) -> Task[ShardLease]:
-        """The next lease; prepares data on the way. Raises StopError once it is `unwanted`."""
+        """Returns the next lease, and prepares data on the way. Raises StopError once it is `unwanted`."""
         member = self.cluster.member_of(self)
         while True:
             if self.stopping:
@@ -241,13 +242,13 @@ class Worker(Process):
             self.leases.finish(FinishedTask(task.token))
 
     def next_task(self, unwanted: Callable[[], bool]) -> Task[ShardLease]:
-        """The next lease, held in the lease book."""
+        """Returns the next lease, held in the lease book."""
         task = yield from self._next_task(unwanted)
         self.leases.hold(task)
         return task
 
     def routing(self, newer_than: int, closed: Callable[[], bool]) -> Task[RoutingTable]:
-        """A table that every server has adopted, newer than a version. Raises StopError once `closed`."""
+        """Returns a table newer than a version that every server has adopted. Raises StopError once `closed`."""
         member = self.cluster.member_of(self)
         while not closed():
             table, ready = yield from self.call(lambda master: master.get_routing(member, newer_than, 2.5), 2.5)
@@ -270,7 +271,7 @@ class Worker(Process):
 
 
 class Pipeline:
-    """Reads, pulls, computes and pushes, within one generation."""
+    """Reads, pulls, computes and pushes within one generation."""
 
     def __init__(self, worker: Worker, table: RoutingTable) -> None:
         self.worker = worker
@@ -303,7 +304,7 @@ class Pipeline:
                 servers.close()
 
     def run(self) -> Task[None]:
-        """Works until a stage stops, and raises why."""
+        """Works until a stage stops, and raises the reason."""
         for stage in (self._read(), self._pull(), self._compute(), self._push()):
             self._running += 1
             self.worker.spawn(self._stage(stage))
@@ -414,7 +415,7 @@ class Pipeline:
             worker.leases.commit(work.lease.token, work.stop)
 
     def newer(self, version: int) -> Task[RoutingTable | None]:
-        """A newer table of this generation; None if the history is another."""
+        """Returns a newer table of this generation; None if the generation has changed."""
         if self.table.version <= version:
             table = yield from self.worker.routing(version, lambda: self.closed)
             if table.generation != self.table.generation:
@@ -424,7 +425,7 @@ class Pipeline:
 
 
 class Servers:
-    """One stream to each server, for one of the stages."""
+    """One stream to each server, for one stage."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -440,7 +441,7 @@ class Servers:
             end.close()
 
     def connect(self, table: RoutingTable) -> Task[None]:
-        """Opens what the table has and lacks here. Raises StopError."""
+        """Opens missing streams to the table's servers, and closes the others. Raises StopError."""
         self._table = table
         wanted = {server.incarnation: server for server in table.owners}
         for gone in sorted(self._ends.keys() - wanted.keys()):

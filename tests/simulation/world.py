@@ -1,10 +1,10 @@
 """One seeded clock, and processes whose threads are coroutines on it.
 
-Everything that happens is an event at a simulated time, run to its end before the next. Events at one time run in the
-order in which they were scheduled. All chance comes from one seeded generator, so a seed is a whole run.
+Everything that happens is an event at a simulated time, and runs to its end before the next event. Events at the same
+time run in the order of scheduling. All randomness comes from one seeded generator, so a seed determines a whole run.
 
-A process runs coroutines ("tasks"), which stand for its threads. A task yields the Signal that it waits for. A process
-that hangs (SIGSTOP) gets nothing until it goes on, then everything in order; one that died gets nothing any more.
+A process runs coroutines ("tasks") in place of threads. A task yields the Signal that it waits for. A process that
+hangs (SIGSTOP) receives nothing until it resumes, then everything in order; a dead process receives nothing any more.
 """
 
 from collections.abc import Callable, Generator
@@ -18,15 +18,15 @@ _Value = TypeVar("_Value")
 
 Action = Callable[[], None]
 Task = Generator["Signal[Any]", Any, _Value]
-"""A coroutine: it waits with `yield signal`, or for another one with `yield from`."""
+"""A coroutine: it waits with `yield signal`, or for another coroutine with `yield from`."""
 
 
 class SimulationError(AssertionError):
-    """The cores broke a rule that the model keeps; the text says which."""
+    """The cores broke a rule of the model; the text names the rule."""
 
 
 class Signal(Generic[_Value]):
-    """Something that happens once: a task waits for it and gets its value, or its error raised."""
+    """An event that happens once: a waiting task gets its value, or its error raised."""
 
     done = False
     value: Any = None
@@ -34,19 +34,19 @@ class Signal(Generic[_Value]):
     _listeners: "list[tuple[Process, Task[Any]]] | None" = None
 
     def set(self, value: Any = None) -> None:
-        """It has happened. The first time counts."""
+        """Makes it happen. Only the first call counts."""
         if not self.done:
             self.done, self.value = True, value
             self._wake(value, None)
 
     def fail(self, error: Exception) -> None:
-        """It will not happen any more. The first time counts."""
+        """Makes it fail for good. Only the first call counts."""
         if not self.done:
             self.done, self.error = True, error
             self._wake(None, error)
 
     def await_in(self, process: "Process", task: Task[Any]) -> None:
-        """Wakes a task of a process when it happens; it has not happened yet."""
+        """Registers a task to be woken; the event has not happened yet."""
         if self._listeners is None:
             self._listeners = [(process, task)]
         else:
@@ -61,23 +61,23 @@ class Signal(Generic[_Value]):
 
 
 class Condition(Signal[None]):
-    """Something that happens again and again: a task waits for the next time."""
+    """An event that happens repeatedly: a task waits for the next time."""
 
     def notify(self) -> None:
-        """It happens now."""
+        """Makes it happen now."""
         self._wake(None, None)
 
 
 @dataclass
 class World:
-    """The clock, the chance, and the record of what happened. `traced` keeps the lines of the trace."""
+    """The clock, the randomness, and the record of what happened. `traced` keeps the lines of the trace."""
 
     seed: int
     traced: bool = False
     now: float = 0.0
     steps: int = 0
     over: bool = False
-    """Nothing more is to happen."""
+    """Whether nothing more should happen."""
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -86,16 +86,16 @@ class World:
         self._scheduled = 0
 
     def at(self, time: float, action: Action, process: "Process | None" = None) -> None:
-        """Runs an action at a time, or now if that is past; in a process if it is given, once that one runs."""
+        """Runs an action at a time, or now if that has passed; with a process, the process runs it once it can."""
         self._scheduled += 1
         heappush(self._queue, (time if time > self.now else self.now, self._scheduled, process, action))
 
     def after(self, delay: float, action: Action) -> None:
-        """Runs an action after so many seconds."""
+        """Runs an action after a delay."""
         self.at(self.now + delay, action)
 
     def run(self, until: float) -> None:
-        """Runs events until it is over, nothing is left, or the time has come."""
+        """Runs events until the world is over, none is left, or the time has come."""
         queue = self._queue
         while queue and not self.over:
             time, _, process, action = heappop(queue)
@@ -110,13 +110,13 @@ class World:
                 process.deliver(action)
 
     def trace(self, who: str, what: str) -> None:
-        """Notes a line of the trace."""
+        """Adds a line to the trace."""
         if self.traced:
             self.lines.append(f"{self.now:9.3f}  {who:<14} {what}")
 
 
 class Process:
-    """Something with a life of its own: it runs, hangs, and dies with all its tasks."""
+    """An independent process: it runs, hangs, and dies with all its tasks."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -127,7 +127,7 @@ class Process:
         self._on_end: list[Action] = []
 
     def deliver(self, action: Action) -> None:
-        """Runs an action in this process: now, when it goes on, or never."""
+        """Runs an action in this process: now, after a hang, or never."""
         if not self.alive:
             return
         if self.hung:
@@ -136,30 +136,30 @@ class Process:
             action()
 
     def after(self, delay: float, action: Action) -> None:
-        """Runs an action in this process after so many seconds."""
+        """Runs an action in this process after a delay."""
         world = self.world
         world.at(world.now + delay, action, self)
 
     def spawn(self, task: Task[Any]) -> None:
-        """Starts a thread of the process."""
+        """Starts a task, in place of a thread."""
         self.wake(task, None, None)
 
     def sleep(self, seconds: float) -> Signal[None]:
-        """Happens after so many seconds."""
+        """Returns a signal that happens after a delay."""
         signal: Signal[None] = Signal()
         self.after(seconds, signal.set)
         return signal
 
     def ended(self, action: Action) -> None:
-        """Runs an action when the process dies, outside of it."""
+        """Runs an action, outside of the process, when the process dies."""
         self._on_end.append(action)
 
     def hang(self) -> None:
-        """Stops, as by SIGSTOP: its connections stay open."""
+        """Stops the process, as SIGSTOP does: its connections stay open."""
         self.hung = True
 
     def resume(self) -> None:
-        """Goes on after a hang, with all that has come meanwhile."""
+        """Resumes after a hang, with everything that has arrived meanwhile."""
         self.hung = False
         backlog, self._backlog = self._backlog, []
         for place, action in enumerate(backlog):
@@ -169,7 +169,7 @@ class Process:
             action()
 
     def die(self) -> None:
-        """Ends, as by SIGKILL."""
+        """Ends the process, as SIGKILL does."""
         if not self.alive:
             return
         self.alive = False
@@ -179,12 +179,12 @@ class Process:
             action()
 
     def trace(self, what: str) -> None:
-        """Notes a line of the trace."""
+        """Adds a line to the trace."""
         if self.world.traced:
             self.world.trace(self.name, what)
 
     def wake(self, task: Task[Any], value: Any, error: Exception | None) -> None:
-        """Goes on with a task that waits, now, or when the process goes on."""
+        """Resumes a waiting task, now or after a hang."""
         if self.hung:
             self.deliver(partial(self.wake, task, value, error))
             return
