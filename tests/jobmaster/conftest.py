@@ -159,13 +159,13 @@ class Cluster:
         return True
 
     def redis_is_empty(self) -> None:
-        """What the job has in Redis is lost; the next master finds nothing."""
+        """Deletes the job's data in Redis, so that the next master finds nothing."""
         client = redis.Redis.from_url(self.redis.url)
         client.delete(*astuple(StateKeys.of(self.uid)))
         client.close()
 
     def start_ps(self, index: int, faults: Mapping[str, Callable[[], None]] | None = None) -> FakePs:
-        """Starts and registers a parameter server, in the place of the one before, and keeps it alive."""
+        """Starts and registers a parameter server in place of any predecessor, and keeps it alive."""
         server = FakePs(index)
         server.faults.update(faults or {})
         self._stack.callback(server.stop)
@@ -184,7 +184,7 @@ class Cluster:
             self.start_ps(index)
 
     def kill_ps(self, index: int) -> pb.Member:
-        """Ends a parameter server without a word; returns who it was."""
+        """Stops a parameter server without notice; returns its member."""
         self._beats.pop(index).close()
         server = next(ps for ps in self.servers if ps.index == index)
         server.stop()
@@ -199,7 +199,7 @@ class Cluster:
         return self.caller().status()
 
     def until(self, condition: Callable[[pb.JobStatus], Any], what: str, seconds: float = 60.0) -> pb.JobStatus:
-        """Waits for a status."""
+        """Waits until the status meets a condition, and returns it."""
         caller = self.caller()
 
         def look() -> pb.JobStatus | None:
@@ -215,7 +215,7 @@ class Cluster:
         return self.until(lambda status: status.phase in phases, f"phase {[pb.Phase.Name(p) for p in phases]}")
 
     def completes(self) -> pb.JobStatus:
-        """The status at the end of a job that must not fail."""
+        """Waits for the end of a job that must not fail, and returns the status."""
         status = self.until_phase(pb.COMPLETE, pb.FAILED)
         assert status.phase == pb.COMPLETE, status.message
         return status

@@ -119,9 +119,9 @@ class ServerDouble:
 
 @dataclass
 class Fault:
-    """What becomes of a call: it fails with `code`, is never answered (`hangs`), or a batch slips in after it.
+    """What happens to a call: it fails with `code`, is never answered (`hangs`), or a batch slips in after it.
 
-    `problem`: the server says what it is trying again, and answers the next call only when it is told to.
+    `problem`: the server reports what it keeps trying, and answers the next call only when the test says so.
     """
 
     code: str = ""
@@ -134,12 +134,12 @@ class Fault:
 
 @dataclass
 class Driven:
-    """One job. `now` is the clock; `saves` are the durable states, the last of which a new master begins with.
+    """One job. `now` is the clock; `saves` are the durable states, and a new master begins with the last of them.
 
-    Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. `built_on` is on which
-    checkpoint each was to build, and `stored` how the names of the files of its rows end. `initial` are the checkpoints
-    of another job in the folder from which this one starts, by id. With `forgets_anew`, servers are of a version that
-    takes the batches in it for applied. `strategy` is that of a job with `parity`.
+    Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. For each checkpoint,
+    `built_on` has the one on which it was to build, and `stored` the endings of the names of its row files. `initial`
+    are another job's checkpoints in the folder from which this one starts, by id. With `forgets_anew`, the servers run
+    a version that takes the batches of such a checkpoint for applied. `strategy` is that of a job with `parity`.
     """
 
     records: int = 500
@@ -226,7 +226,7 @@ class Driven:
     # The machine
 
     def tell(self, event: Event) -> Task | None:
-        """Tells the machine, and does everything that it asks for, and what follows from that."""
+        """Steps the machine, and carries out everything that it asks for and everything that follows from that."""
         todo: deque[Event] = deque([event])
         task = None
         while todo:
@@ -240,13 +240,13 @@ class Driven:
         return task
 
     def master_dies(self, lost_writes: int = 0) -> None:
-        """A new master begins with what is durable, but for so many of the last writes."""
+        """Starts a new master from the durable state, without the last `lost_writes` writes."""
         kept = list(self.saves)[: len(self.saves) - lost_writes]
         self.state = MasterState(_read_back(kept[-1]))
         self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, has_flash_store=self._has_flash))
 
     def all_die(self) -> None:
-        """Every process ends at once, and a new master begins alone with what is durable."""
+        """Ends every process at once; a new master begins alone with the durable state."""
         for member in (*(server.member for server in self.ps.values()), *self.workers.values()):
             self.quiet.add(member.slot)
         self.tasks.clear()
@@ -254,9 +254,9 @@ class Driven:
         self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, alone=True, has_flash_store=self._has_flash))
 
     def pass_time(self, seconds: float, tick: float = TICK) -> None:
-        """Time passes, in which members that are not quiet send heartbeats.
+        """Lets time pass, in which members that are not quiet send heartbeats.
 
-        Where nothing is to happen for very long, `tick` may be longer than the second between heartbeats.
+        If nothing happens for very long, `tick` may be longer than the second between heartbeats.
         """
         between = max(1, round(1 / tick))
         for number in range(1, round(seconds / tick) + 1):
@@ -285,7 +285,7 @@ class Driven:
                 self.tell(HeartbeatReceived(now=self.now, member=worker, leases=leases, sequence=number, work=work))
 
     def _work(self, member: MemberId) -> None:
-        """A second of work: of ten samples, or a batch, that took as much longer as the member is slow."""
+        """Counts a second of work: ten samples or a batch, which takes longer by the factor of a slow member."""
         name = member.incarnation
         self.worked[name] += 1
         self.spent[name] = self.spent.get(name, 0.0) + 0.01 * self.factors.get(member.slot, 1.0)
@@ -318,7 +318,7 @@ class Driven:
     # Members
 
     def join(self, role: Role, index: int, most_parity: int = MOST_PARITY) -> MemberId:
-        """A process joins; `most_parity` is 0 of a server of a version that does not tell."""
+        """A process joins; a server with `most_parity` 0 runs a version that does not report it."""
         self.names += 1
         member = MemberId(role, index, f"{role.value}-{index}-{self.names}")
         self.quiet.discard(member.slot)
@@ -330,7 +330,7 @@ class Driven:
         return member
 
     def start(self) -> None:
-        """All members join, and the data is prepared."""
+        """All servers and a worker join, and the worker prepares the data."""
         for index in range(self.servers):
             self.join(Role.PS, index)
         self.prepare()
@@ -363,7 +363,7 @@ class Driven:
         self.tell(Exited(now=self.now, member=member, exit_code=137, reason="Killed"))
 
     def train(self, batches: int, worker: int = 0) -> None:
-        """A worker trains so many batches, each on every server."""
+        """A worker trains this many batches, each on every server."""
         member = self.workers[worker]
         for _ in range(batches):
             task = self.tasks.get(member) or self.take(member)
@@ -424,7 +424,7 @@ class Driven:
                     del self.checkpoints[identifier]
                 return PruningDone(now=self.now, operation=operation, serial=serial)
             case DeleteCheckpoint(checkpoint=identifier):
-                if not self.checkpoints.get(identifier, ({}, False))[1]:  # one with a manifest stays
+                if not self.checkpoints.get(identifier, ({}, False))[1]:  # a checkpoint with a manifest stays
                     self.checkpoints.pop(identifier, None)
             case StartedUp():
                 self.start_ups.append(effect)
@@ -433,7 +433,7 @@ class Driven:
         return None
 
     def _held(self, checkpoint: str) -> Holding:
-        """The batches in a checkpoint of the job, or in one of another by its URI."""
+        """Returns the batches in a checkpoint of this job, by id, or of another job, by URI."""
         if "/" not in checkpoint:
             return self.checkpoints[checkpoint][0]
         assert self.initial is not None
@@ -519,7 +519,7 @@ class Driven:
         return ServerAnswered(answer=answer, **where)
 
     def answer(self, call: CallServer) -> None:
-        """A call that hung is answered now."""
+        """Answers a call that hung."""
         if (event := self._call(call)) is not None:
             self.tell(event)
 
@@ -619,7 +619,7 @@ class Driven:
                 if server.held != number and not keeps and not joins:
                     return f"barrier {number} is not held"
                 self._let_go(server)
-                if joins:  # else what it has applied counts
+                if joins:  # the others keep what they have applied
                     server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
                 server.owns = any(one.index == server.member.index for one in table.owners)
                 server.generation, server.version = table.generation, table.version
@@ -661,7 +661,7 @@ class Driven:
 
 
 def _read_back(saved: JobState) -> JobState:
-    """What a new master finds. States never change, and most are never read: only one that is goes through JSON."""
+    """Returns the state as a new master finds it. Only states that are read go through JSON, since most never are."""
     return _state_json.validate_json(_state_json.dump_json(saved))
 
 

@@ -1,4 +1,4 @@
-"""What the master meets at its edges, small and in this process: parameter servers, workers, a Redis of our own."""
+"""What the master meets at its edges: parameter servers and workers, small and in this process, and a real Redis."""
 
 import json
 import socket
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A real redis-server that keeps what it was given when it is killed."""
+    """A real redis-server whose data survives a kill."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -69,7 +69,7 @@ class RedisServer:
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Looks until the condition holds, and returns what it returned."""
+    """Polls until the condition holds, and returns its result."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.02)):
         if found := condition():
@@ -79,7 +79,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> 
 
 
 def job(records: int = 400, evaluation: int = 0, **spec: Any) -> TrainingJob:
-    """A job whose batches are small and whose heartbeats are quick; `records` is known to FakeWorker only."""
+    """A job with small batches and frequent heartbeats; `records` is not in the manifest, only FakeWorker knows it."""
     sections: dict[str, Any] = {
         "data": {"train": [FILE], "evaluation": ["/data/test"] if evaluation else []},
         "training": {"batchSize": BATCH},
@@ -96,7 +96,7 @@ Applied = dict[int, set[int]]
 
 
 def runs(batches: set[int]) -> list[int]:
-    """As on the wire: first, stop, first, stop, ..."""
+    """Returns runs as on the wire: first, stop, first, stop, ..."""
     edges: list[int] = []
     for batch in sorted(batches):
         if edges and edges[-1] == batch:
@@ -172,7 +172,7 @@ class FakePs(rpc.ParameterServerServicer):
         self._server.stop(None).wait()
 
     def push(self, generation: int, epoch: int, batch: int) -> bool:
-        """Applies a batch once; False where the generation is not this server's. Waits while a barrier holds it."""
+        """Applies a batch once; False if the generation is not this server's. Waits while a barrier holds it."""
         with self.lock:
             while generation == self.generation and self.holds and batch not in self.settling.get(epoch, ()):
                 self.lock.wait(max(0.0, self.held_until - time.monotonic()))
@@ -182,7 +182,7 @@ class FakePs(rpc.ParameterServerServicer):
             return True
 
     def apply(self, epoch: int, batch: int) -> None:
-        """Applies a batch, whatever is held."""
+        """Applies a batch, even while pushes are held."""
         with self.lock:
             if batch in self.applied.setdefault(epoch, set()):
                 self.repeated += 1
@@ -190,7 +190,7 @@ class FakePs(rpc.ParameterServerServicer):
             self.lock.notify_all()
 
     def lapse(self) -> None:
-        """The barrier that is held lapses now."""
+        """Lets the held barrier lapse now."""
         with self.lock:
             self._let_go()
 
@@ -205,7 +205,7 @@ class FakePs(rpc.ParameterServerServicer):
         self.applied = {}
         self.assigned_from.append(request.checkpoint_uri)
         if request.checkpoint_uri:
-            # a checkpoint of fewer servers is loaded from what any of them holds
+            # a checkpoint of fewer servers has no file for this index: any other server's file will do
             written = Path(request.checkpoint_uri) / f"ps-{self.index}" / "applied.json"
             whole = written if written.exists() else Path(request.checkpoint_uri) / "ps-0" / "applied.json"
             stored = json.loads(whole.read_text())
@@ -351,7 +351,7 @@ class FakePs(rpc.ParameterServerServicer):
 
 
 class FaultError(Exception):
-    """What a fake parameter server answers with instead."""
+    """The error that a fake parameter server returns in place of an answer."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -359,7 +359,7 @@ class FaultError(Exception):
 
 
 class Caller:
-    """One member's connection to the master, without any repetition."""
+    """One member's connection to the master; it repeats no call."""
 
     def __init__(self, address: str, role: pb.Role.ValueType, index: int, incarnation: str | None = None) -> None:
         self.member = pb.Member(role=role, index=index, incarnation=incarnation or uuid.uuid4().hex)
@@ -372,7 +372,7 @@ class Caller:
     def register(
         self, generation: int = 0, routing_version: int = 0, most_parity: int = 0, **addresses: str
     ) -> pb.RegisterReply:
-        """Waits until the master listens: all channels of this process share what they know of an address."""
+        """Waits until the master listens, since all channels of this process share the state of an address."""
         request = pb.RegisterRequest(
             member=self.member,
             pid=1,
@@ -399,7 +399,7 @@ class Caller:
 
 
 def discovered(task: pb.Task, evaluation: int = 0) -> pb.TaskResult:
-    """The result of a DISCOVER task: a file of each split, the second if there is evaluation data."""
+    """The result of a DISCOVER task: a training file, and an evaluation file if there is evaluation data."""
     others = [pb.DataFile(uri="/data/test", bytes=evaluation)] if evaluation else []
     return pb.TaskResult(
         token=task.token, training_files=[pb.DataFile(uri=FILE, bytes=1 << 20)], evaluation_files=others
@@ -434,7 +434,7 @@ def evaluated(task: pb.Task) -> pb.TaskResult:
 
 @dataclass
 class FakeWorker:
-    """A worker in a thread: does what the master says, repeats calls while the master is away.
+    """A worker in a thread, which does what the master says, and repeats calls while the master is away.
 
     `records` and `evaluation` are what it claims to find in the data. `applications` counts, by (epoch, batch), how
     often it pushed a batch to all servers with success.
@@ -460,7 +460,7 @@ class FakeWorker:
         return self
 
     def kill(self) -> None:
-        """Stops without a word to the master."""
+        """Stops it without notice to the master."""
         self.killed.set()
         self._thread.join()
         self.caller.close()
@@ -544,7 +544,7 @@ class _KilledError(Exception):
 
 @contextmanager
 def heartbeats(caller: Caller, interval: float = 0.2, server: FakePs | None = None) -> Iterator[None]:
-    """Keeps a member alive while the body runs, as long as the master answers; `server` says what it holds."""
+    """Keeps a member alive while the body runs and the master answers; `server` says which table it has."""
     over = threading.Event()
 
     def beat() -> None:

@@ -67,7 +67,7 @@ class Pure:
         self.apply(progress.complete_assignment(self.state, Restored(**restored), checkpoint=""))
 
     def moved(self) -> None:
-        """The rows have moved to the number of servers that is wanted."""
+        """Moves the rows to the wanted number of servers."""
         target = unwrap(self.state.scaling.target)
         before, present = self.state.routing.table, self.state.members
         found = [(index, present.process(Role.PS, index)) for index in range(target.ps.replicas)]
@@ -87,7 +87,7 @@ class Pure:
         self.apply(scaling.complete_move(state, target))
 
     def checkpointed(self, purpose: CheckpointPurpose, checkpoint: str = "00000001") -> None:
-        """A checkpoint that was taken for this purpose is complete."""
+        """Completes a checkpoint that was taken for this purpose."""
         state = replace(self.state, checkpoint=checkpoint)
         if purpose is not CheckpointPurpose.PERIODIC:
             self.apply(replace(state, ends_with=purpose))

@@ -12,7 +12,7 @@ class Scenario:
         self.driven = Driven()
 
     def run(self, line: str) -> None:
-        """One command. Raises ValueError for one that is not known."""
+        """Carries out one command. Raises ValueError if it is unknown."""
         driven = self.driven
         match line.split():
             case ["job", *settings]:

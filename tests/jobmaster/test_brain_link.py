@@ -1,4 +1,4 @@
-"""The conversation with the brain: what it hears, what is followed, and that nothing waits for it."""
+"""The conversation with the brain: what it is told, which plans are followed, and that nothing waits for it."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -233,7 +233,7 @@ def test_what_the_manifest_says_of_recovery_stands(
     cluster.start_worker(0, pace=0.02)
     cluster.completes()
     assert len(advisor.profiles) > 10
-    assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the one at the end
+    assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the final one
 
 
 def test_a_job_that_comes_back_says_which_plan_it_followed_last(cluster: Cluster, advisor: PlanningBrain) -> None:

@@ -1,4 +1,4 @@
-"""The master over real sockets: who may call, what is refused, and with which words."""
+"""The master over real sockets: who may call, what it refuses, and with which messages."""
 
 import math
 import uuid
@@ -186,7 +186,7 @@ def test_sums_over_all_lives_of_a_member_fit_into_the_status(cluster: Cluster) -
 
 
 def test_an_answer_of_a_server_without_sense_fails_its_call_alone(cluster: Cluster, worker: Caller) -> None:
-    """What it says becomes a part of the state that the next master reads."""
+    """Its answer becomes part of the state that the next master reads."""
     train(cluster, worker, records=1000)
     leaving = cluster.servers[0]
     said = iter([1 << 54, 7])

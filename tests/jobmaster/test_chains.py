@@ -1,4 +1,4 @@
-"""On which checkpoint the next one builds, and when all rows are written again."""
+"""Which checkpoint the next one builds on, and when a checkpoint has all rows again."""
 
 import pytest
 from tests.jobmaster.driven import Driven, Fault
@@ -15,7 +15,7 @@ INTERVAL = 10.0
 
 
 def sizes(mode: IncrementalMode, growth: list[int], checkpoints: int) -> list[int]:
-    """What so many checkpoints write of 100 bytes; `growth` are the bytes changed i intervals after a base."""
+    """Returns the sizes of checkpoints of 100 bytes; `growth`: the bytes changed 1, 2, ... intervals after a base."""
     chain, written, taken = Chain(), [], [0]
     for number in range(1, checkpoints + 1):
         since = builds_on(chain, mode)
@@ -94,7 +94,7 @@ def driven(mode: str, changed_bytes: int = 2) -> Driven:
 
 
 def bases(driven: Driven) -> list[tuple[int, int]]:
-    """The numbers of all checkpoints that were begun, and of those on which they were to build; 0: none."""
+    """Returns the number of each checkpoint that was begun, and of the one on which it was to build; 0: none."""
     return [(int(one), int(since or 0)) for one, since in sorted(driven.built_on.items())]
 
 

@@ -21,12 +21,12 @@ def manifest(place: Path) -> CheckpointManifest:
 
 
 def snapshot_of(server: FakePs, place: Path) -> dict[int, set[int]]:
-    """What a server's rows had seen in its snapshot for a checkpoint."""
+    """Returns the batches in a server's snapshot for a checkpoint."""
     return next(applied for uri, applied in server.snapshots.values() if Path(uri) == place.parent)
 
 
 def after(calls: int, error: FaultError) -> Callable[[], None]:
-    """A fault of the first `calls` calls."""
+    """Returns a fault of the first `calls` calls."""
     made: list[None] = []
 
     def fault() -> None:
@@ -108,7 +108,7 @@ def test_a_place_that_cannot_be_written_is_told_by_its_uri_and_tried_again(clust
 
 
 def test_a_batch_that_only_some_servers_have_is_settled_before_the_snapshot(cluster: Cluster) -> None:
-    """The push of a live worker has reached one server when pushes are held; it is let through to the other."""
+    """A live worker's push has reached only one server when pushes are held; the barrier lets it reach the other."""
     cluster.configure(checkpoint={"interval": 0.2, "keep": 50}, worker={"replicas": 1})
     cluster.start_master()
     cluster.start_servers()
@@ -124,7 +124,7 @@ def test_a_batch_that_only_some_servers_have_is_settled_before_the_snapshot(clus
 
 @pytest.mark.parametrize("step", ["Settle", "Snapshot"])
 def test_a_barrier_into_which_a_push_slips_is_void(cluster: Cluster, step: str) -> None:
-    """One server lets go of the barrier, and a push is applied there, while the other goes on to hold."""
+    """One server releases the barrier and applies a push, while the other still holds."""
     cluster.configure(checkpoint={"interval": 0.2, "keep": 50}, worker={"replicas": 1})
     cluster.start_master()
     cluster.start_servers()
@@ -162,7 +162,7 @@ def test_an_answer_that_comes_after_the_barrier_lapsed_counts_for_nothing(cluste
 
 
 def lapses_twice(server: FakePs) -> Callable[[], None]:
-    """Lets the barrier of a server lapse, and pushes go on for a moment, the first two times."""
+    """Lets a server's barrier lapse the first two times, and waits until a push gets through."""
     calls: list[None] = []
 
     def lapse() -> None:
@@ -207,7 +207,7 @@ def test_checkpoints_at_the_interval_are_quantised_and_the_last_one_is_exact(clu
 
 
 def test_after_more_restores_than_its_bits_allow_a_job_takes_eight(cluster: Cluster) -> None:
-    """Also once its books are lost: the manifest knows what its rows have behind them."""
+    """This holds even after the ledger is lost: the manifest counts the restores of its rows."""
     cluster.configure(checkpoint={"interval": 0.2, "keep": 100, "quantization": "Auto"})
     cluster.start_master()
     cluster.start_servers()

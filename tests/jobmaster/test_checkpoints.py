@@ -48,7 +48,7 @@ def write(folder: CheckpointFolder, place: Path, identifier: str, complete: bool
 
 
 def complete(folder: CheckpointFolder, identifier: str) -> None:
-    """A complete checkpoint without files, on any file system."""
+    """Writes a complete checkpoint without files, on any file system."""
     filesystem, path = fsspec.core.url_to_fs(folder.uri_of(identifier))
     filesystem.makedirs(path, exist_ok=True)
     folder.write(manifest(identifier, files=()))
@@ -75,7 +75,7 @@ def test_only_a_folder_with_a_manifest_is_a_checkpoint(folder: CheckpointFolder,
 
 
 def increment(folder: CheckpointFolder, place: Path, identifier: str, *bases: str) -> None:
-    """A checkpoint that has rows in its own folder and in those of earlier ones."""
+    """Writes a checkpoint with rows in its own folder and in those of earlier checkpoints."""
     write(folder, place, identifier, complete=False)
     files = [CheckpointFile(path="ps-0/rows", bytes=4, crc32=9, checkpoint=base) for base in ("", *bases)]
     folder.write(manifest(identifier, format_version=2, files=tuple(files)))
@@ -209,7 +209,7 @@ def test_of_two_masters_that_complete_a_checkpoint_of_one_id_the_first_does_on_a
 def test_a_manifest_whose_answer_was_lost_is_there_however_the_store_refuses_the_next_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some stores that speak S3 do not say which condition failed: s3fs makes EINVAL of it."""
+    """Some S3-compatible stores do not say which condition failed, and s3fs raises EINVAL."""
     create = MemoryFileSystem.pipe_file
 
     def pipe_file(self: MemoryFileSystem, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
@@ -262,7 +262,7 @@ def test_damaged_ones_are_not_among_those_kept(folder: CheckpointFolder, tmp_pat
 
 
 def test_what_a_damaged_newer_one_builds_on_stays(folder: CheckpointFolder, tmp_path: Path) -> None:
-    """A job that does not know of the damage yet builds on the same base."""
+    """A job that has yet to learn of the damage builds on the same base."""
     for number in (1, 2):
         write(folder, tmp_path, f"{number:08d}")
     write(folder, tmp_path, "00000003", complete=False)
@@ -330,7 +330,7 @@ def test_another_jobs_checkpoint_is_not_overwritten() -> None:
 
 
 class RememberingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """In memory; answers from what it has seen before until it is told to forget that, as those of object stores do."""
+    """In memory; caches its answers until it is told to forget them, as file systems of object stores do."""
 
     protocol = "remembering"
     store: dict[str, Any] = {}  # noqa: RUF012  # as MemoryFileSystem has it

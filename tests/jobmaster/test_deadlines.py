@@ -1,4 +1,4 @@
-"""Deadlines on a clock of the test's own, against a real store."""
+"""Deadlines on the test's own clock, against a real store."""
 
 import uuid
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Clocked:
         return self.runtime.snapshot()[0]
 
     def pass_time(self, seconds: float, *speaking: MemberId) -> None:
-        """In steps of a second, in each of which the master looks at its deadlines; `speaking` send heartbeats."""
+        """Advances the clock by seconds: in each, `speaking` send heartbeats and the master checks its deadlines."""
         for _ in range(int(seconds)):
             self.now += 1.0
             for member in speaking:
@@ -116,7 +116,7 @@ def test_a_job_that_is_active_for_too_long_fails(clocked: Clocked) -> None:
 
 
 def test_a_job_whose_phases_are_short_fails_at_its_deadline_too() -> None:
-    """Each change of the phase counts the time until then, so that little is left to be counted by the watch."""
+    """Each change of phase counts the time before it, so the watch has little left to count."""
     pure = Pure(
         training={"epochs": 1000}, runPolicy={"activeDeadline": 20}, sharding={"leaseTimeout": 60}, evaluation=20
     )

@@ -1,4 +1,4 @@
-"""A defect in any thread of a master ends the process: its job must not stand still without a word."""
+"""A defect in any thread of a master ends the process, so that its job does not stall silently."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ main()
 
 @pytest.mark.parametrize("event", ["TimePassed", "ServerAnswered"])
 def test_a_defect_in_any_thread_ends_the_master(cluster: Cluster, event: str) -> None:
-    """In the watch of deadlines, and where gRPC tells of an answer."""
+    """The defect strikes the watch of deadlines, or the thread in which gRPC delivers an answer."""
     process = subprocess.Popen([sys.executable, "-c", BROKEN.format(event=event)], env=cluster.environment())
     try:
         if event != "TimePassed":

@@ -1,4 +1,4 @@
-"""What the brain is told of a model's size is the model's size, and eviction's bound is told where there is one."""
+"""The brain is told the true size of a model, and the bound that eviction sets, if any."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_parameters_are_those_of_the_model_that_is_trained(model: dict[str, Any]
 def test_the_brain_is_told_what_eviction_leaves_of_all_tables() -> None:
     spec = job(model={"embeddings": {"eviction": {"maxRows": 100_000}}}).spec
     tables = len(resolve_model(spec).tables)
-    # 97 batches may pass until a bucket is looked at
+    # up to 97 batches may pass before eviction looks at a bucket
     assert most_rows(spec) == tables * (100_000 + 97 * spec.training.batch_size)
 
 

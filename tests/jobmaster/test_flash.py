@@ -23,7 +23,7 @@ from emberscale_jobmaster.warning_signs import warning_signs
 
 @pytest.fixture
 def driven() -> Driven:
-    """A job that trains, with a flash checkpoint each 5 seconds and a persistent one each 1000."""
+    """A job that trains, with a flash checkpoint every 5 seconds and a persistent one every 1000."""
     driven = Driven(flash_interval=5.0)
     driven.start()
     return driven

@@ -76,7 +76,7 @@ def test_an_older_checkpoint_does_not_replace_a_newer_one(server: FlashServer) -
 
 
 def test_a_master_that_is_overtaken_between_its_look_and_its_write_writes_nothing(server: FlashServer) -> None:
-    """It was paused there: its successor has completed a newer checkpoint by the time that it goes on."""
+    """It was paused there; when it resumes, its successor has completed a newer checkpoint."""
     server.client.set(KEYS.of_file("", "ps-0/a.rows"), b"x")
     old, new = FlashManifests(server.url, UID), FlashManifests(server.url, UID)
     new.write(checkpoint(4, "a.rows"), nobody_else)
@@ -87,7 +87,7 @@ def test_a_master_that_is_overtaken_between_its_look_and_its_write_writes_nothin
 
 
 def test_a_master_learns_that_it_is_deposed_after_it_has_looked(server: FlashServer) -> None:
-    """Even where its number is the larger one: Redis lost the last moments of the ledger, so numbers repeat."""
+    """This holds even if its number is larger: Redis lost the end of the ledger, so numbers repeat."""
 
     def deposed() -> None:
         raise DeposedError("another master has started")
@@ -116,7 +116,7 @@ class Ledger:
 
 
 class Storage:
-    """A storage with both tiers, and what it tells."""
+    """A storage with both tiers, and the events that it reports."""
 
     def __init__(self, server: FlashServer, folder: Path) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
@@ -157,7 +157,7 @@ def finds(operation: int, known: str = "") -> FindCheckpoint:
 
 
 def test_a_manifest_that_is_late_for_a_restore_is_not_written(server: FlashServer, tmp_path: Path) -> None:
-    """A parameter server dies at the moment of the write: what the restore has found stays until it is loaded."""
+    """A parameter server dies at the moment of the write: the checkpoint that the restore found stays until loaded."""
     storage = Storage(server, tmp_path)
     assert isinstance(storage.does(writes(1, operation=1)), ManifestWritten)
     found = storage.does(finds(3, "flash-00000001"))

@@ -1,4 +1,4 @@
-"""A job starts from a checkpoint of another one, and what it goes back to when it loses a server."""
+"""A job starts from another job's checkpoint, and what it goes back to when it loses a server."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +18,7 @@ BATCHES = 10
 
 
 def another(identifier: str = "00000007", done: int = BATCHES, **changes: Any) -> CheckpointManifest:
-    """A checkpoint of another job, which has trained so many of the batches of one file."""
+    """A checkpoint of another job, which has trained `done` batches of its one file."""
     fields: dict[str, Any] = {
         "id": identifier,
         "number": int(identifier),
@@ -123,7 +123,7 @@ class TestRecovery:
         assert driven.ps[0].applied == driven.ps[1].applied == {0: set(range(BATCHES))}
 
     def test_a_checkpoint_that_another_run_has_replaced_is_not_what_the_job_started_from(self) -> None:
-        """Else the job trained on what it trains, or on rows that lack the files that it skips."""
+        """Otherwise the rows would already contain the data that the job trains, or lack the files that it skips."""
         driven = started("Append", files=("/data/day_0", "/data/day_1"))
         driven.train(3)
         day_1 = (DataFileIdentity(uri="/data/day_1", bytes=1000),)
@@ -227,7 +227,7 @@ class TestBadInput:
         assert message.startswith("/data/day_1 was not among the data files of the checkpoint")
 
     def test_a_server_that_does_not_know_how_to_begin_another_history_fails_the_job(self) -> None:
-        """Else each batch that it takes for applied would be lost."""
+        """Otherwise each batch that it takes for applied would be lost."""
         driven = Driven(initial={"00000007": another()}, forgets_anew=True)
         for index in range(2):
             driven.join(Role.PS, index)

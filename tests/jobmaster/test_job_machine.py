@@ -1,6 +1,6 @@
 """Any sequence of events of a whole job, against parameter servers and workers as plain sets.
 
-What must hold: the ledger never claims a batch that a server lacks, and whatever happened, the job can be brought to
+Two rules must hold: the ledger never claims a batch that a server lacks, and from any state, the job can be brought to
 its end with every batch of every epoch applied on every server.
 """
 
@@ -33,12 +33,12 @@ Holding = dict[int, set[int]]
 
 @dataclass
 class Worker:
-    """A process that may have been given up long ago and goes on all the same."""
+    """A process that may have been given up long ago and still goes on."""
 
     member: MemberId
     generation: int
     tasks: dict[int, tuple[Task, int]] = field(default_factory=dict)
-    """Each with the batch that is pushed next."""
+    """By token: the task, and the batch that is pushed next."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(worker.tasks for worker in self.workers))
     @rule(data=st.data(), batches=st.integers(1, 4), partly=st.booleans(), commits=st.booleans())
     def a_worker_pushes(self, data: Any, batches: int, partly: bool, commits: bool) -> None:
-        """Some batches to every server, and perhaps one more to the first server only."""
+        """Pushes some batches to every server, and perhaps one more to the first server only."""
         worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.tasks]))
         token = data.draw(st.sampled_from(sorted(worker.tasks)))
         for _ in range(batches):
@@ -186,7 +186,7 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pure.state.routing.ready and not self.pure.state.over)
     @rule(master_dies=st.booleans())
     def a_checkpoint_is_taken(self, master_dies: bool) -> None:
-        """A barrier settles what only one server has, whatever the ledger says of it."""
+        """A barrier settles batches that only one server has, whatever the ledger says of them."""
         for epoch in {epoch for server in self.servers for epoch in server}:
             anywhere = set.union(*(server.get(epoch, set()) for server in self.servers))
             for server in self.servers:

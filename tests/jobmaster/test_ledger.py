@@ -14,7 +14,7 @@ def worker(index: int) -> MemberId:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any sequence of grants, commits, ends, expiries and roll-backs, against a plain count of commits a batch."""
+    """Any sequence of grants, commits, ends, expiries and roll-backs, against a plain count of commits per batch."""
 
     @initialize(batches=st.integers(1, 60))
     def open_books(self, batches: int) -> None:

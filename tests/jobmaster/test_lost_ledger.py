@@ -1,4 +1,4 @@
-"""Redis loses what it was given while the job goes on: the last second of it, or all, with the master or without."""
+"""Redis loses data while the job goes on: the last second or everything, with the master or without it."""
 
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_new_book_begins_beyond_what_any_server_holds() -> None:
 
 
 def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None:
-    """Both are the first of their ledgers, and what was leased under the old one must not count under the new one."""
+    """Both tables are the first of their ledgers, but leases of the old ledger must not count under the new one."""
     pure = Pure()
     old = pure.state.routing.table
     for index in range(2):
@@ -73,7 +73,7 @@ def test_numbers_after_which_none_would_follow_count_as_nonsense() -> None:
 
 
 def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -> None:
-    """What the first of them wrote is lost with the store's last second."""
+    """The writes of the first are lost with the store's last second."""
     pure = Pure()
     pure.start_training()
     first, second = (takeover.on_takeover(pure.state, pure.spec, wall) for wall in (5000.0, 5001.5))
@@ -85,7 +85,7 @@ def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -
 
 @pytest.mark.parametrize("assigned", [False, True])
 def test_two_masters_that_take_over_from_the_same_ledger_begin_different_generations(assigned: bool) -> None:
-    """What the first assigned may be lost, and the second may assign others: to fewer servers, say."""
+    """The first master's assignment may be lost, and the second may assign differently: to fewer servers, say."""
     pure = Pure()
     for index in range(2):
         process = replace(_process(), incarnation=f"ps-{index}")
@@ -109,7 +109,7 @@ def test_a_master_goes_beyond_checkpoints_that_a_server_has_heard_of() -> None:
 
 
 def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_lost() -> None:
-    """Its own leases are fenced and its barriers refused there, as of old: it would get no further for ever."""
+    """Otherwise that server would fence its leases and refuse its barriers for ever."""
     pure = Pure()
     pure.start_training()
     pure.acquire()
@@ -141,7 +141,7 @@ def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:
 
 
 def test_numbers_go_on_ascending_where_the_clock_went_back_between_two_masters() -> None:
-    """The ledger may lack the last second: what was numbered in it must not be numbered so again."""
+    """The ledger may lack the last second, whose numbers must not be given again."""
     pure = Pure()
     pure.apply(takeover.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0))
     pure.start_training()
@@ -151,7 +151,7 @@ def test_numbers_go_on_ascending_where_the_clock_went_back_between_two_masters()
 
 
 def test_a_master_that_goes_on_with_rows_gives_no_checkpoint_the_number_of_one_that_its_books_may_lack() -> None:
-    """Its files would be written over those of a complete one, and removed with them."""
+    """Otherwise its files would overwrite those of a complete checkpoint, and be removed with them."""
     pure = Pure()
     pure.start_training()
     successor = takeover.on_takeover(pure.state, pure.spec, wall=5.0)
@@ -196,7 +196,7 @@ def test_what_no_master_writes_any_more_expires(cluster: Cluster) -> None:
 
 
 def registers_anew(cluster: Cluster, ps: FakePs) -> None:
-    """As a parameter server does that the master does not know."""
+    """Registers a parameter server again, as one does that the master does not know."""
     caller = cluster.caller(pb.PS, ps.index, ps.incarnation)
     caller.register(
         data_address=f"tcp://127.0.0.1:{ps.port}",

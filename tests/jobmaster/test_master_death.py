@@ -1,4 +1,4 @@
-"""The master's process is killed, its Redis is, or it never gets what it needs."""
+"""The master's process is killed, its Redis is killed, or it never gets what it needs."""
 
 import random
 import signal
@@ -73,7 +73,7 @@ def last_plan(cluster: Cluster) -> pb.Plan:
 
 @pytest.mark.parametrize("successor", [False, True])
 def test_the_plan_that_tells_of_the_end_says_what_the_job_came_to(cluster: Cluster, successor: bool) -> None:
-    """The master may be killed right after it has told of the end, and nobody starts another then."""
+    """The master may be killed right after it has reported the end, and then nobody starts another."""
     cluster.configure(training={"epochs": 2})
     cluster.start_master()
     cluster.start_servers()

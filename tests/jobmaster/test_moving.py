@@ -1,4 +1,4 @@
-"""Live moves, as the master's machine drives them, where a scenario's commands cannot say what happens."""
+"""Live moves driven by the master's machine, in cases that a scenario's commands cannot express."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def training(servers: int = 2, interval: float = 1000.0) -> Driven:
 
 
 def in_the_barrier() -> tuple[Driven, CallServer]:
-    """A job of two servers where a third joins, and the call whose answer is the last of the barrier."""
+    """A job of two servers that a third joins, and the call whose answer the barrier still lacks."""
     driven = training()
     driven.plan(3)
     driven.faults["HandOver", 1] = Fault(hangs=True)
@@ -76,7 +76,7 @@ def test_a_switch_recovers_where_the_slot_of_a_server_is_empty() -> None:
 
 
 def test_a_barrier_that_may_have_been_switched_is_not_let_go() -> None:
-    """A server whose Switch is still on its way would own what another one then trains on."""
+    """A server whose Switch is still under way would own rows that another server then trains."""
     driven = training()
     driven.plan(3)
     driven.faults["Switch", 1] = Fault(hangs=True)

@@ -39,7 +39,7 @@ def leased() -> Ledger:
 
 
 def later(seen: Observations, seconds: float, can_move: bool = True) -> Observations:
-    """So much later, the master having looked all the time."""
+    """Returns the observations after this time, with the master watching throughout."""
     for _ in range(round(10 * seconds)):
         seen = seen.counted(0.1, can_move)
     return seen
@@ -84,7 +84,7 @@ def test_nobody_is_blamed_for_a_pause_of_the_master() -> None:
 
 
 def working(seen: Observations, seconds: int, batch_seconds: int, can_move: bool = True) -> Observations:
-    """A worker sends heartbeats, and commits a batch of ten samples every so often."""
+    """A worker sends heartbeats, and commits a batch of ten samples every `batch_seconds`."""
     for second in range(1, seconds + 1):
         before = max(seen.positions.values(), default=0)
         position = before + 10 * (second % batch_seconds == 0)

@@ -1,4 +1,4 @@
-"""Placements: whole, balanced, and with few moves, from whatever there was before."""
+"""Placements are complete, balanced and need few moves, whatever the placement before."""
 
 from itertools import pairwise
 

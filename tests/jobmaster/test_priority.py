@@ -32,7 +32,7 @@ def saving(priority: str = "MFU", **settings: object) -> Driven:
 
 
 def loaded(driven: Driven) -> list[tuple[str, tuple[str, ...]]]:
-    """What each successor was told to load: a checkpoint, and saves over it."""
+    """Records what each successor is told to load: a checkpoint, and saves over it."""
     called: list[tuple[str, tuple[str, ...]]] = []
     tell = driven._call
 

@@ -1,4 +1,4 @@
-"""Measurements: what a window says of the shape, and which windows say nothing."""
+"""What a window of reports says about a shape, and which windows say nothing."""
 
 from dataclasses import replace
 

@@ -33,7 +33,7 @@ def test_phases_follow_each_other_to_the_end() -> None:
         JobPhase.COMPLETE,
     ]
     assert pure.state.checkpoint == "00000001"
-    assert pure.state.plan_version == len(pure.phases) + 1  # and one says how many servers have rows
+    assert pure.state.plan_version == len(pure.phases) + 1  # one more plan says how many servers have rows
 
 
 def test_each_epoch_is_evaluated_after_its_last_batch() -> None:
@@ -312,7 +312,7 @@ def test_the_first_failure_stands() -> None:
 
 
 def test_a_suspended_job_has_trained_what_its_checkpoint_holds() -> None:
-    """Not what its workers have told of: the last of it they will never tell."""
+    """Workers never report their last batches, but the checkpoint has them."""
     driven = Driven()
     driven.start()
     driven.train(5)

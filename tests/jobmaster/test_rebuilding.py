@@ -1,4 +1,4 @@
-"""A lost parameter server whose rows the others rebuild from parity, as the master's machine drives it."""
+"""Rebuilds of a lost parameter server's rows from parity, driven by the master's machine."""
 
 from dataclasses import replace
 
@@ -119,7 +119,7 @@ def test_auto_takes_up_parity_and_gives_it_up_when_all_servers_load_rows() -> No
 
 
 def with_two_servers_by_plan() -> Driven:
-    """A job that began with one server, and has taken parity by advice."""
+    """A job that began with one server, and took up parity on the brain's advice."""
     driven = Driven(servers=1, interval=1000.0, parity=1, strategy="Auto", sizes_open=True)
     driven.start()
     driven.train(4)
@@ -180,7 +180,7 @@ def test_parity_is_not_taken_where_it_cannot_be_or_is_ruled_out(servers: int, st
 
 
 def test_auto_takes_parity_once_all_servers_say_that_they_keep_it() -> None:
-    """One of the version before ignores that it is told to; the others would wait for it."""
+    """A server of the previous version ignores the request to keep parity, and the others would wait for it."""
     driven = Driven(servers=3, parity=1, strategy="Auto")
     advise(driven, FaultToleranceStrategy.ERASURE_CODING)
     driven.join(Role.PS, 0)
@@ -431,7 +431,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     step = driven.job.scaling.steps[-1]
     assert step.reason == "RolledBack"
     assert step.message.startswith("ps-1 cannot protect its rows: ps-2 takes no more of its changes; the whole job")
-    driven.pass_time(2)  # what is said of the table before means nothing
+    driven.pass_time(2)  # reports about the previous table mean nothing
     assert driven.job.recoveries == 1
     assert not rebuilding.unprotected_reason(driven.job, driven.spec)
     driven.troubles.clear()
@@ -439,7 +439,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
 
 
 def part_again(driven: Driven, times: int) -> None:
-    """Servers meet, and part again, so often."""
+    """Lets servers meet and part again this many times."""
     for _ in range(times):
         driven.pass_time(2)
         driven.troubles[1] = parted(driven, rebuilding.PARTED_SECONDS)
@@ -465,7 +465,7 @@ def test_a_link_that_comes_and_goes_takes_the_job_back_a_bounded_number_of_times
     assert told.protection.problem == why
     assert told.protection.given_up == (strategy == "Auto")
 
-    driven.join(Role.PS, 1)  # in place of one that is lost: its successor keeps none, either
+    driven.join(Role.PS, 1)  # in place of a lost server; the successor keeps no parity, either
     driven.pass_time(2)
     assert (driven.job.recoveries, driven.ps[1].parity) == (4, 0)
     driven.train_all()
@@ -491,7 +491,7 @@ def test_parity_is_kept_again_by_servers_that_load_rows_much_later() -> None:
 
 
 def test_servers_that_all_ignore_that_none_is_kept_are_taken_back_again() -> None:
-    """Those of the version before go by the manifest: without a roll-back, pushes would wait for ever."""
+    """Servers of the previous version go by the manifest; without a roll-back, pushes would wait for ever."""
     driven = Driven(servers=3, parity=1, interval=600.0, records=5000)
     for index in range(3):
         driven.join(Role.PS, index, most_parity=0)
@@ -514,7 +514,7 @@ def test_servers_that_all_ignore_that_none_is_kept_are_taken_back_again() -> Non
 
 
 def part_again_and_again(driven: Driven) -> None:
-    """As often as would take the parity away, if they came one after the other."""
+    """Lets servers part often enough to lose parity, if the partings came one right after the other."""
     for _ in range(2):
         part_again(driven, 1)
         driven.pass_time(PARTINGS_SECONDS, tick=2)
@@ -522,7 +522,7 @@ def part_again_and_again(driven: Driven) -> None:
 
 
 def test_partings_between_which_the_job_does_not_get_on_count_however_rare_they_are() -> None:
-    """Without a checkpoint between two of them, the job is where it was."""
+    """Without a checkpoint between two partings, the job has made no progress."""
     driven = Driven(servers=3, parity=1, interval=1e6)
     driven.start()
     driven.train(4)
@@ -551,7 +551,7 @@ def test_servers_that_never_reached_each_other_take_nobody_back() -> None:
 
 def test_what_lasted_before_anybody_could_see_it_is_no_trouble_yet() -> None:
     driven = protected()
-    driven.troubles[1] = parted(driven, 100, broken=False)  # as its holder loaded for longer, and connects right now
+    driven.troubles[1] = parted(driven, 100, broken=False)  # its holder took longer to load, and connects right now
     driven.pass_time(3)
     driven.troubles.clear()
     driven.pass_time(40)
@@ -584,7 +584,7 @@ def test_a_server_that_is_being_rebuilt_is_trouble_for_nobody() -> None:
 def test_a_new_master_that_does_not_know_of_a_rebuild_first_sees_who_is_lost() -> None:
     driven = protected()
     driven.quiet.add(driven.ps[2].member.slot)
-    driven.troubles[1] = parted(driven, 100)  # as the master before had it rebuilt, and its last second is lost
+    driven.troubles[1] = parted(driven, 100)  # the previous master had it rebuilt, and its last second is lost
     driven.master_dies()
     driven.pass_time(40)
     assert driven.job.recoveries == 0

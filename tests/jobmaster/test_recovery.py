@@ -20,7 +20,7 @@ def trains_to_the_end(cluster: Cluster, batches: int, epochs: int = 1) -> pb.Job
 
 @pytest.mark.parametrize("notice", ["exit", "registration", "silence"])
 def test_a_lost_server_takes_all_back_to_the_last_checkpoint(cluster: Cluster, notice: str) -> None:
-    is_silent = notice == "silence"  # who keeps a busy machine waiting is silent too, and lost again
+    is_silent = notice == "silence"  # a busy machine makes live members silent too, and they are lost again
     cluster.configure(checkpoint={"interval": 0.3}, sharding={"leaseTimeout": 1 if is_silent else 60})
     cluster.start_master()
     cluster.start_servers()
@@ -90,7 +90,7 @@ def test_a_job_resumes_from_its_checkpoint_with_an_empty_redis(cluster: Cluster)
 
 
 def stopped_with_checkpoints(cluster: Cluster, wanted: int) -> list[Path]:
-    """Trains until there are some checkpoints, then takes everything down."""
+    """Trains until there are enough checkpoints, stops everything, and returns the checkpoints' folders."""
     cluster.configure(checkpoint={"interval": 0.2, "keep": wanted})
     cluster.start_master()
     cluster.start_servers()

@@ -28,7 +28,7 @@ def owned(driven: Driven) -> list[int]:
 
 
 def pass_loaded(driven: Driven, seconds: float, slow: dict[int, float]) -> None:
-    """Time passes; a server's time for a batch follows the buckets that it owns, and how slow it is."""
+    """Lets time pass; a server's time for a batch depends on the buckets that it owns, and on how slow it is."""
     for _ in range(round(seconds)):
         counts = owned(driven)
         driven.factors = {

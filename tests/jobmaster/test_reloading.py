@@ -1,4 +1,4 @@
-"""Partial recovery, beyond what its scenarios tell: storage that is away, suspension, damage, and what is forgotten."""
+"""Partial recovery, beyond its scenarios: storage that is away, suspension, damage, and what is forgotten."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from examples import examples
 
 
 def losing(trained: int = 5, **settings: object) -> Driven:
-    """A job that has trained so many batches after a checkpoint of 20, and has lost ps-1."""
+    """A job that has trained `trained` batches after a checkpoint of 20, and has lost ps-1."""
     driven = Driven(interval=20.0, target_pls=1.0, **settings)  # type: ignore[arg-type]  # any of its fields
     driven.start()
     driven.train(20)
@@ -36,10 +36,10 @@ def losing(trained: int = 5, **settings: object) -> Driven:
 
 
 class TestStorage:
-    """A successor that says what keeps it from loading is waited for, as storage is everywhere else."""
+    """The job waits for a successor that reports why it cannot load, as it waits for storage everywhere else."""
 
     def outage(self, driven: Driven, seconds: float) -> None:
-        """The successor says every minute that it cannot read."""
+        """The successor reports every minute that it cannot read."""
         for _ in range(round(seconds / 60)):
             driven.pass_time(60)
             driven.faults["Prepare", 1] = Fault(problem="ps-1/rows: EIO; trying again")
@@ -154,7 +154,7 @@ class TestForgetting:
 NUMBERS = st.integers(0, 12)
 SPANS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(normalised)
 LOSSES = st.tuples(st.sets(st.integers(0, 2), min_size=1, max_size=2), SPANS, st.integers(0, 3))
-"""The servers that are lost, the batches in the checkpoint, and how the buckets are shared out meanwhile."""
+"""The lost servers, the batches in the checkpoint, and the placement of the buckets at that time."""
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -187,7 +187,7 @@ def test_each_row_counts_each_batch_that_it_has_forgotten_once(losses: list[tupl
 
 
 def _told(shares: tuple[ForgottenShare, ...], kind: str, number: int) -> set[int]:
-    """What the records say that a bucket or piece has forgotten."""
+    """Returns the batches that a bucket or piece has forgotten, by the records."""
     return {
         batch
         for share in shares

@@ -1,4 +1,4 @@
-"""Edits of the numbers in the manifest of a job that runs: what the master makes of them, and what it says of it."""
+"""Edits of the numbers in a running job's manifest: what the master does, and what it reports."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def edit(driven: Driven, ps: int | None = None, worker: int | None = None, waits
 
 
 def replicas(driven: Driven) -> dict[str, int]:
-    """What the plan asks for, but for the master."""
+    """Returns the numbers that the plan asks for, without the master."""
     asked = {0: "none", 1: "master", 2: "ps", 3: "worker"}
     return {asked[role.role]: role.replicas for role in plan(driven.job, driven.spec).roles[1:]}
 

@@ -16,7 +16,7 @@ from eventually import eventually
 
 
 class KeepingStore(JobStore):
-    """Takes every state at once."""
+    """Saves every state at once."""
 
     def __init__(self) -> None:
         super().__init__("redis://nowhere", "uid")
@@ -32,7 +32,7 @@ class KeepingStore(JobStore):
 
 
 class AwayStore(JobStore):
-    """Takes the first state, and no other."""
+    """Saves the first state, and no other."""
 
     def __init__(self) -> None:
         super().__init__("redis://nowhere", "uid")
@@ -93,7 +93,7 @@ def test_an_edit_that_is_refused_changes_nothing(runtime: JobRuntime) -> None:
 
 
 class HangingStore(KeepingStore):
-    """Takes states at once, until it holds up who brings one."""
+    """Saves states at once, until the test lets it hang."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class HangingStore(KeepingStore):
 
 
 class LookedAtClock:
-    """A clock that advances a third of a second whenever somebody looks at it, while it runs."""
+    """A clock that advances a third of a second at each reading, while it runs."""
 
     def __init__(self) -> None:
         self.runs, self.seconds = False, 0.0

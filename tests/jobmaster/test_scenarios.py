@@ -1,6 +1,6 @@
-"""Replays the scenarios: commands, and after `----` how the job stands then.
+"""Replays the scenarios: commands, and after `----` the state of the job.
 
-To write down anew what comes of the commands: `REWRITE=1 pytest tests/jobmaster/test_scenarios.py`, and read the diff.
+To rewrite the expected states: `REWRITE=1 pytest tests/jobmaster/test_scenarios.py`, and read the diff.
 """
 
 import os

@@ -20,7 +20,7 @@ PACES = st.floats(1e-6, 10.0)
 
 
 def paced(begin: float, seconds_a_unit: list[float], pace: Pace | None = None) -> Pace:
-    """Reports of a second each, after the time in which a process settles."""
+    """Adds a report per second, beginning after the time in which a process settles."""
     pace = Pace().add(0.0, 0.0, begin - WARM_UP_SECONDS) if pace is None else pace
     for number, seconds in enumerate(seconds_a_unit):
         pace = pace.add(seconds * 100, 100, begin + number)
@@ -28,7 +28,7 @@ def paced(begin: float, seconds_a_unit: list[float], pace: Pace | None = None) -
 
 
 def over(before: dict[str, Slowness], now: float, seconds: float, factor: float) -> dict[str, Slowness]:
-    """So many seconds later, in which a member was so many times slower than its peers."""
+    """Returns the judgement after these seconds, in which a member was `factor` times slower than its peers."""
     for tick in range(round(seconds) + 1):
         before = judged(before, {"worker-0": factor}, now + tick)
     return before

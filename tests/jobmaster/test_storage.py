@@ -1,4 +1,4 @@
-"""The checkpoint folder at the master's edge: what hangs there holds up nothing else, and what passes is no damage."""
+"""The checkpoint folder at the master's edge: a call that hangs blocks no other, and a passing error is no damage."""
 
 import queue
 import threading
@@ -72,7 +72,7 @@ class NoStore:
 
 
 class Stored:
-    """A storage, and what it tells."""
+    """A storage, and the events that it reports."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
@@ -137,7 +137,7 @@ def test_where_everything_hangs_further_calls_fail_at_once(stored: Stored) -> No
 
 
 class NoCredentialsError(Exception):
-    """Named as botocore's, which is not among the project's packages."""
+    """Named like botocore's error; botocore is not among the project's packages."""
 
 
 def test_missing_credentials_are_told_with_what_to_do(stored: Stored) -> None:
@@ -255,7 +255,7 @@ def test_a_checkpoint_that_came_to_nothing_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_complete_after_all_stays(tmp_path: Path) -> None:
-    """Its manifest was written within the last second of a master whose state of that second is lost."""
+    """A master wrote its manifest within its last second, and the state of that second is lost."""
     events: queue.Queue[Event] = queue.Queue()
     folder = CheckpointFolder(str(tmp_path))
     complete(folder, "00000003")
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_is_complete_after_all_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("effect", [PruneCheckpoints(1, 1, keep=1, damaged=()), DeleteCheckpoint("00000001")])
 def test_a_master_that_was_deposed_removes_nothing(tmp_path: Path, effect: PruneCheckpoints | DeleteCheckpoint) -> None:
-    """It may have slept since it wanted to: the one after it may know by now that the newest is damaged."""
+    """It may have slept since it decided to; its successor may know by now that the newest checkpoint is damaged."""
 
     class Deposed:
         def confirm(self) -> None:

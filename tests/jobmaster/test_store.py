@@ -38,7 +38,7 @@ from eventually import unwrap
 
 
 def rich_state() -> JobState:
-    """A state in which nothing has its default."""
+    """A state in which no field has its default."""
     member = MemberId(Role.WORKER, 3, "w")
     granted = unwrap(Ledger.fresh(50, done=((4, 6),)).grant(member, 17, 4))
     state = takeover.initial(wall=12.5)

@@ -13,7 +13,7 @@ FOUND_SECONDS = 20.0
 
 
 def training(workers: int = 3, bound: int | None = None) -> Driven:
-    """A job that has trained for a while; with another bound on staleness."""
+    """A job that has trained for a while, with another bound on staleness if one is given."""
     driven = Driven(records=100_000)
     if bound is not None:
         limits = {"max_staleness": bound, "staleness_warmup": 0}
@@ -26,7 +26,7 @@ def training(workers: int = 3, bound: int | None = None) -> Driven:
 
 
 def leased(driven: Driven, worker: int) -> list[int]:
-    """Batches of each lease that a worker gets when it asks until it gets no more."""
+    """Returns the batches of each lease that a worker gets until it gets no more."""
     sizes = []
     while (task := driven.tell(TaskWanted(now=driven.now, member=driven.workers[worker]))) is not None:
         sizes.append((task.stop - task.start) // 10)

@@ -1,4 +1,4 @@
-"""A master with certificates, beside a brain of another authority."""
+"""A master with certificates, and a brain with another authority."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def brain(tmp_path: Path) -> Iterator[BrainProcess]:
 
 
 def start_master(cluster: Cluster, brain: BrainProcess, **variables: str) -> bytes:
-    """With certificates of its own; the authority that speaks for it."""
+    """Starts a master with its own certificates; returns the authority that signed them."""
     folder = certificate_folder(cluster.folder / "job-tls")
     cluster.variables = {
         environment.TLS_FOLDER: str(folder),
