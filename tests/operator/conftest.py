@@ -1,4 +1,4 @@
-"""What the tests with real processes share."""
+"""Shared by the tests with real processes."""
 
 import sys
 import threading
@@ -34,7 +34,7 @@ def eventually() -> Eventually:
 
 @pytest.fixture
 def make_backend(tmp_path: Path) -> Iterator[Callable[..., JobProcesses]]:
-    """Makes backends whose instances all run one piece of Python; what they start is ended with the test."""
+    """Makes backends whose instances all run one piece of Python, and ends their processes with the test."""
     backends: list[JobProcesses] = []
 
     def make(code: str, stop_grace: float = 10.0) -> JobProcesses:

@@ -1,7 +1,7 @@
 """Stand-ins for a job's processes, in one file, that speak the real protocol and train nothing.
 
-Run as a script with the role as its argument. The master counts samples up to STAND_IN_SAMPLES, at STAND_IN_RATE a
-second, in the real Redis; members do as their heartbeats say.
+Run as a script with the role as its argument. The master counts samples up to STAND_IN_SAMPLES, STAND_IN_RATE per
+second, and stores them in a real Redis; members do what the replies to their heartbeats say.
 """
 
 import os
@@ -116,7 +116,7 @@ class StandInMaster(MasterServicer):
 
 
 def serve_master(identity: ProcessIdentity) -> None:
-    # only the master needs these, and they take longer to import than all that its members need
+    # only the master needs these, and importing them takes longer than importing all that members need
     import redis
     from redis.backoff import ConstantBackoff
     from redis.retry import Retry
@@ -151,7 +151,7 @@ def be_a_member(identity: ProcessIdentity) -> None:
 
 
 def _asking(ask: Callable[[], _Reply]) -> _Reply:
-    """Asks until there is an answer: the master may be killed while it is asked."""
+    """Asks until there is an answer, since the master may be killed while it is asked."""
     while True:
         try:
             return ask()
@@ -161,7 +161,7 @@ def _asking(ask: Callable[[], _Reply]) -> _Reply:
 
 
 def _eat() -> bytes:
-    """Takes and touches STAND_IN_EAT_BYTES of memory."""
+    """Takes STAND_IN_EAT_BYTES of memory, and touches all of it."""
     return b"\1" * int(os.environ.get("STAND_IN_EAT_BYTES", "0"))
 
 

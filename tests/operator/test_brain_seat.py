@@ -1,4 +1,4 @@
-"""Who of several runs has the brain beside it."""
+"""Which of several runs has the brain."""
 
 import subprocess
 import sys

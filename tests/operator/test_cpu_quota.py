@@ -1,4 +1,4 @@
-"""Fractions of cores: what is written for the kernel, and that it is kept where quotas can be set."""
+"""Fractions of cores: what is written for the kernel, and that the kernel enforces it where quotas can be set."""
 
 import subprocess
 import sys

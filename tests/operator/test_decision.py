@@ -203,7 +203,7 @@ def test_the_rest_starts_once_the_jobs_own_store_was_ready() -> None:
     assert actions(job, [store], standing=JobStanding()) == ()
     decision = look(job, [replace(store, ready=True)], standing=JobStanding())
     assert Create(InstanceId(Role.MASTER, 0, 1), Resources()) in decision.actions
-    # it outlives restarts of the store
+    # this survives restarts of the store
     later = look(job, [exited(store), *ALL], standing=decision.standing)
     assert later.actions == (Forget(store.id), Create(InstanceId(Role.REDIS, 0, 2), Resources()))
 
@@ -351,7 +351,7 @@ def test_memory_grows_where_it_ran_out() -> None:
 
 
 def memory_after_ends(mode: str, ends: int) -> list[int]:
-    """The limits, in MiB, that a PS of 1 GiB gets after it ran out of memory so many times."""
+    """Returns the limits, in MiB, of a PS of 1 GiB after each of `ends` ends for lack of memory."""
     job = intent(
         ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}},
         scaling={"mode": mode, "maxMemoryGrowth": 2},

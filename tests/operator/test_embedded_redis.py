@@ -1,4 +1,4 @@
-"""What the local operator takes for a Redis that does not start."""
+"""When the local operator decides that a Redis cannot start."""
 
 from pathlib import Path
 

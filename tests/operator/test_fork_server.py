@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported everything: the real server, which takes seconds to start."""
+"""Processes forked from one that has imported everything: tests with the real server, which takes seconds to start."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def server(tmp_path: Path) -> Iterator[ForkServerClient]:
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> Mapping[str, str]:
-    """The environment of a worker that waits for a master that never comes."""
+    """Returns the environment of a worker that waits for a master that never comes."""
     token = tmp_path / "token"
     token.write_text("secret")
     return {
@@ -102,11 +102,11 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     pinned.send_signal(signal.SIGKILL)
     pinned.wait(60)
     assert pinned.poll() == -signal.SIGKILL
-    pinned.send_signal(signal.SIGKILL)  # to nobody
+    pinned.send_signal(signal.SIGKILL)  # there is nobody to signal any more
 
     assert other.poll() is None
     assert other.pid is not None
-    psutil.Process(other.pid).parent().kill()  # type: ignore[union-attr]  # the server, which is alive
+    psutil.Process(other.pid).parent().kill()  # the server, which is still alive
     eventually(lambda: other.poll() == -signal.SIGKILL)
     pid = other.pid
     eventually(lambda: not psutil.pid_exists(pid))
@@ -127,7 +127,7 @@ def test_a_server_that_cannot_start_ends_its_processes_with_its_own_exit_code(tm
 def test_a_process_that_is_not_wanted_any_more_does_not_wait_for_the_server(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """A server that imports may take half a minute, and Ctrl-C must not."""
+    """A server may take half a minute to import, and Ctrl-C must not wait for that."""
     never_ready = (sys.executable, "-c", "import signal; signal.pause()")
     server = ForkServerClient(never_ready, os.environ, tmp_path / "fork-server.log")
     process = server.start(("ps",), {}, tmp_path / "ps.log", None)

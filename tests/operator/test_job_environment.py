@@ -1,4 +1,4 @@
-"""What the processes of a job on this machine are told."""
+"""The environment of a job's processes on this machine."""
 
 from pathlib import Path
 

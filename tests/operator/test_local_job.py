@@ -1,4 +1,4 @@
-"""A whole job on this machine: real processes, a real Redis, the real protocol; only the training is made up."""
+"""A whole job on this machine: real processes, a real Redis, the real protocol; only the training is simulated."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def make_local(job: TrainingJob, folder: RunFolder, stand_ins: Commands) -> Make
 
 
 class Watch:
-    """Looks at a job while it runs, and does something to it once."""
+    """Watches a running job, and does something to it once."""
 
     def __init__(self, when: Callable[[RunView], bool], then: Callable[[RunView], None]) -> None:
         self._when, self._then = when, then
@@ -245,11 +245,11 @@ def test_only_the_master_is_told_where_redis_is(make_local: MakeJob) -> None:
     def look(snapshot: RunView) -> bool:
         for process in snapshot.processes:
             if process.name.startswith("redis-"):
-                continue  # it writes its title over its environment
+                continue  # its process title overwrites its environment
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
                 raw = Path(f"/proc/{process.pid}/environ").read_bytes().decode()
                 found = dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
-                if "EMBERSCALE_ROLE" in found:  # before it executes its program, it has that of its parent
+                if "EMBERSCALE_ROLE" in found:  # before a process executes its program, it has its parent's environment
                     environments[process.name] = found
         return False
 

@@ -1,4 +1,4 @@
-"""Processes for pods: real ones."""
+"""Real processes in place of pods."""
 
 import json
 import os

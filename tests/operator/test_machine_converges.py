@@ -1,4 +1,4 @@
-"""Whatever happens to the instances, and however many of its actions are lost, the job machine gets there."""
+"""The job machine converges, whatever happens to the instances and however many of its actions are lost."""
 
 from dataclasses import dataclass, field, replace
 
@@ -41,7 +41,7 @@ ROLES = (Role.MASTER, Role.PS, Role.WORKER)
 
 @dataclass
 class SimulatedBackend:
-    """A backend without processes; what ends when it is asked to is decided from outside."""
+    """A backend without processes; the test decides when an instance ends that was asked to."""
 
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     ever: set[InstanceId] = field(default_factory=set)
@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.decide().actions
 
     def settle(self) -> None:
-        """Applies everything, lets what was asked to end do so, and lets time pass, until nothing is left to do."""
+        """Applies all actions, ends what was asked to end, and lets time pass, until nothing is left to do."""
         for _ in range(20):
             for action in self.decide().actions:
                 self.apply(action)

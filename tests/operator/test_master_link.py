@@ -1,4 +1,4 @@
-"""The operator's conversation with a master that comes late, goes, and comes back."""
+"""The operator's conversation with a master that comes late, leaves and comes back."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def start(
     shutdown_fails: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
     scaled: list[pb.ScaleRequest] | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """A master whose plan has this version, and that says that it trains; it does not while it `hangs`."""
+    """Starts a master with a plan of this version that reports to be training; while it `hangs`, it reports nothing."""
 
     async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
         if hangs is not None and hangs.is_set():
@@ -96,7 +96,7 @@ def open_link(port: int, wake: Callable[[], None], authority: bytes | None = Non
 
 @asynccontextmanager
 async def linked(version: int, wake: Callable[[], None] = lambda: None, **options: Any) -> AsyncIterator[MasterLink]:
-    """A link to a master that is started as `start` does."""
+    """Yields a link to a master that `start` starts."""
     server, port = await start(version, **options)
     link = open_link(port, wake)
     try:
@@ -171,7 +171,7 @@ _EXTREME: Mapping[int, Any] = {
 
 
 def extreme(message: Message, fraction: float) -> None:
-    """Sets every number of a status, however deep, to what no job has."""
+    """Sets every number of a status, however deep, to a value that no job has."""
     for field in message.DESCRIPTOR.fields:
         told = getattr(message, field.name)
         value = fraction if field.type == FieldDescriptor.TYPE_DOUBLE else _EXTREME.get(field.type)
@@ -348,7 +348,7 @@ async def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: P
 async def test_masters_that_fall_silent_in_a_handshake_keep_nothing_else_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What asks the API server needs a thread of the loop's pool, which has a handful."""
+    """Calls to the API server need a thread of the loop's pool, which has only a few."""
     monkeypatch.setattr(tls, "_PROBE_SECONDS", 60.0)
     asked, over = asyncio.Semaphore(0), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Which cores a process gets."""
+"""Which cores a process may use."""
 
 import math
 

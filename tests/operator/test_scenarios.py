@@ -1,7 +1,7 @@
-"""Stories of a job, one file each in `scenarios/`, that every backend has to tell alike.
+"""Stories of a job, one file each in `scenarios/`, which must have the same course on every backend.
 
-A file begins with what it is about and, where not all of them can, which backends tell it. Then come commands, each
-with what follows from it below a line of dashes. `EMBERSCALE_REWRITE=1` writes down what follows now.
+A file begins with its topic and, if some backends cannot tell the story, the names of those that can. Commands follow,
+each with its consequences below a line of dashes. `EMBERSCALE_REWRITE=1` rewrites the consequences.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A tethered process never outlives the one that started it."""
+"""A tethered process never outlives its parent."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def test_it_dies_when_its_parent_ends_by_itself(tmp_path: Path) -> None:
 def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:
     witness = tmp_path / "started"
     command = [sys.executable, "-c", f"open({str(witness)!r}, 'w')"]
-    # a process that has exited and was waited for: nobody's parent
+    # a process that has exited and been waited for is nobody's parent
     gone = subprocess.Popen(["true"])
     gone.wait()
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""One job's controller against an API server in memory that it may be killed at any call to."""
+"""One job's controller against an in-memory API server, and killed at any of its calls."""
 
 import asyncio
 import copy
@@ -52,7 +52,7 @@ BUDGET = f"{BUDGETS}/ctr-ps"
 
 
 def route(routed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan asks for four servers, and so many of them are in the routing table."""
+    """Sets a plan for four servers, of which `routed` are in the routing table."""
     shapes = {Role.PS: RoleShape(4), Role.WORKER: RoleShape(3)}
 
     async def recall(_: KubernetesBackend) -> tuple[JobStanding, JobPlan]:
@@ -214,7 +214,7 @@ def test_whatever_happens_there_is_one_pod_a_slot_in_the_end(events: list[tuple[
                 case _:
                     await operator.step()
         api.kill_in = 1 << 30
-        await operator.settle(6, seconds=20.0)  # a pod that is never seen is believed in for a while
+        await operator.settle(6, seconds=20.0)  # a pod that is never seen counts as live for a while
 
     asyncio.run(scenario())
     assert names_of(api.live_pods()) == sorted(
@@ -230,7 +230,7 @@ async def test_a_pod_that_ran_out_of_memory_comes_back_with_more() -> None:
     ps = api.live_pod("ps-0")
     api.end_pod(ps, 137, "OOMKilled")
     api.sync()
-    # the exit waits for a master to be reported to; the master is away here
+    # the exit has to be reported to a master, which is away here
     await operator.settle()
     ps = api.live_pod("ps-0")
     assert ps["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(1536 << 20)
@@ -240,7 +240,7 @@ async def test_a_pod_that_ran_out_of_memory_comes_back_with_more() -> None:
 
 
 async def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from_one_that_came_too_late() -> None:
-    """Neither by an operator that saw it run nor by the next."""
+    """This holds for an operator that saw the pod run, and for the next operator."""
     api = MemoryApi(job_body(ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
     operator = Operator(api)
     await operator.settle()
@@ -262,7 +262,7 @@ async def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from
 
 
 async def test_members_that_are_done_are_not_replaced_before_the_master_has_said_that_it_wants_any() -> None:
-    """They may be done because the job is, of which an operator that has just started knows nothing."""
+    """They may be done because the job is, which an operator that has just started cannot know."""
     api = new_api()
     operator = Operator(api)
     await operator.settle()
@@ -458,7 +458,7 @@ async def test_fields_of_a_newer_definition_are_no_trouble() -> None:
 
 
 async def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() -> None:
-    """The operator was downgraded: the job is not a new one."""
+    """After a downgrade of the operator, the job must not look like a new one."""
     api = new_api()
     await Operator(api).settle()
     left = {**api.body["status"], "phase": "Rebalancing", "novelty": 3}
@@ -491,7 +491,7 @@ async def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() 
 
 
 async def test_a_running_job_with_a_value_of_a_newer_version_is_looked_after_and_a_new_one_is_refused() -> None:
-    """The operator was downgraded, and the definition, which has more values, was not."""
+    """The operator was downgraded, but the definition, which allows more values, was not."""
     api = new_api()
     await Operator(api).settle()
     api.body["spec"]["optimizers"] = {"sparse": {"type": "Shampoo"}}
@@ -608,7 +608,7 @@ async def test_what_keeps_a_server_from_starting_is_part_of_the_intent() -> None
 
 
 async def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
-    """Also within one generation, and once each for however many looks and operators."""
+    """This includes repeated waits within one generation; each is told once, even by several looks and operators."""
     api = new_api()
 
     def block(blocked: bool) -> None:
@@ -656,7 +656,7 @@ async def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
     api = new_api()
     operator = Operator(api)
     await operator.settle()
-    api.body["status"]["phase"] = "Training"  # said by a master that is gone for good
+    api.body["status"]["phase"] = "Training"  # as said by a master that is gone for good
     api.body["spec"]["suspend"] = True
     api.sync()
     operator.controller = operator.start()

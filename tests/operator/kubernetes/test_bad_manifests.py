@@ -1,4 +1,4 @@
-"""What a real API server says to bad manifests. Needs a cluster with the CRD: KUBECONFIG names it."""
+"""What a real API server answers to bad manifests. Needs the CRD on the cluster that KUBECONFIG names."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_a_good_manifest_is_taken() -> None:
 @pytest.fixture(scope="module")
 def created() -> Any:
     name = "fixed"
-    # nothing is to run for it
+    # suspended, so that nothing runs for it
     kubectl("create", "-f", "-", document=manifest(name, suspend=True))
     yield name
     kubectl("delete", "trainingjob", name, "--wait=false")

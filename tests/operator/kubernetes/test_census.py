@@ -1,4 +1,4 @@
-"""Whether a watch is dead, told from what it has not brought."""
+"""Detects a dead watch by the changes that it has not brought."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -34,7 +34,7 @@ def test_a_deletion_and_a_creation_can_be_missed_too() -> None:
 
 
 class _Cluster:
-    """Holds jobs by namespace, of which a watch has brought `seen`; the namespaces in `forbidden` cannot be listed."""
+    """Holds jobs by namespace; a watch has brought those in `seen`. Namespaces in `forbidden` cannot be listed."""
 
     def __init__(self) -> None:
         self.held: dict[str, dict[str, str]] = {}
@@ -59,7 +59,7 @@ class _Client:
 
 
 class Scene:
-    """A census of a cluster, taken as quickly as can be."""
+    """A census of a cluster, repeated as quickly as possible."""
 
     def __init__(self, *namespaces: str) -> None:
         self.cluster = _Cluster()
@@ -85,7 +85,7 @@ class Scene:
         return self.behind()
 
     async def rounds(self, number: int) -> None:
-        """Waits until each namespace was asked so many times again."""
+        """Waits until each namespace was listed this many more times."""
         enough = self.cluster.listings + (number + 1) * 2 * max(1, len(self._namespaces))
         while self.cluster.listings < enough:
             await asyncio.sleep(0.01)

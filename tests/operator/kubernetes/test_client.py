@@ -1,4 +1,4 @@
-"""The answers of an API server, as the operator understands them."""
+"""How the operator understands the answers of an API server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ WEBHOOK = 'Internal error occurred: failed calling webhook "guard.example.com": 
 
 @asynccontextmanager
 async def connected(handler: Handler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiClient]:
-    """A client of an API server that answers as told."""
+    """Yields a client of an API server with the test's answers."""
     async with api_server(handler, folder, monkeypatch):
         client = await ApiClient.connect()
         yield client

@@ -34,7 +34,7 @@ def users(server: Server) -> set[str]:
 
 @asynccontextmanager
 async def operator(server: Server, *jobs: str) -> AsyncIterator[FlashTenants]:
-    """An operator that keeps the users of these jobs."""
+    """Runs an operator that keeps the users of these jobs."""
     tenants = FlashTenants(server.url, INSTALLATION, look=0.02)
     keeps = asyncio.create_task(tenants.keep())
     for job in jobs:
@@ -56,7 +56,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def save(url: str, job: str) -> None:
-    """Three flash checkpoints of a small table, as a parameter server and a master take them."""
+    """Takes three flash checkpoints of a small table, as a parameter server and a master do."""
     spec = TableSpec(0, "C1", 0, 4, OptimizerSpec(), InitializerSpec(), seed=3)
     tables = TableStore([spec], DensePieces.of(np.zeros(64, np.float32), OptimizerSpec()))
     writer, lock = FlashWriter(url, job, "incarnation"), threading.RLock()

@@ -9,7 +9,7 @@ from emberscale_operator.kubernetes.job import JobKey
 
 
 class _Controller:
-    """A controller whose look at its job takes as long as `done` is not set."""
+    """A controller whose look at its job lasts until `done` is set."""
 
     def __init__(self, key: JobKey) -> None:
         self.key, self.uid = key, "uid"

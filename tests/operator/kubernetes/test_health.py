@@ -1,4 +1,4 @@
-"""What the operator says of jobs and of Redis in its metrics."""
+"""What the operator's metrics say of jobs and of Redis."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ async def bury(uid: str) -> None:
 
 
 def served(controller: Any = None, up: bool | None = None, fill: float | None = None) -> dict[str, dict[str, float]]:
-    """The gauges by name, each by the last of its labels."""
+    """Returns the gauges by name, and their values by phase."""
     fleet = Fleet(lambda key, uid: controller, bury)
     if controller is not None:
         fleet.controllers[KEY, "job-uid"] = controller

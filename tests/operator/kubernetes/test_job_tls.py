@@ -1,4 +1,4 @@
-"""TLS of a job: its certificate, who gets what of it, and what becomes of jobs that run while TLS is switched."""
+"""TLS of a job: its certificate, who gets which part of it, and jobs that run while TLS is switched on or off."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ REQUIRED = {"EMBERSCALE_IMAGE": "i", "EMBERSCALE_REDIS_URL": "redis://r", "EMBER
 
 
 class Objects:
-    """What an API server holds, with the contents of Secrets as it gives them out."""
+    """The objects of an API server, with the contents of Secrets as it returns them."""
 
     def __init__(self) -> None:
         self.held: dict[str, dict[str, Any]] = {}
@@ -53,7 +53,7 @@ class Objects:
 
 
 def make_pod(api: Any, job: Job, settings: Settings, role: Role, incarnation: int = 1) -> dict[str, Any]:
-    """A pod as an operator that has just started makes it."""
+    """Returns a pod as made by an operator that has just started."""
     made = ObjectMaker(api, settings, admit=lambda uid, password: None).pod(
         job, JobObjects.of(job, settings), InstanceId(role, 0, incarnation), Resources()
     )
@@ -61,12 +61,12 @@ def make_pod(api: Any, job: Job, settings: Settings, role: Role, incarnation: in
 
 
 def credentials_of(api: Any, job: Job, settings: Settings) -> Credentials:
-    """The job's, as an operator that has just started gets them."""
+    """Returns the job's credentials, as an operator that has just started gets them."""
     return asyncio.run(ObjectMaker(api, settings, admit=lambda uid, password: None).credentials(job))
 
 
 def mounted(pod: dict[str, Any]) -> set[str]:
-    """Files of the job's Secret in a pod."""
+    """Returns the files of the job's Secret in a pod."""
     (volume,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "emberscale-job")
     sources = (source["secret"]["items"] for source in volume["projected"]["sources"] if "secret" in source)
     return {item["path"] for items in sources for item in items}

@@ -1,4 +1,4 @@
-"""The operator's lease: who owns it, so that it goes with the installation, and how it is kept."""
+"""The operator's lease: who owns it, so that it is deleted with the installation, and how it is kept."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ def test_outside_of_a_pod_there_is_no_owner(tmp_path: Path) -> None:
 
 
 class _LeaseServer:
-    """Keeps one lease; other calls, and the lease's own while `silent`, are never answered."""
+    """Keeps one lease. It answers no other calls, and while `silent`, none about the lease."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -80,7 +80,7 @@ async def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch:
 async def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the call itself hangs for longer."""
+    """This holds even if the call itself hangs for longer."""
     server = _LeaseServer()
     async with api_server(server.answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()

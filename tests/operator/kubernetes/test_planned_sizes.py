@@ -1,4 +1,4 @@
-"""A job that the brain sizes: what is wanted before its plan, what its master gets, and what is told of changes."""
+"""A job that the brain sizes: what is wanted before its plan, what its master gets, and which changes are told."""
 
 from dataclasses import replace
 from typing import Any

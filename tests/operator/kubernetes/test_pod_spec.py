@@ -1,4 +1,4 @@
-"""The pods that a job runs in."""
+"""The pods of a job."""
 
 import json
 import pkgutil
@@ -41,7 +41,7 @@ def test_a_pod_is_named_after_its_incarnation_and_owned_by_its_job(job: Job, set
 
 @pytest.mark.parametrize("command", [command for command, *_ in pod_spec.COMMANDS.values()])
 def test_the_command_of_a_pod_is_one_that_the_wheel_installs(command: str) -> None:
-    """What is installed is read from the sources: the metadata of an editable installation may be older."""
+    """The installed commands come from the sources, since the metadata of an editable installation may be older."""
     project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
     assert callable(pkgutil.resolve_name(project["scripts"][command]))
 
@@ -174,7 +174,7 @@ def test_a_manifest_of_another_content_has_another_name(settings: Settings) -> N
 
 
 def image_of(job: Job, settings: Settings, created_with: str = "") -> set[str]:
-    """The images of all roles."""
+    """Returns the images of all roles."""
     objects = JobObjects.of(job, settings, created_with)
     roles = (Role.MASTER, Role.PS, Role.WORKER)
     pods = [pod_spec.build_pod(job, objects, InstanceId(role, 0, 1), LIMITS, settings) for role in roles]
@@ -187,7 +187,7 @@ def test_a_job_keeps_the_image_that_it_was_created_with(job: Job, settings: Sett
 
 
 def test_what_a_newer_version_adds_replaces_no_pod(settings: Settings) -> None:
-    """Whether its definition fills in a default, or its operator knows a field that this one does not."""
+    """A newer definition may fill in a default, or a newer operator may know a field that this one does not."""
     plain = JobObjects.of(read_job(job_body()), settings)
     spec = json.loads(plain.manifest)["spec"]
     assert spec["training"]["batchSize"]
@@ -196,7 +196,7 @@ def test_what_a_newer_version_adds_replaces_no_pod(settings: Settings) -> None:
 
 
 def test_an_edit_replaces_a_master_and_another_reading_of_the_same_manifest_does_not(settings: Settings) -> None:
-    """A newer definition fills in fields that this version does not know; then the operator is replaced, too."""
+    """A newer definition fills in fields that this version does not know; the operator is then replaced, too."""
     written = JobObjects.of(read_job(job_body()), settings).revision(Role.MASTER)
 
     def outdated(generation: int, given: Settings, **spec: Any) -> bool:

@@ -214,7 +214,7 @@ statuses = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the first of the nested documents takes a while to draw
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first of the nested documents takes a while to generate
 @given(statuses, st.none() | st.just("2026-01-01T00:01:35Z"), st.floats(0, 100))
 def test_every_status_has_a_meaning(status: dict[str, Any], deletion: str | None, later: float) -> None:
     seen = view(status, deletion, now=NOW + later)

@@ -1,4 +1,4 @@
-"""Parameter servers that hold parity of each other: spread over nodes, and what is said where they are not."""
+"""Parameter servers that hold parity of each other's rows: spread over nodes, and named where they share one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What people read of a job."""
+"""The status of a job, as people read it."""
 
 from dataclasses import replace
 from typing import Any
@@ -133,7 +133,7 @@ def test_a_job_at_rest_does_not_scale() -> None:
 
 
 def of_master(*slow: tuple[int, float, str]) -> JobStatus:
-    """Three workers, of which these are so many times slower than their peers."""
+    """Three workers, some of which are slower than their peers: index, factor and remedy."""
     slowness = {index: SlowMember(factor, seconds=9, remedy=remedy) for index, factor, remedy in slow}
     workers = tuple(MemberNow(MemberId(Role.WORKER, index), slowness=slowness.get(index)) for index in range(3))
     return JobStatus(JobPhase.TRAINING, members=workers)
@@ -346,7 +346,7 @@ def test_steps_are_told_once() -> None:
 
 
 class Recorder:
-    """What an EventRecorder is told."""
+    """Records what an EventRecorder would tell."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, str, str]] = []

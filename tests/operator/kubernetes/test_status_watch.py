@@ -1,4 +1,4 @@
-"""The end-to-end suite's own judgement of a status against pods: it must be able to find fault."""
+"""The end-to-end suite compares a status with pods; these tests show that it can find fault."""
 
 from typing import Any
 

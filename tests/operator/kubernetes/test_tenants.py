@@ -24,7 +24,7 @@ INSTALLATION = "system/emberscale-operator"
 
 
 class Server:
-    """A redis-server with a password, whose users are lost when it is started anew."""
+    """A redis-server with a password, which loses its users when it is restarted."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -67,7 +67,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @asynccontextmanager
 async def operator(server: Server, *jobs: str) -> AsyncIterator[Tenants]:
-    """An operator that keeps the users of these jobs."""
+    """Runs an operator that keeps the users of these jobs."""
     tenants = Tenants(server.url, INSTALLATION, look=0.02)
     keeps = asyncio.create_task(tenants.keep())
     for job in jobs:
@@ -95,7 +95,7 @@ async def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
         store = JobStore(server.url_of("job-1"), "job-1")
         store.open()
         server.admin.delete(*astuple(StateKeys.of("job-1")))
-        store.save(takeover.initial(wall=1.0))  # gives Redis back what it lost
+        store.save(takeover.initial(wall=1.0))  # restores what Redis lost
         assert server.admin.get(StateKeys.of("job-1").term) == "3"
 
 
@@ -156,7 +156,7 @@ async def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: S
         own = StateKeys.of("mallory").blocks
         for number in range(16):
             mallory.hset(own, str(number), bytes(3 << 18))
-        with pytest.raises(redis.RedisError):  # refused as all are, or thrown out
+        with pytest.raises(redis.RedisError):  # refused like all writes, or disconnected
             mallory.hset(own, "more", bytes(16 << 20))
         while tenants.expelled("mallory") is None:
             await asyncio.sleep(0.01)

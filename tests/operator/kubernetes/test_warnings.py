@@ -1,4 +1,4 @@
-"""What pods that are slow to be prepared wait for."""
+"""The reasons for which pods wait that are slow to be prepared."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from emberscale_operator.kubernetes.pod_state import Waiting
 
 
 class Events:
-    """An API server with Warnings by the uid of their pod, that counts how often it is asked."""
+    """An API server with Warnings by their pod's uid; it counts how often it is asked."""
 
     def __init__(self, **reasons: list[str]) -> None:
         self.reasons = reasons
