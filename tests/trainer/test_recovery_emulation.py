@@ -11,9 +11,9 @@ ONCE, TWICE = (Failure(6, (0,)),), (Failure(7, (0,)), Failure(6, (0,)))
     ("failures", "as_printed", "lost"),
     [
         (ONCE, False, 1),
-        (ONCE, True, 1),  # saves are ahead of batches 3, 5 and 8
+        (ONCE, True, 1),  # saves come before batches 3, 5 and 8
         (TWICE, False, 1 + 1),
-        (TWICE, True, 1 + 2),  # what was lost ahead of batch 6 is lost again
+        (TWICE, True, 1 + 2),  # the loss before batch 6 counts again
         ((Failure(6, (0, 1)), Failure(7, (2,))), False, 1 + 1 + 2),
         ((Failure(5, (0,)),), False, 0),
     ],

@@ -1,6 +1,6 @@
-"""Chains of checkpoints, written by the servers' writer and the master's folder: bytes that change.
+"""Changed bytes in chains of checkpoints, which the servers' writer and the master's folder write.
 
-The newest checkpoint that is whole restores exactly, and each newer one is refused with the name of the wrong file.
+The newest undamaged checkpoint restores exactly; each newer one is refused with the name of the damaged file.
 """
 
 import os
@@ -26,7 +26,7 @@ MODES = (IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.
 
 
 class Life:
-    """A job, and its folder of checkpoints. It tries again for `patience` seconds what the storage refuses."""
+    """A job and its folder of checkpoints. Retries what the storage refuses for `patience` seconds."""
 
     def __init__(self, folder: Path | str, mode: IncrementalMode, keep: int = 2, patience: float = 0.0) -> None:
         self.folder, self.mode = CheckpointFolder(str(folder)), mode
@@ -41,14 +41,14 @@ class Life:
         return Work(self._patience, missing_seconds=0)
 
     def all_die(self, newest: str) -> None:
-        """All processes are replaced: they begin with the newest checkpoint, or with nothing."""
+        """Replaces all processes: they begin with the checkpoint `newest`, or with nothing if it is empty."""
         self.servers = [Server(SERVERS, index) for index in range(SERVERS)]
         for server in self.servers if newest else ():
             load_partition(files_of(self.folder.uri_of(newest), self.work()), server.owned, server.tables, len(INITIAL))
         self.chain = Chain()
 
     def master_dies(self, lost: int) -> None:
-        """The servers stay; the next master knows nothing of the last checkpoints that were completed."""
+        """Replaces the master, not the servers; the next master does not know the last `lost` complete checkpoints."""
         self.chain = self.chains[max(0, len(self.chains) - 1 - lost)]
 
     def push(self, keys: list[int]) -> None:
@@ -70,7 +70,7 @@ class Life:
         self.folder.prune(keep=self.keep)
 
     def newest(self) -> tuple[str, dict[str, str]]:
-        """The newest checkpoint that restores, which must be exact, and what was said of those that do not."""
+        """Returns the newest checkpoint that restores, which must be exact, and the errors of the newer ones."""
         refused: dict[str, str] = {}
         for name in reversed(self.folder.complete()):
             try:

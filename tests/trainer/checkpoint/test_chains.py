@@ -1,4 +1,4 @@
-"""Checkpoints that build on earlier ones: what is written, what comes back, and what a failed one leaves behind."""
+"""Checkpoints that build on earlier ones: what is written, what is restored, and what a failed one leaves behind."""
 
 import shutil
 from contextlib import nullcontext, suppress
@@ -84,7 +84,7 @@ class Server:
 
 
 class Job:
-    """Some servers, and a master that takes checkpoints and removes what no complete one needs."""
+    """Some servers, and a master that takes checkpoints and removes folders that no complete one needs."""
 
     def __init__(self, folder: Path, servers: int) -> None:
         self.folder = folder
@@ -101,9 +101,9 @@ class Job:
             server.tables.retire(0, np.unique(np.array(keys, np.int64)))
 
     def move(self, key: int, meanwhile: Base | None = None) -> None:
-        """The bucket of a key goes to another server, and so does a piece of the dense vector.
+        """Moves the bucket of a key, and a piece of the dense vector, to the next server.
 
-        `meanwhile`: on what a checkpoint builds that is taken when all is copied, and nobody has switched yet.
+        `meanwhile`: takes a checkpoint on this base after the copy and before the switch.
         """
         bucket, piece = int(buckets_of(np.array([key]))[0]), key % DENSE_PIECES
         source = next(server for server in self.servers if server.owned.buckets[bucket])
@@ -136,7 +136,7 @@ class Job:
             begun.pop()
         if fate == "unwritable":
             folder.mkdir()
-            (folder / "ps-0").touch()  # where a folder is to be
+            (folder / "ps-0").touch()  # in the place of a folder
         files: list[CheckpointFile] = []
         for server, one in zip(self.servers, begun, strict=False):
             with suppress(StorageUnreachableError):
@@ -161,7 +161,7 @@ def files_of(folder: Path | str, work: Work | None = None) -> CheckpointFiles:
 
 
 def restored(folder: Path | str, servers: int, work: Work | None = None) -> Contents:
-    """What so many servers hold that load a checkpoint."""
+    """Returns the rows of `servers` servers after they load a checkpoint."""
     rows: Contents = {}
     for index in range(servers):
         server = Server(servers, index)
@@ -171,7 +171,7 @@ def restored(folder: Path | str, servers: int, work: Work | None = None) -> Cont
 
 
 def read_once(folder: Path) -> Contents:
-    """What somebody finds that reads the tables, each row of which must come once."""
+    """Returns the rows that a reader of the tables finds; each must come once."""
     files = files_of(folder)
     rows: Contents = {}
     for part in files.partitions(SPECS_WITH_DENSE, len(INITIAL)):
@@ -217,7 +217,7 @@ def manifest_of(folder: Path) -> CheckpointManifest:
 
 
 def row_bytes(manifest: CheckpointManifest) -> int:
-    """Bytes of rows that were written for a checkpoint."""
+    """Returns the bytes of rows that were written for a checkpoint."""
     return sum(file.bytes for file in manifest.files if not file.checkpoint and file.path.endswith(".rows"))
 
 
@@ -319,7 +319,7 @@ def partitions(folder: Path) -> list[PartitionFile]:
 
 
 def test_the_files_of_one_chain_may_store_weights_in_different_bits(job: Job) -> None:
-    """Each row as it was written last: in the base with 2 bits, in the increments with 8 and with all of them."""
+    """A row is as precise as the last file that holds it: 2 bits in the base, 8 bits or all in the increments."""
     job.save(weight_bits=2)
     job.push([3])
     job.save("newest", weight_bits=8)

@@ -1,7 +1,7 @@
-"""A death at every operation on files of a checkpoint, and of the removal of those before it.
+"""A death at every file operation of a checkpoint, and of the removal of earlier ones.
 
-Three deaths: of a process, which leaves all that it did; of a machine, whose disk has lost what was not flushed, all of
-it or any part; and of whoever writes to a store of objects, which are there as a whole or not at all.
+Three deaths: of a process, whose writes all stay; of a machine, whose disk loses all or any part of what was not
+flushed; and of a process that writes to an object store, in which an object exists as a whole or not at all.
 """
 
 import builtins
@@ -23,17 +23,17 @@ from emberscale_api.job import IncrementalMode
 
 
 class KilledError(BaseException):
-    """The process is dead: nothing that it does has an effect any more."""
+    """The process is dead: nothing that it does has an effect."""
 
 
 class Fate:
-    """Lets so many operations through; the next has part of its effect or none, and later ones have none."""
+    """Lets `left` operations through; the next has part of its effect or none, and later ones have none."""
 
     def __init__(self) -> None:
         self.left: int | None = None
 
     def counted(self, operation: Callable[..., Any], in_part: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """The operation, or the death at it; `in_part` is what it did before."""
+        """Wraps an operation, which counts and may be the last; `in_part` is its effect before the death."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             if self.left is None:
@@ -53,13 +53,13 @@ def path_of(descriptor: int) -> Path:
 
 
 class Disk:
-    """What of a folder is on a disk: the content of flushed files, and the names in flushed folders."""
+    """The part of a folder that is on the disk: the content of flushed files, and the names in flushed folders."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
-        self._kept: dict[int, int] = {}  # open files, so that none of their numbers is given to another
+        self._kept: dict[int, int] = {}  # open files, so that the system does not reuse their inode numbers
         self.flush_all()
 
     def flush(self, path: Path) -> None:
@@ -72,12 +72,12 @@ class Disk:
             self._contents[number] = path.read_bytes()
 
     def flush_all(self) -> None:
-        """All that was written long ago is there."""
+        """Flushes all files and folders, as if they had been written long ago."""
         for path in [self._root, *self._root.rglob("*")]:
             self.flush(path)
 
     def lose(self, survives: Callable[[], bool]) -> None:
-        """The machine is dead. What was not flushed of a file, or of a folder's names, is there if it `survives`."""
+        """Kills the machine. Unflushed content of a file, or names of a folder, stay only if `survives` says so."""
         contents = {path.stat().st_ino: path.read_bytes() for path in self._root.rglob("*") if path.is_file()}
         names = {
             path.stat().st_ino: {one.name: one.stat().st_ino for one in path.iterdir()}
@@ -118,7 +118,7 @@ class Disk:
 
 @contextmanager
 def local_files(fate: Fate, flush: Callable[[Path], None]) -> Iterator[None]:
-    """Counts what changes files of this machine; `flush` takes the place of a flush, which costs a disk seconds."""
+    """Counts operations that change local files; `flush` replaces real flushes, which take a disk seconds."""
     opened = io.open
 
     def tear(descriptor: int) -> None:
@@ -143,7 +143,7 @@ def local_files(fate: Fate, flush: Callable[[Path], None]) -> Iterator[None]:
 
 
 class Objects(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A store of objects: each is there as a whole or not at all."""
+    """An object store: each object exists as a whole or not at all."""
 
     protocol = "mortal"
     store: dict[str, Any] = {}  # noqa: RUF012  # as MemoryFileSystem has it
@@ -167,14 +167,14 @@ class Objects(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         if mode == "create" and self.exists(path):
             raise FileExistsError(path)
-        self.fate.counted(self._put, self._put)(path, value)  # the store may have it, and its answer is lost
+        self.fate.counted(self._put, self._put)(path, value)  # at a death, the object is stored and the answer lost
 
     def _put(self, path: str, value: bytes) -> None:
         with super().open(path, "wb") as file:
             file.write(value)
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """One request for each object, as of a store that knows no others; none of them ends with the rest undone."""
+        """Removes objects one request at a time, as in a store without bulk removal; a death can follow any of them."""
         for one in reversed(self.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
             gone = super().rm
             self.fate.counted(gone, gone)(one)
@@ -186,9 +186,9 @@ fsspec.register_implementation("mortal", Objects, clobber=True)
 def lives_through_every_death(
     life: Life, fate: Fate, died: Callable[[int], None], survivors: str, saves: int = 1
 ) -> int:
-    """Each operation of a checkpoint is once the last. Returns how many there are.
+    """Dies once at each operation of a checkpoint. Returns the number of operations.
 
-    After each death, `saves` checkpoints are taken; with two, the first of them is one on which nothing builds.
+    After each death, `saves` checkpoints are taken; with two, nothing builds on the first of them.
     """
     random, newest = np.random.default_rng(7), ""
     for steps in itertools.count():
@@ -200,7 +200,7 @@ def lives_through_every_death(
             fate.left = None
             died(steps)
             after, refused = life.newest()
-            assert not refused  # what was not completed is no checkpoint, and nothing else was touched
+            assert not refused  # an incomplete checkpoint does not count, and the others are untouched
             assert after in (newest, f"{life.number:08}")
             if survivors == "servers":
                 life.master_dies(lost=steps % 3)
@@ -228,7 +228,7 @@ def test_a_process_may_die_at_any_operation(tmp_path: Path, mode: IncrementalMod
 
 @pytest.mark.parametrize(("mode", "share"), list(zip(MODES, (0.0, 0.3, 0.7), strict=True)))
 def test_a_machine_may_die_at_any_operation(tmp_path: Path, mode: IncrementalMode, share: float) -> None:
-    """Its disk keeps a share of what was not flushed."""
+    """Its disk keeps `share` of what was not flushed."""
     fate, random, disk = Fate(), np.random.default_rng(11), Disk(tmp_path)
 
     def died(_: int) -> None:

@@ -1,4 +1,4 @@
-"""Flash checkpoints against a real Redis: what they restore, and what becomes of them when it fails."""
+"""Flash checkpoints against a real Redis: what they restore, and what happens to them when Redis fails."""
 
 import signal
 import threading
@@ -98,11 +98,11 @@ def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Conten
 
 
 class KilledError(BaseException):
-    """The process is killed: nothing that it would do about an error is done."""
+    """The process is killed; a BaseException, so that no handler of errors runs."""
 
 
 class Interrupted(Work):
-    """After so many files, something happens."""
+    """Calls `happens` after `files` files."""
 
     def __init__(self, files: int, happens: Callable[[], object]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def kill() -> None:
 
 
 def files_in(server: FlashServer) -> set[str]:
-    """The keys of all files of rows, retired keys and documents."""
+    """Returns the keys of all files of rows, retired keys and documents."""
     keys = {key.decode() for key in server.client.scan_iter()}
     return {key for key in keys if key.endswith((".rows", ".keys", ".json"))}
 
@@ -172,7 +172,7 @@ STEPS = st.lists(
 def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before(
     server: FlashServer, steps: list[tuple[str, object]]
 ) -> None:
-    """Checkpoints whose manifest is never written, that Redis refuses, or whose chunks it lost, cost no row."""
+    """No row is lost by checkpoints without a manifest, or that Redis refuses, or of which it loses chunks."""
     server.client.flushall()
     trained, number = Trained(server.url), 0
     expected: tuple[str, Contents] | None = None
@@ -195,7 +195,7 @@ def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before
             try:
                 files = trained.save(checkpoint)
             except FlashUnusableError:
-                # what was there may be gone, for want of room
+                # Redis may have dropped the last one for lack of room
                 expected = None if value == "refused" else expected
                 continue
             finally:
@@ -209,7 +209,7 @@ def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before
 
 
 def test_increments_follow_rows_that_move_between_servers(server: FlashServer) -> None:
-    """A bucket goes from one server to the other and back, with a checkpoint after each move, and one within."""
+    """A bucket moves from one server to the other and back, with a checkpoint during and after each move."""
     one, two = trained = [Trained(server.url, index, 2) for index in range(2)]
     for part in trained:
         part.push(list(range(3000)))
@@ -219,7 +219,7 @@ def test_increments_follow_rows_that_move_between_servers(server: FlashServer) -
     for giver, taker in ((one, two), (two, one), (one, two)):
         for table in range(len(SPECS)):
             taker.tables.load(table, rows_of_bucket(giver.tables, table, bucket))
-        number += 1  # the taker has the rows, and the giver owns them still
+        number += 1  # the taker has the rows, and the giver still owns them
         files = [file for part in trained for file in part.save(f"flash-{number:08d}")]
         complete(server, f"flash-{number:08d}", 2, files)
         within = restored(flash(server, f"flash-{number:08d}"))
@@ -254,7 +254,7 @@ def test_the_next_incarnation_of_a_server_leaves_alone_what_the_one_before_wrote
     complete(server, "flash-00000001", 1, before.save("flash-00000001"))
     after = Trained(server.url, incarnation="2-b43dc3c07b38")
     after.push(list(range(500)))
-    after.save("flash-00000002")  # and dies before the manifest is written
+    after.save("flash-00000002")  # it dies before the manifest is written
     assert restored(flash(server, "flash-00000001")) == before.contents()
 
 
@@ -375,7 +375,7 @@ def test_what_a_broken_connection_left_is_swept_with_the_next_checkpoint(server:
 
 
 def test_what_a_hung_redis_takes_in_after_all_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads what was sent before it hung, although the sender has given it up long since."""
+    """Once Redis runs again, it reads what was sent before it hung, although the sender gave up long ago."""
     monkeypatch.setattr(flash_redis, "PATIENCE_SECONDS", 0.5)
     slow = FlashServer(tmp_path / "redis")
     try:
@@ -422,7 +422,7 @@ def test_a_sweep_leaves_the_files_of_other_servers_alone(server: FlashServer) ->
 
 
 def test_nothing_goes_that_a_manifest_names_before_the_manifest_goes(server: FlashServer) -> None:
-    """The limit leaves no room for a base beside the one before, which therefore goes first."""
+    """The limit leaves no room for two bases, so the old one is removed before the new one is written."""
     server.client.flushall()
     trained = Trained(server.url)
     trained.push(list(range(2000)))
@@ -499,7 +499,7 @@ def test_a_chain_of_very_many_small_increments_begins_anew(server: FlashServer) 
 
 
 def test_a_redis_that_is_gone_leaves_no_snapshot_open(tmp_path: Path) -> None:
-    """An open one saves the old bytes of every row that changes, until the next attempt."""
+    """An open snapshot would copy the old bytes of every row that changes, until the next attempt."""
     gone = FlashServer(tmp_path / "redis")
     trained = Trained(gone.url)
     trained.push(list(range(100)))

@@ -1,4 +1,4 @@
-"""Saves of priority rows: which rows are in them, and what a lost server gets back."""
+"""Saves of priority rows: which rows they hold, and what a lost server loads from them."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -83,7 +83,7 @@ class Server:
         return str(folder)
 
     def save(self, *, counts: bool = True) -> CheckpointFiles:
-        """Saves rows; `counts`: the master learns of it."""
+        """Saves priority rows; `counts`: the master learns of the save."""
         self.number += 1
         folder = self.folder / f"priority-{self.number:08}"
         snapshot = self.priority.begin(self.tables, nullcontext(), self.newest)
@@ -117,7 +117,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
 def test_what_changed_most_since_the_checkpoint_is_saved(server: Server) -> None:
     for _ in range(11):
         server.push(range(10, 20))
-    server.push(range(30, 40), gradient=1e-3)  # which is not among those that SSU looks at
+    server.push(range(30, 40), gradient=1e-3)  # SSU does not sample this push
     saved = server.save()
     assert keys_in(saved, 0) == keys_in(saved, 1) == set(range(10, 20)), "an eighth of 80 rows"
     assert saved.manifest.format_version == 3
@@ -133,7 +133,7 @@ def test_a_row_that_was_saved_begins_anew_and_one_that_was_left_out_comes_next(s
     server.push([10])
     second = keys_in(server.save())
     assert len(first) == 10
-    if server.priority._priority is not RecoveryPriority.SSU:  # it keeps no more keys than one save takes
+    if server.priority._priority is not RecoveryPriority.SSU:  # SSU keeps only as many keys as one save takes
         assert (first, second) == (set(range(10, 20)), set(range(30, 40)))
 
 
@@ -152,7 +152,7 @@ def test_rows_of_a_save_that_does_not_count_come_first_again(server: Server) -> 
         server.push(range(30, 40))
     for _ in range(2):
         server.push(range(10, 20))
-    if server.priority._priority is not RecoveryPriority.SSU:  # which has another sample
+    if server.priority._priority is not RecoveryPriority.SSU:  # SSU has another sample
         assert keys_in(server.save()) == set(range(10, 20))
         assert keys_in(server.save()) == set(range(30, 40))
 
@@ -164,7 +164,7 @@ def test_rows_that_a_checkpoint_was_to_have_that_failed_can_be_saved(server: Ser
     for _ in range(6):
         server.push(range(20, 30))
     server.checkpoint(fails=True)
-    if server.priority._priority is not RecoveryPriority.SSU:  # which has another sample
+    if server.priority._priority is not RecoveryPriority.SSU:  # SSU has another sample
         assert set(range(20, 30)) & keys_in(server.save())
 
 
@@ -257,11 +257,11 @@ STEPS = st.lists(
 def test_a_lost_server_gets_each_row_as_it_was_saved_last(
     tmp_path_factory: pytest.TempPathFactory, priority: RecoveryPriority, steps: list[Step]
 ) -> None:
-    """Of two servers, one loads what both saved: rows of the checkpoint, and over them those of each save."""
+    """One server loads what two saved: rows of the checkpoint, and over them those of each save."""
     folder = tmp_path_factory.mktemp("job")
     servers = [Server(folder / str(index), priority, owned(2, index)) for index in range(2)]
     for server in servers:
-        server.index = 0  # each in a folder of its own
+        server.index = 0  # both may be server 0, since each has its own folder
         server.push(list(range(40)))
         base, expected = server.checkpoint(), server.contents()
         for what, keys in steps:
@@ -313,7 +313,7 @@ def test_the_value_of_a_row_is_the_one_that_was_noted_last(steps: list[tuple[str
 
 
 def test_what_waits_to_be_merged_takes_no_more_than_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merges of all rows are as few as powers of two: none for each chunk."""
+    """All rows are merged only when their number has doubled, not with each chunk."""
     merges, merge = list[int](), SavedValues._merge
 
     def counted(saved: SavedValues) -> None:

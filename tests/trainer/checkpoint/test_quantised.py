@@ -1,4 +1,4 @@
-"""Checkpoints with quantised weights: what comes back, what stays exact, and what cannot be saved so."""
+"""Checkpoints with quantised weights: what is restored, what stays exact, and what cannot be quantised."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +38,7 @@ Contents = dict[tuple[int, int], bytes]
 
 
 def trained(servers: int, keys: NDArray[np.int64] = KEYS, scale: float = 1.0) -> list[tuple[TableStore, Share]]:
-    """Servers that have applied a batch of random gradients to rows of all keys and to all dense pieces."""
+    """Returns servers that have applied a batch of random gradients to rows of all keys and to all dense pieces."""
     random = np.random.default_rng(0)
     partitions = []
     for index in range(servers):
@@ -75,7 +75,7 @@ def load(uri: str, servers: int = 1) -> Contents:
 
 
 def quantised(number: int, record: bytes, bits: int) -> bytes:
-    """What a record of a table is to come back as."""
+    """Returns the expected restored form of a record of a table."""
     packed = PackedRows.of(RowLayout.of(SPECS[number]), bits)
     return packed.unpack(packed.pack(np.frombuffer(record, np.uint8).copy()[None])).tobytes()
 

@@ -1,4 +1,4 @@
-"""A snapshot written by some servers, loaded by as many or others."""
+"""A snapshot that some servers write, and as many, more or fewer load."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ def store() -> TableStore:
 
 
 def trained(servers: int, keys: list[int]) -> list[tuple[TableStore, Share]]:
-    """What `servers` servers hold after two batches over `keys` and all dense pieces."""
+    """Returns the rows of `servers` servers after two batches over `keys` and all dense pieces."""
     distinct = np.unique(np.array(keys, dtype=np.int64))
     partitions = []
     for index in range(servers):
@@ -69,7 +69,7 @@ def trained(servers: int, keys: list[int]) -> list[tuple[TableStore, Share]]:
 
 
 def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Work | None = None) -> str:
-    """Writes a checkpoint as servers and master do together."""
+    """Writes a checkpoint as the servers and the master do together."""
     files: list[CheckpointFile] = []
     for tables, share in partitions:
         snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
@@ -79,7 +79,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
 
 
 def contents(tables: TableStore) -> Contents:
-    """Every record by table and key."""
+    """Returns every record by table and key."""
     return all_records_of(tables.snapshot(Reader.CHECKPOINT, nullcontext()), len(tables.specs))
 
 
@@ -108,7 +108,7 @@ def test_every_row_and_parameter_comes_back_with_any_number_of_servers(
 
 
 def test_another_history_begins_with_the_same_rows_and_no_batch(tmp_path: Path) -> None:
-    """Dense pieces count one step, as rows that are live must; what the audit expects of them follows from that."""
+    """Dense pieces count one step, since a live row must; the audit relies on this."""
     partitions = trained(2, list(range(50)))
     uri, tables = save(partitions, tmp_path), store()
     applied = load_partition(CheckpointFiles(uri, IMPATIENT), owned(1, 0), tables, len(INITIAL), anew=True)
@@ -127,7 +127,7 @@ def test_another_history_begins_with_the_same_rows_and_no_batch(tmp_path: Path) 
 
 
 def test_rows_count_as_untouched_when_another_history_begins(tmp_path: Path) -> None:
-    """Else those of a long history would look as if the clock had gone back, and never leave."""
+    """Rows of a long history would otherwise lie in the future of the new clock, and never be evicted."""
     spec = replace(SPECS[0], eviction=EvictionSpec(ttl_batches=10))
     tables, share = TableStore([spec], DENSE), Share(0, owned(1, 0), AppliedBatches(), len(INITIAL))
     keys = np.arange(20)
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_not_written_gives_its_changes_back(tmp_path: Path)
     ((tables, share),) = trained(1, list(range(100)))
     tables.track(Reader.CHECKPOINT)
     tables.push(np.array([2, 0, 0], np.uint32), np.array([7, 8]), np.ones(8, np.float32))
-    (tmp_path / "ps-0").touch()  # where a folder is to be
+    (tmp_path / "ps-0").touch()  # in the place of a folder
     snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
     with pytest.raises(StorageUnreachableError, match="ps-0"):
         write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(patience_seconds=0))
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: TableSt
 
 
 class Failing:
-    """Has every operation of a kind on local files fail some times with an error, each file anew."""
+    """Makes operations of one kind on local files fail: the first `times` of them for each file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         monkeypatch.setattr(work, "_FIRST_PAUSE", 0.001)
@@ -300,7 +300,7 @@ def test_a_storage_that_stays_away_is_unreachable_and_not_damaged(
 
 
 class LibraryError(Exception):
-    """Of the library behind a file system, as those of botocore, which are no OSErrors."""
+    """An error of the library behind a file system; botocore's, for example, are not OSErrors."""
 
 
 @pytest.mark.parametrize(("error", "tries"), [(LibraryError("no"), 3), (OSError("no"), 3), (TypeError("no"), 1)])
@@ -325,7 +325,7 @@ def test_errors_of_the_storage_are_told_from_defects(
 def test_a_storage_may_be_away_for_ten_minutes(
     away: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both for writing and for reading, by a clock of the test's own."""
+    """Both for writing and for reading, by a clock of the test."""
     now, there = 0.0, 0.0
     progress = Work()
 

@@ -1,6 +1,6 @@
-"""Chains of checkpoints in a bucket of a real S3 server, which fails as such servers and networks do.
+"""Chains of checkpoints in a bucket of a real S3 server, with the failures of such servers and their networks.
 
-s3fs and moto need packages that exclude some of the environment's: `make test-s3` installs them beside it.
+s3fs and moto conflict with packages of the environment, so `make test-s3` installs them beside it.
 """
 
 import os
@@ -39,7 +39,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def place(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URI of a folder that nothing was written to. Clients try nothing again: the product does."""
+    """The URI of an empty folder. The S3 client does not retry: the product does."""
     options = {
         "endpoint_url": server.url,
         "key": "k",
@@ -58,7 +58,7 @@ def place(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 
 def until_done(call: Callable[[], Any]) -> None:
-    """What the master asks of the storage, which it asks again as long as the storage fails."""
+    """Makes a call of the master to the storage, and repeats it as long as the storage fails."""
     Work(patience_seconds=60).patiently("the folder", call)
 
 
@@ -76,7 +76,7 @@ def test_a_chain_restores_exactly_whatever_fails_on_the_way(place: str, server: 
 
 
 def save(life: Life) -> None:
-    """As `Life.save`; what the master does is tried again as a whole."""
+    """Saves as `Life.save` does, and retries each step of the master as a whole."""
     write, prune = life.folder.write, life.folder.prune
     folder = life.folder
     folder.write = lambda manifest: until_done(lambda: write(manifest))  # type: ignore[method-assign]
@@ -88,7 +88,7 @@ def save(life: Life) -> None:
 
 
 def test_a_death_at_any_request_loses_nothing_of_the_newest_complete_checkpoint(place: str, server: S3Server) -> None:
-    """Every fifth request of a checkpoint, and of the removal of those before it, is once the last."""
+    """The process dies once at every fifth request of a checkpoint, and of the removal of earlier ones."""
     life, random, newest = Life(place, IncrementalMode.ONE_SHOT, keep=1), np.random.default_rng(7), ""
     dead = 0
     while True:
@@ -122,7 +122,7 @@ def test_writing_and_reading_go_on_when_the_store_comes_back(place: str, server:
 
 
 def while_away(server: S3Server, call: Callable[[Work], Any]) -> Any:
-    """What a call returns that begins while nobody listens."""
+    """Begins a call while the server is away; returns its result."""
     progress, found = Work(), []
     server.go_away()
     caller = threading.Thread(target=lambda: found.append(call(progress)))

@@ -13,7 +13,7 @@ from emberscale_trainer.data.files import expand
 
 @pytest.fixture(scope="session")
 def criteo_line() -> Callable[[int], bytes]:
-    """A good line, without a newline, that can be told from all others: C1 is its number."""
+    """Makes a valid line, without a newline, whose C1 is its number."""
 
     def line(number: int) -> bytes:
         integers = "\t".join(str(number % (column + 7)) for column in range(13))

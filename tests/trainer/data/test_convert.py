@@ -1,4 +1,4 @@
-"""Conversion between formats: what is trained on stays the same to the bit."""
+"""Conversion between formats keeps the training data the same to the bit."""
 
 from pathlib import Path
 

@@ -22,7 +22,7 @@ class Row:
 
 
 def reference_parse(line: bytes) -> Row | str:
-    """The row of a line without its newline, or part of what must be said about it: the format in plain Python."""
+    """Parses a line without its newline in plain Python: returns its row, or a part of the expected problem."""
     line = line.removesuffix(b"\r")
     if not line:
         return "the line is blank"
@@ -92,7 +92,7 @@ def test_the_parser_agrees_with_the_reference(
 
     good, bad = block.read(records, columns)
 
-    written = text.split(b"\n")  # a line may end with the first half of a newline of its own
+    written = text.split(b"\n")  # a line of its own may end with \r, the first half of a newline
     expected = [(record, reference_parse(written[record])) for record in records.tolist()]
     rows = [row for _, row in expected if isinstance(row, Row)]
     problems = [(record, row) for record, row in expected if isinstance(row, str)]

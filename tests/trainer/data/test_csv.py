@@ -91,7 +91,7 @@ def test_numbers_are_those_that_python_reads_but_for_the_last_bits(
     text = f"  {number!r} " if spaces else repr(number)
     columns, bad = read(tmp_path_factory.mktemp("csv") / "a.csv", f"{HEADER}1,{text},1,\n", raw=True)
     assert bad == []
-    # denormal numbers are so coarse that their last bits are no small part
+    # the last bits of a denormal number are a large part of it
     assert columns.dense[0, 0] == pytest.approx(float(number), rel=2**-50, abs=1e-307)
 
 

@@ -1,4 +1,4 @@
-"""What every format must do, each tested on the same records: positions name records, whoever reads them."""
+"""What every format must do, tested on the same records: a position names the same record for every reader."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""What becomes of the types and values of Parquet columns."""
+"""How types and values of Parquet columns are read."""
 
 import decimal
 import math
@@ -21,7 +21,7 @@ from emberscale_trainer.data.records import Columns, DataUnavailableError, empty
 
 
 def write(folder: Path, **columns: Any) -> DataFile:
-    """A file of the columns given, with a label and an id where they are not."""
+    """Writes a file of the given columns; adds a label and an id if they are not given."""
     records = len(next(iter(columns.values())))
     table = pa.table({"y": [0] * records, "u": list(range(records)), **columns})
     path = folder / "a.parquet"
@@ -30,7 +30,7 @@ def write(folder: Path, **columns: Any) -> DataFile:
 
 
 def read(file: DataFile, columns: ColumnMapping, raw: bool = False) -> tuple[Columns, list[str]]:
-    """All records that are well-formed, and what is said of the others."""
+    """Reads all well-formed records, and the problems of the others."""
     reader = Parquet(columns, raw)
     (block,) = reader.index_file(file, 0, 1000)
     room = empty_columns(block.records, columns, raw)

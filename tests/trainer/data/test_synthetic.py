@@ -81,7 +81,7 @@ def test_the_same_parameters_give_the_same_bytes_whatever_the_chunks(tmp_path: P
 
 
 def test_the_bytes_of_a_seed_never_change(data: Path) -> None:
-    """If this fails on purpose, raise GENERATOR: folders written before must not pass for the new rows."""
+    """If you change the bytes on purpose, raise GENERATOR, so that older folders are not taken for the new rows."""
     assert zlib.crc32((data / "train-00000.tsv").read_bytes()) == 2043484475
 
 
@@ -159,7 +159,7 @@ def test_new_ids_keep_arriving_and_popularity_is_skewed(population: Population) 
 
 
 def test_a_simple_model_learns_most_of_what_the_teacher_knows(population: Population) -> None:
-    """Smoothed log odds of each id, added up: what a model that only sees single ids gets from 180,000 rows."""
+    """The model sees only single ids: it adds up their smoothed log odds, learned from 180,000 rows."""
     rows, train = population.rows(0, 200_000), 180_000
     rate = rows.labels[:train].mean()
     score = np.zeros(rows.labels.size - train)

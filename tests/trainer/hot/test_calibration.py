@@ -1,4 +1,4 @@
-"""The calibrator's cores: logs, estimates, thresholds and hot sets, against counting by hand."""
+"""The parts of the calibrator, against plain counting: logs, estimates, thresholds and hot sets."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def logged(*parts: list[int]) -> Accesses:
 
 
 def power_law(rows: int, seed: int = 1, exponent: float = 1.2, scale: float = 20_000) -> Accesses:
-    """Rows in a random order, as a hash leaves them."""
+    """Returns rows in a random order, as a hash leaves them."""
     counts = np.maximum(1, scale * np.arange(1, rows + 1) ** -exponent).astype(np.int64)
     return Accesses(np.arange(rows), np.random.default_rng(seed).permutation(counts))
 
@@ -52,7 +52,7 @@ def test_a_log_grows_as_far_as_it_must() -> None:
 
 
 def test_neighbours_in_a_log_are_a_random_sample_of_its_rows() -> None:
-    """What chunks of neighbours say holds for the table, although popular ids came first and are small numbers."""
+    """Chunks of neighbours are representative, although popular ids came first and are small numbers."""
     entries = logged([number for number in range(60_000) for _ in range(9 if number < 6_000 else 1)])
     shares = [(chunk > 1).mean() for chunk in np.array_split(entries.counts, 50)]
     assert np.mean(shares) == pytest.approx(0.1, rel=0.02)
@@ -114,7 +114,7 @@ def test_a_hot_set_fits_its_budget_and_no_larger_one_does(tables: list[list[int]
     if calibration.threshold < 1 and not calibration.whole:
         for table, log in zip(hot.tables, logs, strict=True):
             assert set(table.keys.tolist()) == set(log.keys[log.counts >= calibration.threshold * log.total].tolist())
-    # whatever the next lower threshold adds does not fit
+    # with the rows that a slightly lower threshold adds, the hot set does not fit
     lower = 0.99 * calibration.threshold
     size = sum(
         profile.estimated_bytes if number in calibration.whole else ROW * int((log.counts >= lower * log.total).sum())
@@ -138,7 +138,7 @@ def test_a_budget_that_was_estimated_too_low_is_kept_all_the_same() -> None:
 def test_small_tables_are_hot_as_a_whole_within_half_of_the_budget() -> None:
     logs = [Accesses(np.arange(rows), np.full(rows, 5)) for rows in (300, 4000, 20_000)]
     profiles = [TableProfile.of(log, ROW, np.random.default_rng(0)) for log in logs]
-    assert calibrate_threshold(profiles, 10 << 20).whole == {0, 1}  # the third has more than 1 MiB
+    assert calibrate_threshold(profiles, 10 << 20).whole == {0, 1}  # the third takes more than 1 MiB
     assert calibrate_threshold(profiles, 500_000).whole == {0}
     assert calibrate_threshold(profiles, 30_000).whole == frozenset()
 

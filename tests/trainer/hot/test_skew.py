@@ -84,7 +84,7 @@ def test_a_full_pass_agrees_with_a_small_sample(folder: Path) -> None:
     assert small.access_share == pytest.approx(small.exact.access_share, abs=0.01)
     assert small.estimated_rows == pytest.approx(small.exact.rows_at_threshold, rel=0.1)
     assert small.exact.best_access_share >= small.exact.access_share - 0.01
-    # all rows of all records are hot, and then no batch is cold
+    # all rows of all records are hot, so no batch is cold
     assert (unbounded.exact.best_access_share, unbounded.exact.best_hot_share) == (1.0, 1.0)
     assert small.traffic.cold <= 1.2 * report.row_bytes_per_sample
 
@@ -107,9 +107,9 @@ def test_ids_that_all_records_share_need_no_server(tmp_path: Path) -> None:
     report = measure_skew(data, model_of(columns), SkewRequest((1 << 20,), 64, 3, 0.1, 0, False))
     (point,) = report.budgets
     assert (point.access_share, point.hot_share, point.traffic.cold) == (1.0, 1.0, 0.0)
-    # 5 rows and 3, a key and 16 floats each, pulled and pushed by a batch of 64
+    # a batch of 64 pulls and pushes 5 + 3 rows of a key and 16 floats each
     assert report.row_bytes_per_sample == 2 * 8 * (8 + 64) / 64
-    # hot rows go once to each of three workers and back once, twice in an epoch of 5,000 samples
+    # twice in an epoch of 5,000 samples, hot rows go once to each of three workers, and once back
     assert point.traffic.swapped_copies == pytest.approx(2 * (3 + 1) * 8 * 80 / 5000)
     assert point.traffic.exchanged == pytest.approx(2 * 8 * (8 + 64) / 64)
 

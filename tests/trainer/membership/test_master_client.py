@@ -1,4 +1,4 @@
-"""A member that cannot reach its master: for how long it tries, and what it says."""
+"""A member that cannot reach its master: how long it tries, and what it reports."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ from identities import identity_of
 
 @contextmanager
 def master(shown: Certificates | None) -> Iterator[str]:
-    """A server without a method: whoever gets through hears UNIMPLEMENTED."""
+    """A server without methods: a caller that gets through is answered UNIMPLEMENTED."""
     server = grpc.server(ThreadPoolExecutor(2))
     port = tls.bind(server, "127.0.0.1:0", shown)
     server.start()
@@ -68,7 +68,7 @@ def test_a_member_that_is_told_to_end_waits_for_its_master_no_longer() -> None:
 
 
 class Drains(master_pb2_grpc.MasterServicer):
-    """Answers drains as told: whether the server may go, or the code of a refusal."""
+    """Answers drains from a list: whether the server may go, or the code of a refusal."""
 
     def __init__(self, *answers: bool | grpc.StatusCode) -> None:
         self.answers = deque(answers)
@@ -104,7 +104,7 @@ def test_a_server_waits_for_a_master_that_is_away_for_a_part_of_its_time_only() 
 
 
 class Closing:
-    """A method of a master whose member is told to end just before it is called."""
+    """A method of the master; the member is told to end just before the call."""
 
     def __init__(self, client: MasterClient) -> None:
         self._client = client

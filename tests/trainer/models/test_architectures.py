@@ -76,7 +76,7 @@ def test_the_way_back_of_a_model_is_that_of_autograd(model: nn.Module) -> None:
     expected = model(dense, leaf)
     expected.backward(gradient)
     of_parameters, of_embeddings = flat.gradients.clone(), leaf.grad
-    for _ in range(2):  # nothing is left of the batch before
+    for _ in range(2):  # the second time shows that nothing is left of the first
         flat.clear_gradients()
         logits, pull_back = vjp(model, dense, embeddings.clone())
         assert not logits.requires_grad
@@ -116,7 +116,7 @@ def test_xdeepfm_is_its_formula() -> None:
     dense, fields, wide = torch.randn(B, DENSE), torch.randn(B, TABLES, D), torch.randn(B, TABLES)
     x, sums = fields, []
     for weights in model.interactions.filters:
-        # equation 6: every map is a weighed sum of the elementwise products of all pairs
+        # equation 6: every map is a weighted sum of the elementwise products of all pairs
         filters = weights.view(len(weights), x.shape[1], TABLES)
         x = torch.einsum("hij,bid,bjd->bhd", filters, x, fields)
         sums.append(x.sum(2))
@@ -140,7 +140,7 @@ def test_the_compressed_interactions_have_the_gradients_of_the_formula(itself: b
     torch.testing.assert_close(
         torch.autograd.grad(got, (x, first, weights), gradient),
         torch.autograd.grad(expected, (x, first, weights), gradient),
-        rtol=1e-4,  # of the weights' gradients: sums of 650 products
+        rtol=1e-4,  # the gradients of weights are sums of 650 products
         atol=1e-4,
     )
 

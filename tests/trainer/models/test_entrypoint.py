@@ -1,4 +1,4 @@
-"""A model of the person's own takes a dry step before anything starts."""
+"""A user's own model takes a dry step before anything starts."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""P and Q: any two rows of a stripe, or parity blocks, may be lost."""
+"""P and Q: any two rows or parity blocks of a stripe can be lost."""
 
 from itertools import combinations
 from random import Random
@@ -29,7 +29,7 @@ def encoded(rows: NDArray[np.uint8], role: int) -> NDArray[np.uint8]:
 
 
 def slow_product(one: int, other: int) -> int:
-    """By the definition: a product of polynomials, and what a division by 0x11d leaves of it."""
+    """Multiplies by the definition: a product of polynomials, modulo 0x11d."""
     product = 0
     for bit in range(8):
         product ^= (one << bit) if other >> bit & 1 else 0

@@ -1,4 +1,4 @@
-"""What servers hold for each other, with a loss after any item of any push."""
+"""Parity that servers hold for each other, with a loss after any item of any push."""
 
 import threading
 from collections import deque
@@ -29,7 +29,7 @@ Sent = tuple[int, tuple[int, int] | None, NDArray[np.uint8]]
 
 
 class Member:
-    """A server: its rows, what it has sent to each other one, and how far that has come."""
+    """A server: its rows, the items on their way to each other server, and how many of them have arrived."""
 
     def __init__(self, me: int, members: int, parity: int = 1) -> None:
         self.layout = layout = ParityLayout(members, parity)
@@ -46,7 +46,7 @@ class Member:
         self.whole_at = 0
 
     def send(self, batch: int | None) -> None:
-        """One item for each other member."""
+        """Sends one item to each other member."""
         stored = min(self.arrived.values())
         self.sent += 1
         if self.log.is_whole and not self.whole_at:
@@ -62,7 +62,7 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 
 
 class Group(RuleBasedStateMachine):
-    """Members that push, whose items arrive at any time, until as many as the parity covers are lost at once."""
+    """Members push, and their items arrive at any time, until as many as the parity covers are lost at once."""
 
     @initialize(parity=st.integers(1, 2), data_members=st.integers(1, 3))
     def begin(self, parity: int, data_members: int) -> None:
@@ -83,7 +83,7 @@ class Group(RuleBasedStateMachine):
     def push(self, data: st.DataObject, keys: list[int]) -> None:
         one = data.draw(st.sampled_from(self.members))
         counts = np.array([len(keys), 1], np.uint32)
-        named = np.array([*keys, keys[0]], np.int64)  # keys may come twice
+        named = np.array([*keys, keys[0]], np.int64)  # keys may repeat
         one.store.push(counts, named, np.full(len(named) * 10_000, self.batch + 1, np.float32))
         one.batches.add(self.batch)
         one.send(self.batch)
@@ -141,7 +141,7 @@ class Group(RuleBasedStateMachine):
         for source in self.lost:
             expected, batches = source.at[agreed[source.me]]
             assert {frozenset(_numbers(one.holding.applied(source.me))) for one in rest} == {frozenset(batches)}
-            if all(one.whole_at and agreed[one.me] >= one.whole_at for one in self.lost):  # else not yet protected
+            if all(one.whole_at and agreed[one.me] >= one.whole_at for one in self.lost):  # else not protected yet
                 assert self._decoded(rest, lost, source.me) == expected
 
     def _decoded(self, rest: list[Member], lost: frozenset[int], source: int) -> list[dict[int, bytes]]:
@@ -190,7 +190,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def _delta(slot: int, table: int) -> NDArray[np.uint8]:
-    """A delta of one row whose parity is not here."""
+    """Returns a delta of one row whose parity is elsewhere."""
     layout = ParityLayout(3)
     assert layout.lane(1, table, slot >> LAYOUTS[table].slot_bits) != 0 or slot
     head = np.array([slot, 1 | table << 16], "<u4").view(np.uint8)

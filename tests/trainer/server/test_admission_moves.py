@@ -1,4 +1,4 @@
-"""Admission and eviction under moves, checkpoints and restores: the same rows as on one server without them."""
+"""Admission and eviction under moves, checkpoints and restores leave the same rows as on a single server."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -53,7 +53,7 @@ def tables() -> TableStore:
 
 
 def batch(seed: int, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
-    """Counts, keys and gradients of what a server that owns this gets of a batch."""
+    """Returns counts, keys and gradients of the part of a batch that goes to the owner of `owned`."""
     random = np.random.default_rng(seed)
     counts, named, values = [], [], []
     for _ in TABLES:
@@ -72,7 +72,7 @@ def batch(seed: int, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.i
 
 
 def one_server(seeds: list[int]) -> Rows:
-    """The rows of a server that has applied these batches, and nothing has happened to it."""
+    """Returns the rows of a single, undisturbed server that has applied these batches."""
     store = tables()
     eviction = Eviction(store)
     everything = Ownership.of(table_of(1), 0)
@@ -86,7 +86,7 @@ def one_server(seeds: list[int]) -> Rows:
 
 
 def rows_of(store: TableStore, owned: Ownership) -> Rows:
-    """What a store holds of what is owned."""
+    """Returns the rows of a store that are owned."""
     snapshot = store.snapshot(Reader.FLASH, nullcontext())
     found = []
     for table in range(STORED):
@@ -98,7 +98,7 @@ def rows_of(store: TableStore, owned: Ownership) -> Rows:
 
 
 class ServersMachine(RuleBasedStateMachine):
-    """Some servers, whose own threads sweep when they come to it, and what a master would do."""
+    """Some servers, whose own threads sweep at their own time, and the actions of a master."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class ServersMachine(RuleBasedStateMachine):
 
     @rule()
     def copy(self) -> None:
-        """A round of a move."""
+        """Runs a round of a move."""
         if self.moving is None:
             return
         everyone = self.moving[1]
@@ -239,7 +239,7 @@ class ServersMachine(RuleBasedStateMachine):
 
     @rule()
     def check(self) -> None:
-        """All servers together hold what one does, to the bit."""
+        """Checks that all servers together hold the rows of a single one, to the bit."""
         self.settled()
         together: Rows = [{} for _ in range(STORED)]
         for index, server in enumerate(self.servers):
@@ -276,7 +276,7 @@ def test_a_server_evicts_no_row_that_it_has_received_and_does_not_own_yet() -> N
     stores = [server.tables for server in machine.servers[:2]]
     received = [rows_of(store, owned) for store, owned in zip(stores, gained, strict=True)]
     assert all(rows[0] and rows[2] for rows in received), "both tables that evict have been copied"
-    machine.push([10 + seed % 40 for seed in range(60)])  # far beyond the time to live of what was copied
+    machine.push([10 + seed % 40 for seed in range(60)])  # far beyond the time to live of the copied rows
     machine.settled()
     assert [rows_of(store, owned) for store, owned in zip(stores, gained, strict=True)] == received
     everyone = list(machine.servers)
@@ -286,13 +286,13 @@ def test_a_server_evicts_no_row_that_it_has_received_and_does_not_own_yet() -> N
     whole.start(servers=1)
     whole.push(machine.seeds)
     whole.check()
-    eventually(lambda: evicted(everyone) == evicted(whole.servers))  # figures are old where the lock is not free
+    eventually(lambda: evicted(everyone) == evicted(whole.servers))  # figures are stale while the lock is taken
     for one in (machine, whole):
         one.folder.cleanup()
 
 
 def test_admission_is_counted_over_a_roll_back() -> None:
-    """Counts never fall, also where those after a roll-back pass the old ones between two reports."""
+    """Counts never fall, even if those after a roll-back pass the old ones between two reports."""
     server, keys = ServerState(), 2 + np.arange(4)
     owned = Ownership.of(table_of(1), 0)
     for generation, pushes in ((1, 2), (2, 3)):

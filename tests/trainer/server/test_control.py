@@ -1,4 +1,4 @@
-"""What the master asks of a parameter server, over gRPC's own types and a folder for checkpoints."""
+"""The master's calls to a parameter server, with the messages of gRPC and a folder for checkpoints."""
 
 import threading
 import weakref
@@ -35,7 +35,7 @@ COLUMNS = {"label": "y", "dense": ["a"], "categorical": ["user", "item/id"]}
 
 
 class RefusedError(Exception):
-    """A call that was answered with an error."""
+    """A call was answered with an error."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
@@ -43,7 +43,7 @@ class RefusedError(Exception):
 
 
 class Context:
-    """What the methods use of a gRPC context."""
+    """The part of a gRPC context that the methods use."""
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         raise RefusedError(code, details)
@@ -60,7 +60,7 @@ def make_job() -> TrainingJob:
 
 
 class Server:
-    """Parameter server 0 of one, and the master's calls to it."""
+    """The only parameter server of a job, and the master's calls to it."""
 
     def __init__(self) -> None:
         self.job = make_job()
@@ -337,7 +337,7 @@ def test_a_resume_gives_up_the_snapshot_of_its_barrier_and_no_later_one(
 
 
 def test_what_is_meant_for_the_process_before_is_refused_and_changes_nothing(server: Server, tmp_path: Path) -> None:
-    """An address may pass to a successor while a call is on its way."""
+    """A successor may take over the address while a call is on its way."""
     control, before = server.control, barrier(1, meant="before")
     routing = server.routing(1, 1)
     routing.servers[0].incarnation = "before"
@@ -430,7 +430,7 @@ def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_op
 def test_rows_of_before_are_not_kept_by_a_move_whose_receiver_hangs(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job rolls back once that receiver is lost, and the server needs its memory for the rows that it loads."""
+    """The job rolls back once the receiver is lost, and the server needs the memory for the rows that it loads."""
     monkeypatch.setattr(sending, "_STALLED_SECONDS", 1e6)
     server.assign()
     server.push(1)

@@ -41,7 +41,7 @@ def assign(core: ServerCore, generation: int, version: int, bound: StalenessBoun
 
 
 def switched(core: ServerCore, barrier: int, version: int, generation: int = 1, now: float = 0.0) -> Outcome:
-    """A move that changes nothing but the version, and has its number."""
+    """Switches to a move that changes only the version, and whose number is the version."""
     core.prepare(version, core.known[1], table_of(version, generation=generation), 0, now)
     return core.switch(generation, barrier, version, AppliedBatches(), None, now)[0]
 
@@ -58,7 +58,7 @@ def push(core: ServerCore, request: Header, session: int = 0, now: float = 0.0) 
 
 
 class TestReplacedServers:
-    """The table of a partial recovery names another process in the place of one that was lost."""
+    """The table of a partial recovery names another process in the place of a lost one."""
 
     def replaced(
         self, core: ServerCore, bound: StalenessBound | None = None, record: AppliedBatches | None = None
@@ -99,7 +99,7 @@ class TestReplacedServers:
         assert push(core, header(0, version=2), session=2) is Status.REPEATED
 
     def test_the_next_server_that_orders_staleness_refuses_them_too(self) -> None:
-        """A move after the recovery hands over the pulls that are known, and no others."""
+        """A move after the recovery hands over only the pulls that are known."""
         successor, following = ServerCore(), ServerCore()
         self.replaced(successor, StalenessBound(2))
         assert successor.admit(2, header(1, version=2), 0.0) is Status.OK
@@ -130,7 +130,7 @@ class TestVersionsAndGenerations:
             core.hold(1, 1, 1, 10, 0)
 
     def test_another_table_of_the_same_version_is_loaded_anew(self) -> None:
-        """Two masters that began from the same ledger have given both tables this number."""
+        """Two masters that began from the same ledger gave both tables this version."""
         core = ServerCore()
         one, other = (Assignment(1, 1, "", ("ps-0-1", replaced)) for replaced in ("ps-1-1", "ps-1-2"))
         assert core.assign(one) is Assigning.LOAD
@@ -142,7 +142,7 @@ class TestVersionsAndGenerations:
             core.assign(one)
 
     def test_a_barrier_over_another_table_is_refused(self) -> None:
-        """A ledger that has lost a switch would take a snapshot of some servers for one of all."""
+        """A master whose ledger lost a switch would take a snapshot of some servers for one of all."""
         core = serving(version=2)
         with pytest.raises(LaterError, match="version 2 is served, and 1 is asked for"):
             core.hold(1, 1, 1, 10, 0)
@@ -200,7 +200,7 @@ class TestAssignments:
 
     @pytest.mark.parametrize("checkpoint", ["a", "b"])
     def test_an_assignment_whose_rows_have_trained_on_is_not_done_again(self, checkpoint: str) -> None:
-        """Its master has lost the end of its ledger, and would take the rows for those of the checkpoint."""
+        """The master lost the end of its ledger, and would take the trained rows for those of the checkpoint."""
         core = ServerCore()
         first = Assignment(2, 2, "a")
         core.assign(first)
@@ -221,7 +221,7 @@ class TestAssignments:
         assert core.assign(wanted) is Assigning.LOAD
 
     def test_a_server_that_dropped_its_rows_for_an_assignment_says_so_though_it_fails(self) -> None:
-        """A master whose ledger ends before the assignment would else take the rows for served."""
+        """Otherwise a master whose ledger ends before the assignment would believe that the rows are served."""
         core, wanted = serving(), Assignment(5, 7, "checkpoint")
         before = core.known
         core.assign(wanted)
@@ -364,7 +364,7 @@ class TestLeases:
         core = serving(generation=2, version=2)
         core.hear_generation(3)
         assert push(core, header(0, token=1, generation=2, version=2)) is Status.REFRESH
-        core.hear_generation(2)  # a master that lost its last writes knows no other
+        core.hear_generation(2)  # from a master that lost its last writes
         assert push(core, header(0, token=1, generation=2, version=2)) is Status.OK
 
     def test_leases_of_another_generation_or_told_late_change_nothing(self) -> None:
@@ -389,7 +389,7 @@ class TestSessions:
         core = serving(bound=StalenessBound(0))
         assert core.admit(1, header(0), 0.0) is Status.OK
         assert push(core, header(0), session=1) is Status.OK
-        assert core.admit(1, header(1), 0.0) == Wait(None)  # on the other connection, for the push that is under way
+        assert core.admit(1, header(1), 0.0) == Wait(None)  # waits on the other connection for the push under way
         core.disconnected(1)
         assert core.admit(2, header(1), 0.0) is Status.OK
 
@@ -411,7 +411,7 @@ class TestSessions:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """One server under pushes, barriers, lapses, dead leases, lost sessions and roll-backs in any order."""
+    """One server under pushes, barriers, lapses, dead leases, lost sessions and roll-backs, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -564,13 +564,13 @@ def test_a_repeated_push_is_under_way_until_it_is_complete() -> None:
     core.disconnected(1)  # before the other servers got the push
     assert core.admit(2, header(0), 0.0) is Status.OK
     assert push(core, header(0), session=2) is Status.REPEATED
-    assert core.admit(3, header(1, shard=1), 0.0) == Wait(None)  # its pull might miss what the other servers still lack
+    assert core.admit(3, header(1, shard=1), 0.0) == Wait(None)  # its pull could miss the push on the other servers
     core.complete(2, header(0))
     assert core.admit(3, header(1, shard=1), 0.0) is Status.OK
 
 
 def test_the_number_of_a_move_is_not_given_again() -> None:
-    """A master whose ledger is lost would have its moves refused as over."""
+    """Otherwise a master that lost its ledger would reuse numbers, and its moves would be refused as over."""
     core = serving()
     core.prepare(90, 1, table_of(2), 0, 0.0)
     assert core.next_numbers == (0, 91)
@@ -579,7 +579,7 @@ def test_the_number_of_a_move_is_not_given_again() -> None:
 
 
 def test_a_checkpoint_is_begun_in_one_barrier_only() -> None:
-    """Two masters from one ledger give the same number: the files may be those of a complete checkpoint."""
+    """Two masters from one ledger use the same number: the second could overwrite files of a complete checkpoint."""
     core = serving()
     core.hold(1, 1, 5, 10.0, 0.0, 7)
     assert core.next_checkpoint == 8
@@ -588,14 +588,14 @@ def test_a_checkpoint_is_begun_in_one_barrier_only() -> None:
     for checkpoint in (7, 6):
         with pytest.raises(LaterError, match=f"checkpoint 7 was begun here, and {checkpoint} is not later"):
             core.hold(1, 1, 6, 10.0, 2.0, checkpoint)
-    core.hold(1, 1, 6, 10.0, 2.0)  # a move's barrier is for none
+    core.hold(1, 1, 6, 10.0, 2.0)  # a move's barrier begins no checkpoint
     core.resume(1, 6)
     core.hold(1, 1, 7, 10.0, 3.0, 8)
     assert core.next_checkpoint == 9
 
 
 def test_what_still_comes_of_a_session_that_has_ended_keeps_nobody_waiting() -> None:
-    """A push that found no room ends one connection; a pull may be on its way in the other."""
+    """A push without room in memory ends one connection; a pull may be on its way on the other."""
     core = serving(bound=StalenessBound(0, 0))
     assert core.admit(1, header(0), 0.0) is Status.OK
     core.disconnected(1)

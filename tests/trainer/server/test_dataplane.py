@@ -1,4 +1,4 @@
-"""The data plane against peers that do not know the token, and a system that has run out of something."""
+"""The data plane against peers without the token, and in a system without free descriptors or buffers."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def dial(address: str, held: ExitStack) -> socket.socket:
 
 
 def answer(stream: socket.socket) -> tuple[Status, str]:
-    """What is answered before the server hangs up."""
+    """Returns the answer that comes before the server hangs up."""
     received = b""
     while data := stream.recv(4096):
         received += data
@@ -61,7 +61,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def drip(stream: socket.socket, data: bytes) -> None:
-    """Sends a byte at a time."""
+    """Sends one byte at a time."""
     for byte in data:
         stream.sendall(bytes([byte]))
         time.sleep(0.02)
@@ -82,7 +82,7 @@ def test_a_stranger_cannot_have_memory_reserved(address: str, held: ExitStack, s
         assert status is Status.REFUSED
         assert "more than 4096" in reason
     grown = psutil.Process().memory_info().vms - before
-    assert grown < 4096 * MEGABYTE  # stacks and arenas of 20 threads, and not 20 GiB of buffers
+    assert grown < 4096 * MEGABYTE  # room for stacks and arenas of 20 threads, not for 20 GiB of buffers
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_a_crowd_of_silent_strangers_costs_little_and_keeps_nobody_out(address: 
 def test_an_hour_of_a_stranger_that_comes_again_and_again_costs_nothing_that_stays(
     address: str, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """It is hung up on after 5 s, so an hour has 720 of its connections.
+    """The server hangs up after 5 s, so a stranger makes 720 connections in an hour.
 
-    What a process grows by once, for whatever else goes on in it, is not the stranger's: of three hours one must cost
-    less than a megabyte, as each would cost more if something of every connection stayed.
+    The process may also grow once for another reason, so only one of three hours must cost less than a megabyte: if
+    every connection left something behind, each hour would cost more.
     """
 
     def stay(times: int) -> None:
         for _ in range(times):
-            with socket.socket(socket.AF_UNIX) as stream, suppress(ConnectionError):  # it may be hung up on at once
+            with socket.socket(socket.AF_UNIX) as stream, suppress(ConnectionError):  # the server may hang up at once
                 stream.settimeout(SECONDS)
                 stream.connect(address.removeprefix("unix://"))
                 stream.sendall(sent)
@@ -156,7 +156,7 @@ def test_an_hour_of_a_stranger_that_comes_again_and_again_costs_nothing_that_sta
 
     monkeypatch.setattr(dataplane, "_STRANGER_SECONDS", 0.005)
     threads = serving_threads()
-    stay(50)  # what is allocated once is
+    stay(50)  # so that one-time allocations are made
 
     def hour() -> int:
         before = psutil.Process().memory_info().rss
@@ -184,7 +184,7 @@ def test_over_tls_strangers_are_no_dearer(held: ExitStack, tmp_path: Path, monke
 
 
 class FailingListener:
-    """A listening socket whose first accepts fail, as they do for want of descriptors or when a peer gives up."""
+    """A listening socket whose first accepts fail, as they do without free descriptors or when a peer gives up."""
 
     def __init__(self, listener: socket.socket, errors: list[int]) -> None:
         self._listener = listener

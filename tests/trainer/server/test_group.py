@@ -1,4 +1,4 @@
-"""What a member of a parity group decides, without rows, threads and streams."""
+"""The decisions of a member of a parity group, without rows, threads and streams."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_what_some_holder_lacks_of_a_lost_member_is_dropped() -> None:
         core.take(1, 0, (0, number), deltas)
     assert core.lose(frozenset({1})) == {1: 4}
     assert core.agreed() is None
-    core.withdrawn(2, {1: 3})  # the other one has the first item, and two of the pushes
+    core.withdrawn(2, {1: 3})  # the other holder has the first item and two pushes
     assert unwrap(core.agreed())[1].ranges(0) == [(0, 2)]
     assert sums.value == 0b011
     with pytest.raises(SourceOverError):
@@ -92,7 +92,7 @@ def test_servers_that_take_different_ones_for_lost_rebuild_neither() -> None:
 
 
 def lost_at_once() -> tuple[GroupCore[int], Sums]:
-    """A member of four, of which the last two are lost and 2 and 3 items of them are here."""
+    """Returns a member of four that holds 2 and 3 items of the last two members, which are lost."""
     core, sums = member(0, 4, parity=2)
     for source in (1, 2, 3):
         core.begin(source, AppliedBatches())

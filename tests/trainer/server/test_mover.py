@@ -1,4 +1,4 @@
-"""Live moves between servers over real sockets, with pushes at every moment of them."""
+"""Live moves between servers over real sockets, with pushes at every point of a move."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def tables() -> TableStore:
 
 
 class Servers:
-    """Some servers, a store that takes every batch whole, and what a master would do."""
+    """Some servers, a single store that applies every batch, and the actions of a master."""
 
     def __init__(self, folder: Path, serving: int, spare: int) -> None:
         self.all = [MovingServer(index, folder) for index in range(serving + spare)]
@@ -55,7 +55,7 @@ class Servers:
             assert server.state.push(0, header, *part) is Status.OK
 
     def prepare(self, count: int) -> RoutingTable:
-        """Begins a move to so many servers; its number is its version."""
+        """Begins a move to `count` servers; its number is its version."""
         wanted = table_of(self.table.version + 1, [server.address for server in self.all[:count]])
         for server in self.all:
             since = self.table.version if server.index < len(self.table.servers) else 0
@@ -65,11 +65,11 @@ class Servers:
         return wanted
 
     def copied(self, wanted: RoutingTable) -> list[CopyProgress]:
-        """How far all servers are, once what remains is little."""
+        """Waits until little remains to copy; returns the progress of all servers."""
         return [server.mover.copy(wanted.version, SECONDS) for server in self.all]
 
     def switch(self, wanted: RoutingTable) -> None:
-        """The barrier of a move."""
+        """Runs the barrier of a move."""
         self.barrier += 1
         serving = self.all[: len(self.table.servers)]
         for server in serving:
@@ -83,7 +83,7 @@ class Servers:
         self.table = wanted
 
     def check(self) -> None:
-        """Each server holds what it owns as the one store does, to the bit, and nothing else."""
+        """Checks that each server of the table holds exactly its rows, to the bit as the single store."""
         for server in self.all:
             expected, found = {}, {}
             owned = Ownership.of(self.table, server.index)
@@ -95,7 +95,7 @@ class Servers:
             if server.index < len(self.table.servers):
                 self.barrier += 1
                 server.state.hold(1, self.table.version, self.barrier, SECONDS)
-                server.state.settle(1, self.barrier, [], SECONDS, 0)  # what was given away is gone after it
+                server.state.settle(1, self.barrier, [], SECONDS, 0)  # rows that moved away are gone after this
                 server.state.resume(1, self.barrier)
                 store = self.stores[server.index]
                 found = {
@@ -187,7 +187,7 @@ def test_an_abandoned_move_leaves_nothing_behind(make_servers: Callable[[int, in
 def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
     make_servers: Callable[[int, int], Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abandoned: bool
 ) -> None:
-    monkeypatch.setattr(Retirement, "_run", lambda *_: None)  # the rows of an abandoned move are still there
+    monkeypatch.setattr(Retirement, "_run", lambda *_: None)  # so that the rows of an abandoned move stay
     servers = make_servers(3, 0)
     servers.push()
     table = servers.prepare(2)
@@ -295,7 +295,7 @@ def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
             one.state.stage(3, servers.stores[one.index])
     servers.copied(table)
     with monkeypatch.context() as late:
-        late.setattr(server.state, "wanted", lambda number: earlier)  # asked before the later move was prepared
+        late.setattr(server.state, "wanted", lambda number: earlier)  # as if asked before the later move was prepared
         with pytest.raises(NotHeldError, match="move 2 is over"):
             server.mover.copy(2, 0)
     servers.push()
@@ -307,7 +307,7 @@ def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
 def test_whoever_waits_for_a_move_hears_that_it_is_abandoned(
     make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch, hands_over: bool
 ) -> None:
-    monkeypatch.setattr(mover_module._MoveSending, "_round", lambda self: self._closed.wait())  # it never gets on
+    monkeypatch.setattr(mover_module._MoveSending, "_round", lambda self: self._closed.wait())  # it never progresses
     servers = make_servers(3, 0)
     table = servers.prepare(2)
     server, asked = servers.all[2], threading.Event()
@@ -395,7 +395,7 @@ def test_a_server_says_under_which_table_its_rows_have_left(make_servers: Callab
 def test_a_move_from_a_table_that_is_not_in_force_is_refused(
     make_servers: Callable[[int, int], Servers], index: int, since: int
 ) -> None:
-    """A master whose ledger has lost a switch would take a server that has given its rows away for one that joins."""
+    """A master whose ledger lost a switch would take a server that gave its rows away for one that joins."""
     servers = make_servers(2, 0)
     servers.push()
     table = servers.prepare(1)

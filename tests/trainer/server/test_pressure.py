@@ -1,4 +1,4 @@
-"""Back-pressure near the memory limit: who waits, for how long, and when it ends."""
+"""Back-pressure near the memory limit: which requests wait, for how long, and when it ends."""
 
 from pathlib import Path
 

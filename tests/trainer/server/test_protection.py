@@ -1,4 +1,4 @@
-"""Parity between servers over real sockets: one is lost at any moment, and its rows come back to the bit."""
+"""Parity between servers over real sockets: the rows of servers lost at any moment are rebuilt to the bit."""
 
 import threading
 import weakref
@@ -39,7 +39,7 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 
 
 class Servers:
-    """Servers that protect each other, a twin of each that is never lost, and what a master would do."""
+    """Servers that protect each other, a twin of each that is never lost, and the actions of a master."""
 
     def __init__(self, folder: Path, count: int, parity: int = 1) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class Servers:
             server.assign(self.table, store)
 
     def protect(self) -> None:
-        """Every server forms its group; returns when all rows are protected."""
+        """Forms the group of every server; returns when all rows are protected."""
         for server in self.serving:
             server.mover.protection.form(self.table, server.index, self._parity)
         protections = [server.mover.protection for server in self.serving]
@@ -67,7 +67,7 @@ class Servers:
         return Batch(self.random, self.batches - 1)
 
     def push(self, batch: Batch, *indexes: int) -> list[Status]:
-        """Pushes a batch to these servers, all if none is named; the twins follow what is applied."""
+        """Pushes a batch to the given servers, by default to all; the twins apply what their servers do."""
         said = []
         for index in indexes or range(len(self.serving)):
             part = batch.part(Ownership.of(self.table, index))
@@ -86,7 +86,7 @@ class Servers:
         return said
 
     def successors(self, *lost: int) -> tuple[list[MovingServer], RoutingTable]:
-        """Processes in the places of those that are lost, and the table with them."""
+        """Starts processes in the places of lost ones; returns them and the table with them."""
         joined = [MovingServer(index, self._folder, f"ps-{index}-{len(self.made)}") for index in lost]
         self.made += joined
         addresses = [*self.table.servers]
@@ -97,7 +97,7 @@ class Servers:
     def rebuild(
         self, joined: Sequence[MovingServer], table: RoutingTable, number: int
     ) -> list[Mapping[int, AppliedBatches]]:
-        """What each survivor says is in the rows that it sent."""
+        """Rebuilds lost servers; returns, for each survivor, the batches in the rows that it sent."""
         lost = tuple(one.index for one in joined)
         others = [server for server in self.serving if server.index not in lost]
         for server in others:
@@ -115,7 +115,7 @@ class Servers:
     def switch(
         self, joined: Sequence[MovingServer], table: RoutingTable, number: int, rest: Mapping[int, AppliedBatches]
     ) -> None:
-        """The successors serve, and all others know it."""
+        """Switches to the table with the successors, and protects it."""
         for one in joined:
             self.serving[one.index] = one
         for server in self.serving:
@@ -133,7 +133,7 @@ class Servers:
         return rebuilt[0]
 
     def check(self) -> None:
-        """All rows are to the bit those of the twins."""
+        """Checks that all rows are those of the twins to the bit."""
         for store, twin in zip(self.stores, self.twins, strict=True):
             assert rows_of(store) == rows_of(twin)
 
@@ -268,7 +268,7 @@ def test_what_a_server_sends_and_holds_can_be_scraped(make_servers: Callable[[in
     assert registry.get_sample_value(metrics.PS_PARITY_DELTAS_TOTAL) == before + 1
     assert (registry.get_sample_value(metrics.PS_PARITY_SENT_BYTES_TOTAL) or 0.0) > 100 * 4
     assert registry.get_sample_value(metrics.PS_PARITY_LAG_ITEMS) == 0
-    servers.push(servers.batch())  # says that the batch before is stored
+    servers.push(servers.batch())  # tells the holders that the previous batch is stored
     assert (registry.get_sample_value(metrics.PS_PARITY_BYTES) or 0.0) > 0
 
 
@@ -281,7 +281,7 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
     assert group is not None
     joined, table = servers.successors(1)
     with ThreadPoolExecutor(1) as threads:
-        with group.changed:  # it is lost while one of two has the deltas
+        with group.changed:  # ps-1 is lost while only one of two holders has the deltas
             part = torn.part(Ownership.of(servers.table, 1))
             header = Header(Kind.PUSH, generation=1, version=1, batch=torn.number, token=1, tables=TABLES + 1)
             pushing = threads.submit(servers.serving[1].state.push, 0, header, *part)
@@ -348,7 +348,7 @@ def test_rows_that_a_lost_server_did_not_own_are_not_rebuilt(make_servers: Calla
     other = tables()
     other.push(*servers.batch().part(Ownership.of(servers.table, 0)))
     snapshot = other.snapshot(Reader.FLASH, threading.RLock())
-    with servers.serving[1].state.lock:  # as in a move that is given up, or of which the retiring goes on
+    with servers.serving[1].state.lock:  # as in an abandoned move, or before the rows of a finished one are retired
         for number in range(TABLES + 1):
             for records in snapshot.read(number):
                 servers.stores[1].load(number, records)
@@ -362,7 +362,7 @@ def test_a_history_of_the_same_version_is_protected_anew(make_servers: Callable[
     servers.protect()
     for _ in range(20):
         servers.push(servers.batch())
-    servers.table = replace(servers.table, generation=2)  # of a master that has lost its ledger
+    servers.table = replace(servers.table, generation=2)  # from a master that lost its ledger
     servers.stores, servers.twins = [tables() for _ in range(2)], [tables() for _ in range(2)]
     for server, store in zip(servers.serving, servers.stores, strict=True):
         server.assign(servers.table, store)
@@ -381,7 +381,7 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
     servers.protect()
     servers.push(servers.batch())
     assert all(server.mover.protection.trouble is None for server in servers.serving)
-    group_of(servers.serving[2]).holding.lose(1)  # by a master whose successor does not know of it
+    group_of(servers.serving[2]).holding.lose(1)  # told by a master whose successor does not know of the loss
     with ThreadPoolExecutor(1) as threads:
         pushing = threads.submit(servers.push, servers.batch(), 1)
         eventually(lambda: servers.serving[1].mover.protection.trouble is not None)
@@ -389,7 +389,7 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
         assert (trouble.version, trouble.broken) == (1, True)
         assert trouble.message.startswith("ps-2 takes no more of its changes: the receiver refuses the stream")
         assert not pushing.done()
-        servers.serving[1].state.assign(Assignment(2, 2, ""))  # what the master does then
+        servers.serving[1].state.assign(Assignment(2, 2, ""))  # the master then rolls back
         assert pushing.result(SECONDS) == [Status.OK]
     assert servers.serving[1].mover.protection.trouble is None
 
@@ -432,7 +432,7 @@ def test_a_holder_that_acknowledges_nothing_is_told_of(
     servers.protect()
     protection = servers.serving[0].mover.protection
     with ThreadPoolExecutor(1) as threads:
-        with group_of(servers.serving[2]).changed:  # as if it was stopped
+        with group_of(servers.serving[2]).changed:  # as if the holder was stopped
             pushing = threads.submit(servers.push, servers.batch(), 0)
             eventually(lambda: protection.trouble is not None)
             trouble = unwrap(protection.trouble)
@@ -447,7 +447,7 @@ def test_servers_that_have_yet_to_reach_another_train_on_without_parity(
 ) -> None:
     monkeypatch.setattr("emberscale_trainer.server.parity_group._SLOW_SECONDS", 0.0)
     servers = make_servers(3)
-    for server in servers.serving[:2]:  # as if nobody reached the third
+    for server in servers.serving[:2]:  # as if no other reached the third
         server.mover.protection.form(servers.table, server.index)
     protection = servers.serving[1].mover.protection
     for _ in range(5):
@@ -536,7 +536,7 @@ def test_changes_for_which_there_is_no_memory_are_sent_to_both_holders_later(
 
     monkeypatch.setattr(np, "concatenate", no_memory_once)
     server, store = servers.serving[2], servers.stores[2]
-    with server.state.lock:  # rows of two tables, which have a holder in common
+    with server.state.lock:  # rows of two tables with a common holder
         for number in range(TABLES):
             store.retire(number, np.arange(KEYS))
             servers.twins[2].retire(number, np.arange(KEYS))
@@ -661,7 +661,7 @@ def test_a_new_assignment_ends_protection(make_servers: Callable[[int], Servers]
 
 
 def test_a_new_assignment_leaves_neither_rows_nor_parity_in_memory(make_servers: Callable[[int], Servers]) -> None:
-    """While the next rows are loaded; the others may still be connected to it."""
+    """The memory is free while the next rows are loaded, though the others may still be connected."""
     servers = make_servers(3)
     servers.protect()
     servers.push(servers.batch())

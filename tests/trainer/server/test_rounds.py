@@ -1,4 +1,4 @@
-"""Rounds on a parameter server: their batches are applied together, and the staleness bound counts batches."""
+"""Rounds on a parameter server: their batches are applied together, and count one by one for the staleness bound."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -91,7 +91,7 @@ class TestStaleness:
     def test_the_bound_counts_the_batches_of_a_round(self) -> None:
         core = serving(StalenessBound(4))
         assert core.admit(1, of_round(0, 4), 0.0) is Status.OK
-        assert core.admit(2, single(4, 2, 1), 0.0) is Status.OK  # may miss four batches
+        assert core.admit(2, single(4, 2, 1), 0.0) is Status.OK  # its pull may miss four batches
         assert core.admit(3, single(5, 3, 2), 0.0) == Wait(None)
 
     def test_the_own_rounds_of_a_session_do_not_make_each_other_stale(self) -> None:
@@ -171,7 +171,7 @@ class TestStaleness:
                 subject.completed(mine[0])
                 for other in others_applied.keys() - {session}:
                     others_applied[other] += mine[0].batches
-        while outstanding:  # whoever is the oldest can always go on
+        while outstanding:  # the oldest can always go on
             oldest = next(iter(outstanding))
             assert subject.may_push(oldest)
             subject.pushed(oldest, 0)

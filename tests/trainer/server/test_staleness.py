@@ -1,4 +1,4 @@
-"""The bound on how far workers may drift apart."""
+"""The bound on the staleness of gradients."""
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -7,10 +7,10 @@ from emberscale_trainer.server.staleness import StalenessBound, Ticket
 
 
 class _Workers(RuleBasedStateMachine):
-    """Workers pull, push, complete and die in any order; what the bound does not admit, they wait with.
+    """Workers pull, push, complete and die in any order, and wait if the bound does not admit a request.
 
-    `pulled` holds what each pull is sure to have seen: the pushes that all servers had applied. Those under way it may
-    have missed on any server but the first.
+    `pulled` is the number of pushes that each pull certainly saw, since all servers had applied them. A pull may have
+    missed pushes under way on any server but the first.
     """
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ def test_a_push_waits_for_one_that_others_could_get_after_it_and_too_late() -> N
     bound = StalenessBound(1)
     older, younger = Ticket(0, 0, 1), Ticket(1, 0, 2)
     bound.pulled(older, token=1)
-    bound.pushed(Ticket(2, 0, 0), token=3)  # the older pull may not have seen it
+    bound.pushed(Ticket(2, 0, 0), token=3)  # the older pull may have missed it
     bound.completed(Ticket(2, 0, 0))
     bound.pulled(younger, token=2)
     bound.pushed(older, token=1)
-    assert not bound.may_push(younger)  # on another server it could come first, and the older one be two pushes stale
+    assert not bound.may_push(younger)  # on another server it could come first, and make the older one two pushes stale
     bound.completed(older)
     assert bound.may_push(younger)
 

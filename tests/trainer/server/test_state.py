@@ -36,7 +36,7 @@ LENGTH = piece_length(PARAMETERS)
 SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=1.0)
 TABLES = [TableSpec(number, f"C{number}", number, 4, SGD, InitializerSpec(), seed=0) for number in range(2)]
 KEYS = [[1, 2], [1], [0, 63]]
-"""Of each table, and two dense pieces."""
+"""The keys of each table, and two dense pieces."""
 
 VALUES = 4 * 3 + 2 * LENGTH
 
@@ -50,7 +50,7 @@ def ones(count: int = VALUES) -> NDArray[np.float32]:
 
 
 class NoticedCore(ServerCore):
-    """Tells when a push has been held."""
+    """Signals when a push is held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Served:
         self.generation = 0
 
     def assign(self, bound: StalenessBound | None = None) -> None:
-        """Serves empty tables of a new generation, whose version is the same number."""
+        """Serves empty tables of a new generation, with the same number as version."""
         self.generation += 1
         wanted = Assignment(self.generation, self.generation, "")
         self.state.assign(wanted)
@@ -106,7 +106,7 @@ def held(state: ServerState, number: int = 1) -> None:
 
 
 def switched(state: ServerState, version: int, barrier: int, owned: Ownership) -> None:
-    """Ends a barrier with a move that leads to this, and has the number of the version."""
+    """Ends a barrier with a move to this table; the move's number is the version."""
     state.prepare(version, state.known[1], table_that_owns(owned, version), 0)
     state.switch(1, barrier, version, AppliedBatches())
 
@@ -181,7 +181,7 @@ def test_a_push_with_a_gradient_that_is_not_finite_is_refused_and_changes_nothin
 
 
 MANY = [list(range(200_000)), [], []]
-"""So many new rows that their segments take some 6 MB."""
+"""Enough new rows for segments of about 6 MB."""
 
 
 def test_a_push_for_which_there_is_no_memory_can_be_sent_again(served: Served) -> None:
@@ -268,7 +268,7 @@ def test_a_barrier_whose_batches_do_not_come_is_not_settled(served: Served) -> N
 
 
 def held_push(served: Served) -> "Future[Status]":
-    """A push that waits for the barrier: the server has decided so before this returns."""
+    """Starts a push, and returns once the server has decided to hold it for the barrier."""
     served.core.held.clear()
     pushed = served.threads.submit(served.connect(session=9).push, 0, KEYS, ones())
     assert served.core.held.wait(SECONDS)

@@ -12,7 +12,7 @@ MOST_BYTES = 10
 
 
 class Link:
-    """One connection: what is under way in both directions, in order. A broken one loses what has not arrived."""
+    """A connection: the messages under way in both directions, in order. If it breaks, they are lost."""
 
     def __init__(self, name: int) -> None:
         self.name = name
@@ -21,7 +21,7 @@ class Link:
 
 
 class Streams(RuleBasedStateMachine):
-    """A sender and a receiver. Items of a connection that the sender has given up may still arrive late."""
+    """A sender and a receiver. Items of a connection that the sender gave up may still arrive late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Streams(RuleBasedStateMachine):
         assert sum(self.sizes[self.sender.acknowledged_count :]) <= max(MOST_BYTES, 14)
 
     def teardown(self) -> None:
-        """Over one more connection that holds, all that was put arrives."""
+        """Checks that all items arrive over one more connection, which does not break."""
         self.connect(late=False)
         for _ in self.put:
             self.send()

@@ -1,4 +1,4 @@
-"""Row streams over real sockets, through a middle that breaks connections."""
+"""Row streams over real sockets, through a proxy that breaks connections."""
 
 import socket
 import threading
@@ -25,7 +25,7 @@ STRIDE = 24
 
 
 def item(number: int, rows: int = 50) -> Item:
-    """The item of this number, each of a kind of its own."""
+    """Makes the item of this number; content and kind vary with the number."""
     random = np.random.default_rng(number)
     return Item(
         kind=ItemKind(1 + number % 3),
@@ -46,13 +46,13 @@ def same(one: Item, other: Item) -> bool:
 
 
 def deliver(sender: StreamSender, sent: Item) -> None:
-    """Puts an item and waits until the receiver has dealt with it. The stream may end at either."""
+    """Puts an item and waits until the receiver has dealt with it. The stream may end in either step."""
     sender.put(sent, SECONDS)
     sender.flush(SECONDS)
 
 
 class Received:
-    """What a server has taken from streams of generation 1."""
+    """The items that a server has taken from streams of generation 1."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -121,7 +121,7 @@ def test_items_of_all_kinds_arrive_in_order(received: Received, address: str, se
 
 
 class BreakingMiddle:
-    """Passes bytes on, and breaks each connection after so many of them."""
+    """A proxy that passes bytes on, and breaks each connection after a number of them."""
 
     def __init__(self, target: str, held: ExitStack, tmp_path: Path, limits: Iterator[int]) -> None:
         self.listener, self.address = listen(f"unix://{tmp_path}/middle.sock")
@@ -287,7 +287,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(
 def test_a_server_that_takes_a_connection_and_answers_nothing_is_tried_again(
     received: Received, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is stopped does, for which the kernel listens on."""
+    """The kernel accepts connections for a stopped process."""
     monkeypatch.setattr(sender_module, "_CONNECT_SECONDS", 0.2)
     listener, address = listen(f"unix://{tmp_path}/stopped.sock")
     held.callback(listener.close)

@@ -1,4 +1,4 @@
-"""What the tests of the embedding tables share."""
+"""Fixtures for the tests of the embedding tables."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def make_spec() -> MakeSpec:
 
 @pytest.fixture(scope="session")
 def pull() -> Callable[..., NDArray[np.float32]]:
-    """Pulls keys of the tables of a store: one list of keys a table; returns the weights as one vector."""
+    """Pulls keys of a store, one list per table; returns the weights as one vector."""
 
     def call(store: TableStore, *keys: Sequence[int]) -> NDArray[np.float32]:
         counts = np.array([len(table) for table in keys], np.uint32)
@@ -60,7 +60,7 @@ def pull() -> Callable[..., NDArray[np.float32]]:
 
 @pytest.fixture(scope="session")
 def push() -> Callable[..., None]:
-    """Pushes gradients for keys of the tables of a store: one pair (keys, gradients) a table."""
+    """Pushes gradients for keys of a store, one pair (keys, gradients) per table."""
 
     def call(store: TableStore, *tables: tuple[Sequence[int], Any]) -> None:
         counts = np.array([len(keys) for keys, _ in tables], np.uint32)
@@ -72,7 +72,7 @@ def push() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def initial_weights() -> Callable[[TableSpec, int], NDArray[np.float32]]:
-    """The weights that a row begins with, computed in plain Python from the definition."""
+    """Computes the initial weights of a row in plain Python, from the definition."""
 
     def compute(spec: TableSpec, key: int) -> NDArray[np.float32]:
         stream = mix64(mix64(key) ^ mix64(mix64(spec.seed * GAMMA) + spec.number * GAMMA))
@@ -95,7 +95,7 @@ def initial_weights() -> Callable[[TableSpec, int], NDArray[np.float32]]:
 
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[..., dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]]:
-    """All rows of one table: key -> (weights, state, pushes)."""
+    """Returns all rows of one table: key -> (weights, state, pushes)."""
 
     def read(store: TableStore, table: int = 0) -> dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]:
         records = records_of(store.snapshot(Reader.FLASH, nullcontext()), table)

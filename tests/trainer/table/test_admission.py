@@ -1,4 +1,4 @@
-"""Which keys get rows, and which rows leave, in one store."""
+"""Which keys get rows, and which rows are evicted, in one store."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,14 +20,14 @@ ONE_BUCKET = [key for key in range(40_000) if bucket_of(key) == 5]
 
 
 class Trained:
-    """A store of one table of one weight a row, swept after each batch."""
+    """A store of one table with one weight per row, swept after each batch."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.store = TableStore([spec])
         self.eviction = Eviction(self.store)
 
     def push(self, keys: list[int]) -> None:
-        """A batch whose gradients are all 1."""
+        """Pushes a batch whose gradients are all 1."""
         self.store.clock += 1
         self.store.push(np.array([len(keys)], np.uint32), np.array(keys, np.int64), np.ones(len(keys), np.float32))
         for due in self.eviction.due(self.store.clock, OWNED):
@@ -89,7 +89,7 @@ def test_keys_that_come_once_get_no_rows_beside_those_that_come_often(make: Call
 
 def test_sketches_forget_so_that_rare_keys_do_not_fill_them(make: Callable[..., Trained]) -> None:
     trained = make(min_count=2)
-    for key in ONE_BUCKET:  # a bucket's share of forty thousand keys
+    for key in ONE_BUCKET:  # one bucket's share of forty thousand keys
         trained.push([key])
     assert len(trained.keys()) < len(ONE_BUCKET) / 2
     random = np.random.default_rng(1)
@@ -132,13 +132,13 @@ def test_an_evicted_row_starts_anew(make: Callable[..., Trained], pull: Callable
 
 
 def test_the_rows_pushed_least_often_leave_first(make: Callable[..., Trained]) -> None:
-    trained = make(most=16 * BUCKETS)  # sixteen rows a bucket; two are spared by a sweep
+    trained = make(most=16 * BUCKETS)  # sixteen rows per bucket; a sweep leaves fourteen
     often, seldom = ONE_BUCKET[:14], ONE_BUCKET[14:30]
     for _ in range(3):
         trained.push(often)
     for key in seldom:
         trained.push([key])
-        while trained.store.clock % 16:  # the bucket is due once in sixteen batches
+        while trained.store.clock % 16:  # the bucket is due once every sixteen batches
             trained.push([often[0]])
         assert len(trained.keys()) <= 16
         assert trained.keys() >= set(often)
@@ -167,7 +167,7 @@ def test_a_table_keeps_to_its_rows(make: Callable[..., Trained], most: int) -> N
         trained.push(batch)
     period = 16
     assert trained.store.rows()["C1"] <= most + 2000 * period
-    if most > BUCKETS:  # else a bucket may have to choose between two that come always
+    if most > BUCKETS:  # otherwise a bucket may have to choose between two keys that are in all batches
         assert trained.keys() >= {key for key, times in pushed.items() if times == 60}
 
 

@@ -1,4 +1,4 @@
-"""Rows with their state, pulled, and changes of both, pushed."""
+"""Pulls of rows with their state, and pushes of changes to both."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -61,7 +61,7 @@ def test_a_pull_with_state_answers_what_the_rows_hold(rule: OptimizerType, dimen
 @pytest.mark.parametrize("rule", list(OptimizerType))
 @pytest.mark.parametrize("dimension", [1, 5, 16])
 def test_a_key_without_a_row_answers_what_its_row_would_begin_with(rule: OptimizerType, dimension: int) -> None:
-    """A gradient of zero shows it: it makes the row of a rule whose step by zero changes nothing."""
+    """A gradient of zero makes the row to compare with, since its step changes nothing."""
     asked, made = (TableStore([spec(0, dimension, rule)]) for _ in range(2))
     answer = pull(asked, [7, -3]).reshape(2, -1)
     assert asked.rows() == {"C0": 0}
@@ -70,7 +70,7 @@ def test_a_key_without_a_row_answers_what_its_row_would_begin_with(rule: Optimiz
     made.push(counts, keys, np.zeros(2 * dimension, np.float32))
     state = pull(made, [7, -3]).reshape(2, -1)[:, dimension:]
     if rule is OptimizerType.ADAM:
-        assert state[:, -1].tolist() == [1, 1]  # it counts its steps
+        assert state[:, -1].tolist() == [1, 1]  # Adam counts steps
         state[:, -1] = 0
     np.testing.assert_array_equal(answer[:, dimension:], state)
 
@@ -120,7 +120,7 @@ def test_a_key_that_comes_twice_is_changed_twice(key: int, seed: int) -> None:
 
 @pytest.mark.parametrize("rule", ADDITIVE)
 def test_what_two_workers_did_apart_adds_up(rule: OptimizerType) -> None:
-    """The state of the sum is that of both; the weights are those of both steps, each at the size it had."""
+    """The state sums that of both; the weights take both steps, each at its own size."""
     start = TableStore([spec(0, 8, rule)])
     before = pull(start, [1, 2])
     results = []

@@ -1,4 +1,4 @@
-"""Rows that left give their memory back, and no row, reader or snapshot notices."""
+"""Compaction frees the memory of retired rows, without an effect on other rows, readers and snapshots."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ NO_LOCK = nullcontext()
 WIDE = 512
 SEGMENTS = 6
 ROWS = SEGMENTS * 2040
-"""Rows of one SGD table of that dimension, over so many segments or a little more."""
+"""Rows of an SGD table of dimension WIDE that fill SEGMENTS segments or a little more."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def rows_now(store: TableStore) -> dict[int, bytes]:
 
 
 def leave(store: TableStore, part: int) -> None:
-    """All but one in `part` buckets leave."""
+    """Removes all but one in `part` buckets."""
     for bucket in range(BUCKETS):
         if bucket % part:
             store.remove_bucket(0, bucket)
@@ -54,7 +54,7 @@ def test_memory_of_rows_that_left_goes_back_and_the_others_stay(store: TableStor
     leave(store, 4)
     expected, before, resident_before = rows_now(store), store.allocated_bytes, resident()
     compact(store)
-    released = resident_before - resident()  # before the rows are read again, which takes memory, too
+    released = resident_before - resident()  # before the rows are read again, since that takes memory, too
     assert rows_now(store) == expected
     assert before - store.allocated_bytes >= (SEGMENTS // 2) << 22
     assert released >= (SEGMENTS // 2 - 1) << 22
@@ -74,7 +74,7 @@ def test_memory_that_went_back_is_used_again(store: TableStore, push: Push) -> N
     kept, small = len(rows_now(store)), store.allocated_bytes
     keys = range(10 * ROWS, 10 * ROWS + 1000)
     push(store, (keys, np.ones(1000 * WIDE)))
-    assert store.allocated_bytes - small <= 2 << 22  # no row is at the end again
+    assert store.allocated_bytes - small <= 2 << 22  # the table does not grow back to its old end
     push(store, (range(20 * ROWS, 21 * ROWS), np.ones(ROWS * WIDE)))
     assert len(rows_now(store)) == kept + 1000 + ROWS
 

@@ -23,7 +23,7 @@ for kernel in (kernels.pull, kernels.push, kernels.load):
 
 
 class SlowKernel:
-    """As Numba's dispatchers: once no more may be compiled, `compile` raises even for what is there."""
+    """A kernel like Numba's dispatchers: once disabled, `compile` raises even for a compiled signature."""
 
     def __init__(self) -> None:
         self.signatures: list[object] = []

@@ -35,7 +35,7 @@ def pulled(store: TableStore, pieces: NDArray[np.int64] = ALL) -> NDArray[np.flo
 
 
 def push(store: TableStore, gradients: NDArray[np.float32], pieces: NDArray[np.int64] = ALL) -> None:
-    """`gradients`: float32 [parameters], of the whole vector."""
+    """Pushes the given pieces of `gradients`: float32 [parameters], of the whole vector."""
     length = store.specs[-1].dimension
     padded = np.zeros((DENSE_PIECES, length), dtype=np.float32)
     padded.reshape(-1)[: len(gradients)] = gradients
@@ -73,7 +73,7 @@ def test_pieces_on_several_servers_step_as_torch_steps_the_whole(rule: Optimizer
     stepped = pulled(whole).reshape(DENSE_PIECES, -1)
     for number, share in enumerate(shares):
         np.testing.assert_array_equal(pulled(share, ALL[number::3].copy()), stepped[number::3].reshape(-1))
-    # torch rounds a product and its sum at once where the machine can
+    # torch rounds a product and its sum only once if the machine has such an instruction
     np.testing.assert_allclose(stepped.reshape(-1)[: len(initial)], parameter.detach().numpy(), rtol=1e-6, atol=3e-7)
 
 
@@ -96,7 +96,7 @@ def test_loaded_pieces_go_on_as_if_nothing_had_happened(rule: OptimizerType) -> 
 
 @pytest.mark.parametrize("piece", [DENSE_PIECES, -1, 1 << 44, -(1 << 63)])
 def test_a_record_of_a_piece_that_does_not_exist_is_refused(piece: int) -> None:
-    """Scans take the numbers of pieces as indexes, without a look at them."""
+    """Scans use the numbers of pieces as indexes, without a check."""
     store = TableStore([], DensePieces.of(parameters(), OptimizerSpec()))
     records = store.layouts[0].empty(2)
     fields = store.layouts[0].fields(records)

@@ -1,4 +1,4 @@
-"""Keys that the index cannot tell apart by what it keeps of their hashes."""
+"""Keys that share the part of their hashes that the index keeps."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ MASK = (1 << 64) - 1
 
 
 def unshift(value: int, bits: int) -> int:
-    """The x with `x ^ (x >> bits) == value`."""
+    """Returns the x with `x ^ (x >> bits) == value`."""
     result = value
     for _ in range(64 // bits):
         result = value ^ (result >> bits)
@@ -25,7 +25,7 @@ def unshift(value: int, bits: int) -> int:
 
 
 def evicted_spec(make_spec: Any) -> TableSpec:
-    """A table whose rows can be looked up by buckets, as those that are evicted are."""
+    """Returns a table with eviction, whose rows can be looked up by buckets."""
     spec: TableSpec = make_spec(dimension=1)
     return replace(spec, eviction=EvictionSpec(ttl_batches=1))
 
@@ -41,7 +41,7 @@ def key_with_hash(value: int) -> int:
     return as_signed(unshift(value, 30))
 
 
-# the last probes from the end of the index into its beginning
+# the last fingerprint probes past the end of the index to its beginning
 @pytest.mark.parametrize("fingerprint", [0, 0x1234_5678, 0xFFFF_FFFF])
 def test_keys_with_one_fingerprint_in_one_bucket_are_told_apart(
     make_spec: Any, pull: Any, push: Any, initial_weights: Any, fingerprint: int
@@ -63,7 +63,7 @@ def test_keys_with_one_fingerprint_in_one_bucket_are_told_apart(
 @given(data=st.data())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_keys_that_leave_one_by_one_hide_no_other(make_spec: Any, data: st.DataObject) -> None:
-    """A bucket whose keys probe through each other, some of them from the end of the index into its beginning."""
+    """The keys of the bucket probe past each other, some of them past the end of the index to its beginning."""
     fingerprints = [0, 1, 0x1000_0000, 0x7FFF_FFFF, 0xE000_0000, 0xF000_0000, 0xFFFF_FFFE, 0xFFFF_FFFF]
     keys = [key_with_hash(fingerprint << 32 | middle << 10 | 3) for fingerprint in fingerprints for middle in range(4)]
     store, held = TableStore([evicted_spec(make_spec)]), dict[int, int]()
@@ -75,7 +75,7 @@ def test_keys_that_leave_one_by_one_hide_no_other(make_spec: Any, data: st.DataO
         else:
             assert store.retire(0, np.array([key])) == (held.pop(key, None) is not None)
         assert pushes_by_key(store, 3) == held
-    for key in keys:  # each is found where it is, and nowhere else
+    for key in keys:  # each key is found, and has no second row
         store.push(one, np.array([key]), step)
         held[key] = held.get(key, 0) + 1
     assert pushes_by_key(store, 3) == held

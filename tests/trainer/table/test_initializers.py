@@ -58,7 +58,7 @@ def test_weights_follow_the_distribution(make_spec: Any, pull: Pull, kind: Initi
     deviation = 0.2 if kind is InitializerType.NORMAL else 0.2 / np.sqrt(3)
     assert abs(weights.mean()) < 0.002
     assert abs(weights.std() - deviation) < 0.002
-    # no element of a row follows from another
+    # elements of a row are independent
     correlation = np.corrcoef(weights, rowvar=False) - np.eye(15)
     assert np.abs(correlation).max() < 0.04
     if kind is InitializerType.UNIFORM:

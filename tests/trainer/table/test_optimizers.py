@@ -113,7 +113,7 @@ def test_ftrl_follows_the_algorithm_from_the_initial_weights(
         shrunk = np.where(np.abs(z) <= l1, 0.0, z - np.sign(z) * l1)
         weights = -shrunk / ((beta + np.sqrt(n)) / alpha + l2)
         zeros += int(np.count_nonzero(weights == 0))
-    assert zeros  # l1 is at work
+    assert zeros  # l1 has an effect
     np.testing.assert_allclose(pull(store, KEYS).reshape(len(KEYS), dimension), weights, atol=3e-6)
 
 
@@ -125,7 +125,7 @@ def test_a_zero_gradient_leaves_a_fresh_ftrl_row_where_it_is(make_spec: Any, pul
 
 
 def test_adam_corrects_the_bias_by_the_steps_of_the_row(make_spec: Any, pull: Pull, push: Push) -> None:
-    """A row that is touched for the first time late steps like one that is touched for the first time early."""
+    """The first step of a row is the same, early or late in the training."""
     store = TableStore([make_spec(dimension=8, optimizer=OptimizerType.ADAM, learning_rate=0.01)])
     gradient = np.linspace(-1, 1, 8, dtype=np.float32)
     early, late = pull(store, [1]), pull(store, [2])

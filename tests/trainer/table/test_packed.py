@@ -1,4 +1,4 @@
-"""Blocks of rows with quantised weights: what a row takes, what comes back exactly, and what is refused."""
+"""Blocks of rows with quantised weights: the bytes of a row, what is restored exactly, and what is refused."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,7 +14,7 @@ LAYOUT = RowLayout(64, 1)
 
 
 def rows(count: int, layout: RowLayout = LAYOUT, keys: int = 2**62, pushes: int = 100) -> NDArray[np.uint8]:
-    """Rows as training leaves them, keys and pushes being up to these."""
+    """Makes rows as training leaves them, with keys and pushes below the given ones."""
     random = np.random.default_rng(count)
     records = layout.empty(count)
     fields = layout.fields(records)
@@ -93,8 +93,8 @@ def test_keys_at_the_ends_of_their_range_come_back(extreme: tuple[int, int]) -> 
     "weights",
     [
         np.linspace(0, 1e6, 64),  # above the largest float16
-        np.linspace(0, 1e-9, 64),  # below the smallest
-        1000 + np.linspace(0, 0.01, 64),  # far from zero for its width
+        np.linspace(0, 1e-9, 64),  # below the smallest float16
+        1000 + np.linspace(0, 0.01, 64),  # far from zero, relative to the range
         np.full(64, 0.1),
     ],
 )
@@ -164,7 +164,7 @@ def test_bytes_that_are_no_blocks_are_refused_and_never_read_beyond_their_end() 
 
 @pytest.mark.parametrize("evicted", [False, True])
 def test_a_block_with_fewer_or_more_counters_than_rows_is_refused(evicted: bool) -> None:
-    """Rows without pushes are none, and touched at another time they would be evicted at another."""
+    """Wrong counters would change rows: without pushes a row does not exist, and `touched` says when it is evicted."""
     layout = RowLayout(64, 1, evicted)
     packed = PackedRows.of(layout, 4)
     content = packed.pack(rows(50, layout, pushes=1000))

@@ -1,4 +1,4 @@
-"""Weights as codes of a few bits: how far they come back from what they were, and what is refused."""
+"""Weights as codes of a few bits: how far off they are restored, and what is refused."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def vectors(elements: st.SearchStrategy[float] = FINITE | SIMILAR) -> st.SearchS
 
 
 def records_of(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Rows with these weights and nothing else."""
+    """Returns rows with these weights and nothing else."""
     layout = RowLayout(weights.shape[1], 0)
     records = layout.empty(len(weights))
     layout.fields(records)["weights"] = weights
@@ -41,13 +41,13 @@ def restored(weights: NDArray[np.float32], quantizer: Quantizer) -> NDArray[np.f
 
 
 def errors(weights: NDArray[np.float32], quantizer: Quantizer) -> NDArray[np.float64]:
-    """The l2 error of each vector."""
+    """Returns the l2 error of each vector."""
     difference = weights.astype(np.float64) - restored(weights, quantizer).astype(np.float64)
     return np.asarray(np.sqrt((difference**2).sum(axis=1)))
 
 
 def rounding(weights: NDArray[np.float32], levels: int) -> NDArray[np.float64]:
-    """What float32 itself may cost a row: of the largest magnitude some units in the last place, and denormal steps."""
+    """Returns the rounding error of float32 for a row: some last bits of the largest magnitude, and denormal steps."""
     largest: NDArray[np.float64] = np.abs(weights.astype(np.float64)).max(axis=1)
     return largest * 2**-20 + levels * SMALLEST
 
@@ -60,7 +60,7 @@ def test_no_weight_is_further_off_than_half_a_step(weights: NDArray[np.float32],
     if quantizer.symmetric:
         span = 2 * np.abs(wide).max(axis=1)
     levels = 2**quantizer.bits - 1
-    step = span / levels * (1 + 1 / 16 / levels)  # so much wider where the range is stored as float16
+    step = span / levels * (1 + 1 / 16 / levels)  # a range that is stored as float16 is up to this much wider
     allowed = step / 2 + rounding(weights, levels)
     assert (np.abs(wide - restored(weights, quantizer)) <= allowed[:, None]).all()
 
@@ -73,7 +73,7 @@ def test_the_search_never_makes_an_error_larger(weights: NDArray[np.float32], bi
 
 
 def greedy(weights: NDArray[np.float32], quantizer: Quantizer) -> float:
-    """The smallest l2 error on the way of the paper's search, for one vector."""
+    """Returns the smallest l2 error on the path of the paper's search, for one vector."""
 
     def error(low: float, high: float) -> float:
         step = (high - low) / (2**quantizer.bits - 1)
@@ -98,7 +98,7 @@ def test_the_search_finds_what_the_papers_finds(bits: int, dimension: int) -> No
     weights[0] *= 1e9  # so that ranges are stored as float32
     expected = np.array([greedy(vector, PAPER_QUANTIZERS[bits]) for vector in weights])
     found = errors(weights, PAPER_QUANTIZERS[bits])
-    # a tie that float32 breaks otherwise leads another way, now and then
+    # now and then, float32 breaks a tie differently, and the search takes another path
     assert np.mean(np.isclose(found, expected, rtol=1e-4)) > 0.95
     assert np.mean(found[1:]) == pytest.approx(np.mean(expected[1:]), rel=0.005)
 

@@ -1,4 +1,4 @@
-"""Scans: copies of rows that follow a table until they are equal to it, in the end to the bit."""
+"""Scans: successive copies of a table's rows, which in the end equal the table to the bit."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Push = Callable[..., None]
 NO_LOCK = nullcontext()
 WIDE = 512
 STEP = CHUNK_BYTES // (4 * WIDE + 12) // 8 * 8
-"""Slots of one SGD table of that dimension that are read at a time."""
+"""The slots of an SGD table of dimension WIDE that are read at a time."""
 ROWS = 5 * STEP
 ALL = np.ones(BUCKETS, np.bool_)
 EVEN = np.arange(BUCKETS) % 2 == 0
@@ -37,14 +37,14 @@ def store(make_spec: Any, push: Push) -> TableStore:
 
 
 class Copy:
-    """What a receiver has of one table."""
+    """A receiver's copy of one table."""
 
     def __init__(self, wanted: NDArray[np.bool_] = ALL) -> None:
         self.rows: dict[int, bytes] = {}
         self._wanted = wanted
 
     def take(self, scan: Scan, meanwhile: Callable[[int], None] = lambda number: None) -> int:
-        """Takes a scan; returns how many rows came."""
+        """Takes a scan; returns the number of rows that came."""
         for key in scan.retired[0].tolist():
             self.rows.pop(key, None)
         came = 0
@@ -106,13 +106,13 @@ def test_dense_pieces_are_wanted_by_their_numbers(make_spec: Any) -> None:
 
 
 def test_a_key_that_came_again_is_not_retired_after_its_row_was_copied(store: TableStore, push: Push) -> None:
-    """The scan after the one that copied the new row would else take it away."""
+    """Otherwise the scan after the one that copied the new row would remove it again."""
     copy, last = Copy(), ROWS - 1
 
     def come_again(number: int) -> None:
         if not number:
             store.retire(0, np.array([0, last]))
-            push(store, ([last], np.ones(WIDE)))  # in the slot that row 0 or it has left
+            push(store, ([last], np.ones(WIDE)))  # in the slot that this row or row 0 left
 
     copy.take(store.scan(Reader.MOVE, NO_LOCK), come_again)
     second = store.scan(Reader.MOVE, NO_LOCK)

@@ -1,4 +1,4 @@
-"""Snapshots and change sets: what a reader gets while training goes on. `test_store_model` has them in any order."""
+"""Snapshots and change sets: what a reader gets during training. `test_store_model` covers calls in any order."""
 
 import threading
 import weakref
@@ -24,7 +24,7 @@ NO_LOCK = nullcontext()
 SEGMENTS = 5
 WIDE = 2048
 ROWS = SEGMENTS * 512
-"""Rows of one SGD table of that dimension over so many segments."""
+"""Rows of an SGD table of dimension WIDE that fill SEGMENTS segments."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_snapshot_is_of_the_moment_at_which_it_began(store: TableStore, push: 
     push(store, ([0, ROWS], np.ones(2 * WIDE)))
     store.remove_bucket(0, bucket_of(ROWS - 1))
     store.retire(0, np.array([1]))
-    push(store, ([1, 2], np.ones(2 * WIDE)))  # one is in a slot that another has left
+    push(store, ([1, 2], np.ones(2 * WIDE)))  # one takes the slot of a retired row
     assert records_of(snapshot) == expected
     snapshot.commit()
     assert rows_now(store) != expected
@@ -97,7 +97,7 @@ def test_a_store_abandons_the_snapshots_of_all_readers(store: TableStore, push: 
 
 @pytest.mark.parametrize("takes", [False, True])
 def test_an_abandoned_read_keeps_no_rows_of_a_store_that_is_dropped(make_spec: Any, push: Push, takes: bool) -> None:
-    """Its thread may wait for a storage that hangs, while the server loads other rows."""
+    """The thread of a read may wait for hanging storage while the server loads other rows."""
     store = TableStore([make_spec(dimension=WIDE)])
     store.track(Reader.CHECKPOINT)
     push(store, (range(ROWS), np.ones(ROWS * WIDE)))
@@ -163,7 +163,7 @@ def test_what_is_given_back_comes_again_with_what_changed_meanwhile(make_spec: A
     failed = store.take(Reader.CHECKPOINT, NO_LOCK)
     next(failed.read(0))
     push(store, ([2, 5], np.ones(8)))
-    push(store, ([4], np.ones(4)))  # is there again
+    push(store, ([4], np.ones(4)))  # the row is there again
     store.retire(0, np.array([1]))
     failed.give_back()
     taken = store.take(Reader.CHECKPOINT, NO_LOCK)
@@ -225,7 +225,7 @@ def test_a_push_whose_old_rows_cannot_be_saved_changes_nothing(store: TableStore
 
 
 def test_a_read_beside_pushes_gives_the_rows_of_its_beginning(make_spec: Any) -> None:
-    """Threads push without a pause, and each read waits for some of their pushes between its chunks."""
+    """Threads push without a pause, and each read waits for some of the pushes between its chunks."""
     specs = [make_spec(0, 64, OptimizerType.ADAM), make_spec(1, 16, OptimizerType.ROW_WISE_ADAGRAD)]
     store, lock, known = TableStore(specs), threading.Condition(), 60_000
     pushes, stop = [0], threading.Event()

@@ -19,7 +19,7 @@ Push = Callable[..., None]
 Rows = Callable[..., dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]]
 
 MANY = 300_000
-"""More rows than one segment holds, and some nine doublings of every bucket's index."""
+"""More rows than fit into one segment, and enough for about nine doublings of every bucket's index."""
 
 
 def test_a_pull_answers_row_by_row_in_the_order_of_the_keys(make_spec: Any, pull: Pull) -> None:
@@ -122,7 +122,7 @@ def test_rows_stay_what_they_are_while_the_table_grows(make_spec: Any, pull: Pul
 
 
 def test_a_push_can_make_rows_across_segments(make_spec: Any, push: Push, rows_of: Rows) -> None:
-    """Growing in the midst of a push neither repeats nor drops a gradient."""
+    """Growth in the middle of a push neither repeats nor drops a gradient."""
     store = TableStore([make_spec(0, 64), make_spec(1, 64, learning_rate=0.5)])
     keys = range(40_000)
     gradients = np.ones((40_000, 64), np.float32)
@@ -144,7 +144,7 @@ def test_a_push_for_which_there_is_no_memory_changes_nothing(make_spec: Any, pul
     counts = np.array([100_000, 100_000], np.uint32)
     keys = np.concatenate([np.arange(100_000)] * 2).astype(np.int64)
     gradients = np.ones(2 * 64 * 100_000, np.float32)
-    with refused_beyond(32 << 20), pytest.raises(MemoryError):  # one table would fit
+    with refused_beyond(32 << 20), pytest.raises(MemoryError):  # one of the two tables would fit
         store.push(counts, keys, gradients)
     assert store.rows() == {"C1": 100, "C2": 100}
     assert np.array_equal(pull(store, old, old), before)
@@ -157,7 +157,7 @@ def test_a_push_after_its_reserve_needs_no_segment(make_spec: Any, rows_of: Rows
     store = TableStore([make_spec(dimension=256)])
     counts, keys = np.array([20_000], np.uint32), np.arange(20_000, dtype=np.int64)
     gradients = np.ones(256 * 20_000, np.float32)
-    store.push(counts, keys - 20_000, gradients)  # the index has room for as many again
+    store.push(counts, keys - 20_000, gradients)  # the index then has room for as many again
     store.reserve(counts, keys, gradients)
     assert store.rows() == {"C1": 20_000}
     with refused_beyond(2 << 20):
@@ -300,7 +300,7 @@ def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: P
     store, other = TableStore(specs), TableStore(specs)
     keys = range(100_000)
     push(store, (keys, np.ones(600_000)), (keys, np.ones(1_600_000)))
-    push(other, ([5], np.ones(6)), ([], []))  # is replaced
+    push(other, ([5], np.ones(6)), ([], []))  # the load replaces this row
     snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
     for table in range(2):
         for chunk in snapshot.read(table):
@@ -400,7 +400,7 @@ def test_allocated_bytes_follow_the_rows(make_spec: Any, push: Push) -> None:
 
 
 def test_a_store_that_is_dropped_gives_its_memory_back(make_spec: Any, push: Push) -> None:
-    """Rows and indexes lie outside of what Python counts, so the process itself is asked."""
+    """Python does not count the memory of rows and indexes, so the test reads that of the process."""
 
     def resident() -> int:
         gc.collect()

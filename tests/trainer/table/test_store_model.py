@@ -1,4 +1,4 @@
-"""TableStore against dicts of rows, under any sequence of calls: what it holds, and what its readers get."""
+"""TableStore against dicts of rows, under any sequence of calls: its rows, and what its readers get."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -23,9 +23,9 @@ from examples import examples
 
 RATE = np.float32(0.1)
 WIDE = 2048
-"""So wide that a segment holds some 500 rows, and a read goes on over several of them."""
+"""So wide that a segment holds about 500 rows, and a read covers several segments."""
 
-# few keys, so that calls meet the same rows; some of them in one bucket
+# few keys, so that calls hit the same rows; some of them in one bucket
 SHARED_BUCKET = [key for key in range(20_000) if bucket_of(key) == 5][:12]
 KEYS = st.one_of(st.sampled_from(SHARED_BUCKET), st.integers(-20, 20))
 REQUEST = st.tuples(st.lists(KEYS, max_size=8), st.lists(KEYS, max_size=8))
@@ -41,14 +41,14 @@ def specs() -> list[TableSpec]:
 
 
 class Book:
-    """What a reader should know, and what it does."""
+    """The expected knowledge of a reader, and its open snapshot."""
 
     def __init__(self) -> None:
         self.tracked = False
         self.tracked_at_begin = False
-        """Since before the open snapshot began, without a gap."""
+        """Changes have been tracked without a gap since before the open snapshot began."""
         self.told: list[Rows] | None = None
-        """The rows that the reader can put together of what it has committed; None before its first full snapshot."""
+        """The rows that the reader can assemble from what it committed; None before its first full snapshot."""
         self.taken: list[Rows] = [{}, {}]
         """The rows as of the open snapshot."""
         self.snapshot: Snapshot | None = None
@@ -66,11 +66,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(rows=st.integers(0, 1200))
     def begin(self, rows: int) -> None:
-        """Rows over several segments, and holes among them."""
+        """Fills several segments with rows, and leaves holes among them."""
         self.push(([], list(range(1000, 1000 + rows))), 1)
         self.retire(1, list(range(1000, 1000 + rows, 7)))
 
-    # what changes rows
+    # changes of rows
 
     @rule(request=REQUEST, seed=st.integers(0, 2**32 - 1))
     def push(self, request: tuple[list[int], list[int]], seed: int) -> None:
@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
             for other in gone:
                 del rows[other]
 
-    # what readers do
+    # calls of readers
 
     @rule(reader=READERS)
     def track(self, reader: Reader) -> None:
@@ -157,7 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
         if superseded is not None:
             with pytest.raises(SnapshotAbandonedError):
                 superseded.commit()
-            superseded.give_back()  # does no harm
+            superseded.give_back()  # has no effect
         book.tracked_at_begin = book.tracked
         book.whole, book.taken, book.got = whole, [dict(rows) for rows in self.rows], [{}, {}]
         book.reads = [book.snapshot.read(table) for table in TABLES]
@@ -201,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
                 list(book.snapshot.read(0))
             book.snapshot = None
 
-    # what must hold
+    # checks
 
     def pulled(self, counts: Any, keys: Any) -> Any:
         out = np.empty(self.store.values_per_request(counts), np.float32)
@@ -213,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert list(self.store.rows().values()) == [len(rows) for rows in self.rows]
 
     def teardown(self) -> None:
-        """Whatever has happened, all rows are there, and every reader ends with what it should know."""
+        """Checks that all rows are there, and that every reader can assemble what it should know."""
         snapshot = self.store.snapshot(Reader.FLASH, nullcontext())
         for table, rows in enumerate(self.rows):
             assert {r[:8].tobytes(): r.tobytes() for c in snapshot.read(table) for r in c} == {

@@ -1,4 +1,4 @@
-"""Frames over TLS: what arrives, who is let in, and that nobody waits for ever for a peer that says nothing."""
+"""Frames over TLS: what arrives, which peers are let in, and that a silent peer keeps nobody waiting for ever."""
 
 import socket
 import ssl
@@ -37,14 +37,14 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """What is closed after the test."""
+    """Resources that are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def ends(ours: Certificates, held: ExitStack) -> tuple[Connection, Connection]:
-    """A client's end of a connection and the server's."""
+    """The client's and the server's end of a connection."""
     listener, address = listen("tcp://127.0.0.1:0")
     with listener, ThreadPoolExecutor(1) as thread:
         accepted = thread.submit(accept, listener, ours)
@@ -57,7 +57,7 @@ def ends(ours: Certificates, held: ExitStack) -> tuple[Connection, Connection]:
 
 @pytest.fixture
 def server(ours: Certificates, held: ExitStack) -> str:
-    """The address of a data plane with certificates, whose jobs' token is `secret`."""
+    """The address of a data plane with certificates; the job's token is `secret`."""
     listener, address = listen("tcp://127.0.0.1:0")
     held.callback(listener.close)
     DataPlane(listener, ServerState(), "secret", "i", ours.server_context).start()
@@ -65,7 +65,7 @@ def server(ours: Certificates, held: ExitStack) -> str:
 
 
 def accept(listener: socket.socket, ours: Certificates) -> Connection:
-    """The server's end of the next connection, after the handshake."""
+    """Accepts the next connection; returns the server's end after the handshake."""
     connection = accept_connection(listener.accept()[0], ours.server_context)
     connection.handshake(SECONDS)
     connection.trust()
@@ -73,7 +73,7 @@ def accept(listener: socket.socket, ours: Certificates) -> Connection:
 
 
 def greet(connection: Connection) -> int:
-    """The status of the answer to HELLO."""
+    """Sends HELLO; returns the status of the answer."""
     connection.send(HELLO, [GREETING])
     return connection.receive_header().kind
 

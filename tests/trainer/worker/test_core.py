@@ -26,7 +26,7 @@ PLAN = Planned(version=4, servers=(0, 1, 2))
 
 
 def run(purpose: Purpose, *events: Event, plan: Planned = PLAN) -> tuple[Exchange, list[Effect]]:
-    """The effects of the last event, or of the beginning."""
+    """Runs an exchange; returns the effects of the last event, or of the beginning without events."""
     exchange, effects = begin(purpose, plan)
     for event in events:
         exchange, effects = step(exchange, event)

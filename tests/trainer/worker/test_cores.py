@@ -1,4 +1,4 @@
-"""How many threads a worker computes with, and that a plan changes it while it runs."""
+"""How many threads a worker computes with, and how a plan changes the number while it runs."""
 
 import threading
 

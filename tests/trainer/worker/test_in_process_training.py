@@ -1,4 +1,4 @@
-"""Batch after batch, the worker and the servers learn what PyTorch alone learns."""
+"""Batch after batch, worker and servers learn what PyTorch alone learns."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def job(**model: Any) -> TrainingJob:
 
 
 def batch(number: int, records: int) -> Batch:
-    """Records whose label depends on the first id."""
+    """Makes records whose label depends on the first id."""
     generator = np.random.default_rng(number)
     lists = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""From ids to the keys asked of each server, and from the answers back to the ids."""
+"""From ids to the keys in the request to each server, and from the answers back to the ids."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -26,7 +26,7 @@ def table(number: int, column: int, dimension: int, pooling: Pooling | None = No
     return TableSpec(number, f"t{number}", column, dimension, OptimizerSpec(), InitializerSpec(), 0, pooling)
 
 
-# two columns of one id, one of lists, and the same once more with dimension 1, as a wide part has them
+# two columns of single ids and one of lists, and the same with dimension 1, as for a wide part
 TABLES = (
     table(0, 0, 1),
     table(1, 1, 4),
@@ -42,7 +42,7 @@ NO_LIST = IdLists(np.empty(0, np.int64), np.zeros(2, np.int64))
 
 
 def routing(servers: int, version: int = 1, turned: int = 0) -> RoutingTable:
-    """Owners in contiguous shares, the servers `turned` by so many places."""
+    """Gives servers contiguous shares; `turned` rotates the servers by that many places."""
     return RoutingTable(
         generation=1,
         version=version,

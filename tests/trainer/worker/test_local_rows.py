@@ -1,4 +1,4 @@
-"""Batches that a worker steps itself, against parameter servers that step the same ones."""
+"""Batches that a worker steps itself, against parameter servers that step the same batches."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def spec(number: int, column: int, dimension: int, rule: OptimizerType, pooling:
 
 
 def tables_of(rule: OptimizerType) -> list[TableSpec]:
-    """Two columns of one id, two tables of a column of lists, and a second table of the first column."""
+    """Returns tables for two columns of single ids, a second one for the first, and two for a column of lists."""
     return [
         spec(0, 0, 16, rule),
         spec(1, 1, 5, rule),
@@ -52,7 +52,7 @@ def columns_of(records: Records) -> tuple[NDArray[np.int64], list[IdLists]]:
 
 
 class Servers:
-    """Stores that together hold all rows."""
+    """Stores of several servers, which together hold all rows."""
 
     def __init__(self, tables: list[TableSpec], servers: int, dense: OptimizerSpec = DENSE) -> None:
         self.routing = even_table(servers)
@@ -141,7 +141,7 @@ def test_a_worker_alone_steps_rows_as_the_servers_do_bit_by_bit(
 @settings(deadline=None)
 @given(rounds, rounds)
 def test_pushed_changes_are_those_of_the_round(first: list[Records], second: list[Records]) -> None:
-    """The memory of a round is that of the one before; neither repeats what the other changed."""
+    """Successive rounds share their memory; neither repeats changes of the other."""
     tables = tables_of(OptimizerType.ROW_WISE_ADAGRAD)
     width = EmbeddingLayout(tables).width
     stepped, changed = Servers(tables, 2), Servers(tables, 2)
@@ -194,7 +194,7 @@ def test_a_round_that_was_pulled_too_early_gets_the_changes_of_the_one_before(
 def relaid(
     changes: LocalChanges, plan: KeyPlan, tables: list[TableSpec]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The changes in the layout of `plan`, which has the same rows at other servers."""
+    """Returns the changes in the layout of `plan`, which has the same rows on other servers."""
     state = {OptimizerType.ADAGRAD: 2}
     wide = [replace(one, dimension=state[one.optimizer.type] * one.dimension) for one in tables]
     return EmbeddingLayout(wide).relaid(changes.rows, changes.plan, plan), changes.dense

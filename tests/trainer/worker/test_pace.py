@@ -1,4 +1,4 @@
-"""When rounds are worth their time: what is measured, what is compared, and how often."""
+"""When rounds pay: what is measured, what is compared, and how often."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SPEED = st.floats(0.1, 1e6)
 
 
 def stretch(in_rounds: bool, speed: float, token: int = 0, routing: RoutingVersion = TABLE) -> Stretch:
-    """Half of what a speed takes."""
+    """Returns a stretch, one half of a measured speed."""
     return Stretch(in_rounds, token, 8, 1_000_000, 1_000_000 / speed + 1, routing)
 
 
@@ -30,7 +30,7 @@ def always(speed: float) -> Callable[[int], float]:
 
 
 class Job:
-    """One worker that has every lease of a job; `singles` and `rounds` are its speeds by tokens."""
+    """The only worker of a job; `singles` and `rounds` are its speeds by token."""
 
     def __init__(self, singles: Callable[[int], float], rounds: Callable[[int], float], first: int = FIRST) -> None:
         self.pace = RoundPace()
@@ -41,7 +41,7 @@ class Job:
         self._speeds = (singles, rounds)
 
     def train(self, leases: int, *, each: int = 1) -> None:
-        """Each lease is one speed, and tokens are so far apart."""
+        """Trains leases with one measured speed each; their tokens are `each` apart."""
         for _ in range(leases):
             if self.pace.begin_lease(self.token):
                 self.due.append(self.token)
@@ -56,7 +56,7 @@ class Job:
             self.token += each
 
     def compare(self, times: int) -> None:
-        """Trains until the end of so many comparisons."""
+        """Trains until the end of `times` comparisons."""
         while len(self.verdicts) < times:
             self.train(1)
 

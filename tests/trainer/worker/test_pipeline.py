@@ -1,4 +1,4 @@
-"""Whole pipelines on servers of their own: what is trained in rounds, and what becomes of rounds that do not fit."""
+"""Whole pipelines on their own servers: what is trained in rounds, and what happens to rounds that do not fit."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ JOB = training_job(
 
 
 def batch(number: int) -> Batch:
-    """Every fifth batch has no good record, every third one no id in its lists."""
+    """Makes a batch; every fifth has no valid record, every third no id in its lists."""
     generator = np.random.default_rng(number)
     records = 0 if number % 5 == 4 else RECORDS
     lengths = generator.integers(0, 4, records) if number % 3 else np.zeros(records, np.int64)
@@ -98,7 +98,7 @@ class StandingRoutes:
 
 
 class Cluster:
-    """Parameter servers on Unix sockets, of which the first bounds staleness."""
+    """Parameter servers on Unix sockets; the first bounds staleness."""
 
     def __init__(self, folder: Path, bound: int, servers: int = 2) -> None:
         spec = JOB.spec
@@ -142,7 +142,7 @@ def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
 
 
 class Pushes(ParameterServers):
-    """A clock that each push advances, by a second for a batch and by `slowness` for each of a round."""
+    """A clock that each push advances: by a second for a single batch, by `slowness` for each batch of a round."""
 
     now = 0.0
     slowness = 0.5
@@ -153,9 +153,10 @@ class Pushes(ParameterServers):
 
 
 class Worker:
-    """A worker of its own index with a lengths of its own.
+    """A worker with its own index and its own round lengths.
 
-    Its clock is the real one, or advances as if a batch in a round took `slowness` times as long as one by one.
+    Its clock is the real one or, with `slowness`, runs as if a batch of a round took that many times as long as a
+    single batch.
     """
 
     def __init__(self, cluster: Cluster, index: int, lengths: RoundLengths, slowness: float | None = None) -> None:
@@ -166,7 +167,7 @@ class Worker:
         self.statistics = WorkerStatistics()
 
     def train(self, leases: list[tuple[int, int]], pull_ahead: int = 1) -> None:
-        """Trains leases of the batches from, to; returns when all is committed."""
+        """Trains leases of batches [first, stop); returns when all are committed."""
         routes = cast(Routes, StandingRoutes(self.cluster.table))
         replica, dense = ModelReplica(JOB), JOB.spec.optimizers.dense
         identity = Identity("secret", self.index, 100 + self.index)
@@ -221,7 +222,7 @@ def lengths(mode: HotEmbeddingsMode = HotEmbeddingsMode.ENABLED) -> RoundLengths
 
 
 class Measured(RoundLengths):
-    """With `Auto`, where the speed of single batches is known from the start."""
+    """Lengths in the mode `Auto`; the speed of single batches is known from the start."""
 
     def __init__(self) -> None:
         super().__init__(HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO), 60)
@@ -378,7 +379,7 @@ def test_a_gradient_that_is_not_finite_in_the_last_record_of_a_round_is_noticed(
 
 
 def test_a_loss_that_is_not_finite_is_noticed_in_an_evaluation() -> None:
-    """The master takes no such sum: the worker would be told so, end, and come back to the same batch."""
+    """The master would refuse such a sum, and the worker would end, restart, and reach the same batch again."""
     one, replica = batch(1), ModelReplica(JOB)
     plan = KeyPlanner(even_table(1), replica.tables, replica.parameters, OptimizerType.ADAGRAD).plan(one.ids, one.lists)
     pulled = Pulled(np.zeros(plan.values, np.float32), np.zeros(plan.dense_values, np.float32))

@@ -1,4 +1,4 @@
-"""How many batches a worker trains in a round, and whose turn it is to pull and to push."""
+"""How many batches a worker trains in a round, and in which order rounds are pulled and pushed."""
 
 import threading
 from collections.abc import Iterable
@@ -37,13 +37,13 @@ def estimate(bytes_: int, batches: int = 64, values: int = 1000) -> RoundSize:
 
 
 def measure(lengths: RoundLengths, speed: float, in_rounds: bool = False, token: int = 0) -> None:
-    """As many stretches at this speed as a comparison takes."""
+    """Measures as many stretches at this speed as a comparison takes."""
     for _ in range(6):
         lengths.measured(Stretch(in_rounds, token, 16, int(speed), 1.0, (1, 1)))
 
 
 def measured_auto() -> RoundLengths:
-    """With `Auto`, where the speed of single batches is known."""
+    """Returns lengths in the mode `Auto`; the speed of single batches is known."""
     lengths = RoundLengths(AUTO, 15)
     measure(lengths, 1000)
     return lengths
@@ -76,7 +76,7 @@ class TestLengths:
 
     def test_a_round_fits_into_the_budget(self) -> None:
         lengths = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED, budget="1536Ki"), 15)
-        lengths.trained(figures(2, values=2 * 8192))  # 32 KiB a batch, six times
+        lengths.trained(figures(2, values=2 * 8192))  # 32 KiB per batch, six times
         assert lengths.length == 4
         for _ in range(3):
             lengths.trained(figures(lengths.length, values=lengths.length * 8192))
@@ -86,7 +86,7 @@ class TestLengths:
         lengths = RoundLengths(ENABLED, 16)
         for _ in range(8):
             lengths.trained(figures(lengths.length, seconds=0.5 * lengths.length))
-        assert lengths.length == 8  # of four seconds
+        assert lengths.length == 8  # a round takes four seconds
 
     def test_a_lease_of_which_a_round_is_split_is_trained_batch_by_batch(self) -> None:
         lengths = RoundLengths(ENABLED, 15)
@@ -167,7 +167,7 @@ class TestLengths:
     def test_a_round_that_did_not_fit_is_tried_again_later(self, figure: dict[str, Any]) -> None:
         lengths = RoundLengths(ENABLED, 15)
         lengths.trained(figures(2, **figure))
-        assert lengths.length == 1  # in the lease that is under way
+        assert lengths.length == 1  # in the current lease
         begun = [lengths.begin_lease(token) for token in range(100)]
         assert not any(begun[:64])
         assert all(begun[64:])
@@ -267,7 +267,7 @@ class TestDecision:
         assert self.told(lengths) == (False, "SavesTooLittle")
         assert lengths.decision is not None
         assert "a round of 4 batches took 0.95x" in lengths.decision.message
-        lengths.trained(figures(1, saves=False))  # of the lease that is under way
+        lengths.trained(figures(1, saves=False))  # from the current lease
         assert self.told(lengths) == (False, "SavesTooLittle")
 
     def test_auto_tells_both_speeds_with_the_estimate(self) -> None:

@@ -11,7 +11,7 @@ from identities import identity_of
 
 
 def test_a_worker_that_is_told_to_end_before_it_is_registered_ends_and_says_so() -> None:
-    """As `emberscale_trainer.worker.__main__` ends it: a failure would count against the job's backoffLimit."""
+    """`emberscale_trainer.worker.__main__` ends it this way; a failure would count against the job's backoffLimit."""
     identity = identity_of("worker", "127.0.0.1:1")
     master = MasterClient(identity)
     threading.Timer(0.3, master.close).start()

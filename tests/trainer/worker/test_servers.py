@@ -1,4 +1,4 @@
-"""What a worker makes of servers that move rows, forget, refuse or go away: real sockets, scripted peers."""
+"""How a worker reacts to servers that move rows, forget, refuse or go away: real sockets, scripted peers."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -46,14 +46,14 @@ NAME = BatchName(epoch=0, number=3, shard=0, token=9)
 IDENTITY = Identity("secret", worker=1, session=5)
 
 Answer = Callable[[Header], tuple[Status, bytes] | None]
-"""What a peer says to a request; None to hang up."""
+"""The answer of a peer to a request; None to hang up."""
 
 PIECE = piece_length(8)
 
 
 @dataclass
 class StandingRoutes:
-    """Tables by version, none of which is waited for."""
+    """Routing tables that are there without a wait."""
 
     table: RoutingTable
     later: RoutingTable | None = None
@@ -63,7 +63,7 @@ class StandingRoutes:
 
 
 class Peer:
-    """A server that answers what it is told to, and remembers what it was asked."""
+    """A server that answers from a script, and records the requests."""
 
     def __init__(self, folder: Path, name: str, answer: Answer, hello: Status = Status.OK) -> None:
         self.ended = threading.Event()
@@ -119,7 +119,7 @@ def peer(tmp_path: Path) -> Iterator[Callable[[str, Answer], Peer]]:
 
 
 def table(*peers: Peer, version: int = 1) -> RoutingTable:
-    """All buckets are those of the last server, and all pieces those of the first."""
+    """Returns a table: the last server owns all buckets, the first all dense pieces."""
     servers = tuple(PsAddress(index, f"i{index}", one.address, "") for index, one in enumerate(peers))
     return RoutingTable(1, version, servers, (len(peers) - 1,) * BUCKETS, (0,) * DENSE_PIECES)
 
@@ -148,7 +148,7 @@ def kinds(peer: Peer) -> list[tuple[int, int]]:
 def test_a_server_that_takes_connections_and_answers_none_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is stopped does, for which the kernel listens on."""
+    """The kernel accepts connections for a stopped process."""
     monkeypatch.setattr(servers_module, "_CONNECT_SECONDS", 0.2)
     listener, address = listen(f"unix://{tmp_path}/silent")
     routes = StandingRoutes(RoutingTable(1, 1, (PsAddress(0, "i0", address, ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES))
@@ -175,7 +175,7 @@ def test_a_worker_that_one_server_refuses_leaves_no_connection_to_the_others(
         connected(StandingRoutes(table(first, second)))
     second.close()
     assert first.ended.wait(10.0)
-    assert refused.tb is not None  # which still has the object that was not made
+    assert refused.tb is not None  # the traceback still refers to the unfinished object
 
 
 def test_a_server_that_has_answered_may_take_its_time(peer: Callable[[str, Answer], Peer]) -> None:
@@ -248,21 +248,21 @@ MANY = replace(BATCH, ids=IDS)
 
 
 def floats_of(rows: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The floats of rows and of dense pieces on the wire, in which each float tells whose it is."""
+    """Returns the floats of rows and dense pieces on the wire; each float identifies its row or piece."""
     of_rows = (100 * rows[:, None] + np.arange(2)).reshape(-1)
     of_pieces = (10_000 + 100 * pieces[:, None] + np.arange(PIECE)).reshape(-1)
     return np.concatenate([of_rows, of_pieces]).astype(np.float32)
 
 
 def split(*peers: Peer, version: int, turned: bool) -> RoutingTable:
-    """Buckets and pieces by turns; `turned` gives each to the other server."""
+    """Returns a table whose buckets and pieces alternate between servers; `turned` gives each to the other server."""
     owners = [(number + turned) % 2 for number in range(BUCKETS)]
     servers = tuple(PsAddress(index, f"i{index}", one.address, "") for index, one in enumerate(peers))
     return RoutingTable(1, version, servers, tuple(owners), tuple(owners[:DENSE_PIECES]))
 
 
 def owned_by(routing: RoutingTable, server: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The keys of the batch, and the dense pieces, that a server owns."""
+    """Returns the keys of the batch and the dense pieces that a server owns."""
     keys = IDS.reshape(-1)
     return keys[np.array(routing.bucket_owners)[buckets_of(keys)] == server], np.array(routing.pieces_of(server))
 
@@ -270,7 +270,7 @@ def owned_by(routing: RoutingTable, server: int) -> tuple[NDArray[np.int64], NDA
 def test_a_pull_that_moved_halfway_has_every_row_as_the_newer_table_lays_it_out(
     peer: Callable[[str, Answer], Peer],
 ) -> None:
-    """The first server has answered under the older table: nothing of that may stay in place."""
+    """The first server answered under the older table; nothing of that answer may stay."""
     tables: dict[int, RoutingTable] = {}
 
     def answer(server: int) -> Answer:

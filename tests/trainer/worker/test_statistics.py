@@ -1,4 +1,4 @@
-"""What a worker says of its time."""
+"""A worker's statistics of its time."""
 
 import time
 

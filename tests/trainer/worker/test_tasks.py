@@ -15,7 +15,7 @@ from emberscale_trainer.worker.tasks import TaskFeed
 
 
 class MasterWithoutWork:
-    """Has nothing more for this worker, and counts how often it is asked."""
+    """A master without further work for this worker; counts the requests."""
 
     member = master_pb2.Member(role=master_pb2.WORKER, incarnation="w")
 

@@ -1,4 +1,4 @@
-"""What an estimate of rounds costs, and what it finds."""
+"""The costs and the results of estimates of rounds."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ RECORDS = 50
 
 
 def batch(number: int, ids: int) -> Batch:
-    """A batch of ids below a number."""
+    """Makes a batch with ids below `ids`."""
     drawn = np.random.default_rng(number).integers(0, ids, (RECORDS, COLUMNS))
     dense = np.zeros((RECORDS, 13), np.float32)
     positions = (number * RECORDS, (number + 1) * RECORDS)
@@ -25,7 +25,7 @@ def batch(number: int, ids: int) -> Batch:
 
 
 class Estimate:
-    """One of 64 batches; `planned` are the lengths of the rounds that it had planned, and `most` fit into a frame."""
+    """An estimate over 64 batches; `planned` are the lengths of the planned rounds, and `most` batches fit a frame."""
 
     def __init__(self, ids: int, budget: int, most: int = 64) -> None:
         self.lengths = RoundLengths(HotEmbeddingsSpec(mode=HotEmbeddingsMode.AUTO, budget=str(budget)), 60)
@@ -46,7 +46,7 @@ class Estimate:
 
     @property
     def batches(self) -> int:
-        """Of the round behind the decision."""
+        """The batches of the round behind the decision."""
         assert self.lengths.decision is not None
         return self.lengths.decision.batches
 
