@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Fixtures for the tests of the command line."""
 
 import os
 import resource
@@ -18,7 +18,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def write_manifest(folder: Path) -> Path:
-    """A small manifest beside the data that it names, which is never read."""
+    """Writes a small manifest next to its data file, which is never read."""
     (folder / "train.tsv").write_text("1\n")
     file = folder / "job.yaml"
     document = {
@@ -41,9 +41,9 @@ def start_command(
     environment: Mapping[str, str] | None = None,
     largest_file: int | None = None,
 ) -> "subprocess.Popen[str]":
-    """Starts the real command in a folder, with stand-ins for what trains.
+    """Starts the real command in a folder, with stand-ins for the processes that train.
 
-    `run` draws no picture unless that is asked for: it takes half of its time.
+    `run` draws no picture unless the arguments say so, since a picture takes half of its time.
     """
 
     def limit() -> None:
@@ -64,11 +64,11 @@ def start_command(
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """A small manifest beside the data that it names, which is never read."""
+    """A small manifest next to its data file, which is never read."""
     return write_manifest(tmp_path)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Starts the real command in the folder of the manifest, with stand-ins for what trains."""
+    """Starts the real command in the folder of the manifest, with stand-ins for the processes that train."""
     return partial(start_command, tmp_path)

@@ -12,7 +12,7 @@ _STAND_IN = Path(__file__).parents[1] / "operator" / "stand_in.py"
 
 
 def replace_what_trains() -> None:
-    """Jobs of this process train nothing from now on."""
+    """Replaces the processes of this process's jobs by stand-ins, which train nothing."""
     for role in (Role.MASTER, Role.PS, Role.WORKER):
         cast(dict[Role, tuple[str, ...]], COMMANDS)[role] = (sys.executable, str(_STAND_IN), str(role))
 

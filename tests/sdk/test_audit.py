@@ -18,11 +18,11 @@ from emberscale._run.audit import (
 from emberscale_api.checkpoint import EpochApplied, ForgottenShare
 
 APPLIED = st.dictionaries(st.integers(0, 12), st.integers(1, 3), max_size=12)
-"""How often each batch was applied."""
+"""The number of times that each batch was applied."""
 
 
 def as_runs(applied: dict[int, int]) -> Runs:
-    """Runs of equal counts, as a server writes them."""
+    """Returns runs of equal counts, as a server writes them."""
     runs: list[tuple[int, int, int]] = []
     for batch, times in sorted(applied.items()):
         if runs and runs[-1][1] == batch and runs[-1][2] == times:
@@ -103,7 +103,7 @@ def test_the_document_adds_the_epochs_up() -> None:
 
 
 def share(*ranges: tuple[int, int], pieces: tuple[int, int] = (0, 1)) -> ForgottenShare:
-    """What a partial recovery made one piece, and the first half of all buckets, forget."""
+    """Returns the share of a partial recovery that made one piece and the first half of all buckets forget batches."""
     return ForgottenShare(
         servers=(0,),
         checkpoint="00000001",

@@ -1,4 +1,4 @@
-"""`emberscale audit`, on folders as a job leaves them."""
+"""`emberscale audit`, on folders that a job left."""
 
 import json
 import zlib
@@ -21,7 +21,7 @@ EXACT: Runs = [(0, 16, 1)]
 
 
 class Run:
-    """A run's folder with checkpoints in it."""
+    """The folder of a run, with checkpoints."""
 
     def __init__(self, root: Path, job: TrainingJob, status: RunStatus = RunStatus.COMPLETE) -> None:
         self.root = root
@@ -37,7 +37,7 @@ class Run:
         steps: int | None = None,
         forgotten: tuple[ForgottenShare, ...] = (),
     ) -> Path:
-        """Each server has a dense piece, stepped once for each push that it recorded or `steps` times."""
+        """Writes a checkpoint; each server's dense piece is stepped once per recorded push, or `steps` times."""
         folder = self.root / "checkpoints" / f"{cut:08}"
         files = []
         for index, runs in enumerate(servers):
@@ -70,7 +70,7 @@ _DENSE = TablePart(name="(dense)", files=["dense-0.rows"], rows=1, dimension=1, 
 
 
 def _partition(index: int, servers: int) -> bytes:
-    """Server i owns dense piece i, which holds a parameter."""
+    """Returns the partition of server `index`, which owns dense piece `index`."""
     part = PartitionFile(index=index, buckets=[], pieces=[(index, index + 1)], tables=[], dense=_DENSE, parameters=1024)
     return part.model_dump_json().encode()
 
@@ -129,7 +129,7 @@ def test_an_unfinished_run_is_called_so_unless_something_is_repeated(
 
 
 def test_rows_that_changed_more_often_than_their_server_recorded_fail_the_audit(run: Run) -> None:
-    """The record of applied batches keeps batches from being applied twice, so it cannot show that one was."""
+    """The record of applied batches cannot show a repetition that it failed to prevent; the steps can."""
     run.checkpoint(1, [EXACT, EXACT], steps=32)
     code, printed, _ = audit(run, "--output", "json")
     assert code == 1

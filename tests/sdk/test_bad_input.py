@@ -1,4 +1,4 @@
-"""Bad input: a line that names the field, exit code 2, nothing started."""
+"""Bad input gives a line that names the field, and exit code 2; nothing is started."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`emberscale checkpoints`, on folders as a job leaves them."""
+"""`emberscale checkpoints`, on folders that a job left."""
 
 import json
 from pathlib import Path
@@ -255,7 +255,7 @@ class TestChains:
         assert checkpoints("verify", run.root)[0] == 0
 
     def test_pruning_leaves_what_a_damaged_newest_checkpoint_builds_on(self, tmp_path: Path) -> None:
-        """A job that does not know of the damage yet builds on the same base."""
+        """A job that does not know of the damage yet may still build on the same base."""
         run = TrainedRun(tmp_path / "run")
         run.chain(2)
         folder_of(run, 2).rename(folder_of(run, 3))

@@ -1,4 +1,4 @@
-"""The client against an API server's protocol; tests/kubernetes runs it against a real one."""
+"""The client against a fake API server; tests/kubernetes runs it against a real one."""
 
 import json
 import queue
@@ -21,7 +21,7 @@ END = object()
 
 
 class ApiServer(ThreadingHTTPServer):
-    """Holds one collection of TrainingJobs. A watch hands out what is put into `events`, and ends at END."""
+    """A fake API server with one collection of TrainingJobs. A watch sends the items of `events`, and ends at END."""
 
     daemon_threads = True
 
@@ -232,14 +232,14 @@ def test_a_job_that_has_ended_has_nothing_to_scale(server: ApiServer) -> None:
 
 
 def serve(server: ApiServer, *indexes: int, phase: str = "Training") -> None:
-    """A job with parameter servers of these indexes, and a worker."""
+    """Adds a job with parameter servers of these indexes, and a worker."""
     members = [{"role": "ps", "index": index, "pod": f"ctr-ps-{index}-4"} for index in indexes]
     members.append({"role": "worker", "index": 7, "pod": "ctr-worker-7-4"})
     server.put("ctr", phase)["status"]["members"] = members
 
 
 def serve_later(server: ApiServer, *indexes: int, phase: str) -> None:
-    """The same as a change that a watch brings; the job is then as it was."""
+    """Sends such a job to a watch as a change; the job itself stays as it was."""
     before = server.jobs["ctr"]
     serve(server, *indexes, phase=phase)
     server.events.put({"type": "MODIFIED", "object": server.jobs["ctr"]})

@@ -1,4 +1,4 @@
-"""`emberscale compare`, on the folders of runs."""
+"""`emberscale compare`, on folders of runs."""
 
 import csv
 import json

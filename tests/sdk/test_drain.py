@@ -1,4 +1,4 @@
-"""`emberscale drain`: what it refuses, and whom it asks; tests/e2e runs it beside a job."""
+"""`emberscale drain`: what it refuses, and which master it asks; tests/e2e runs it next to a job."""
 
 from collections.abc import Iterator
 from concurrent import futures
@@ -20,7 +20,7 @@ __all__ = ["held"]
 
 
 class Master(MasterServicer):
-    """A master that says `reply` of a drain; ps-0 and ps-1 are there."""
+    """A master that answers a drain with `reply`; ps-0 and ps-1 are alive."""
 
     def __init__(self) -> None:
         self.asked: list[pb.DrainRequest] = []
@@ -38,7 +38,7 @@ class Master(MasterServicer):
 
 @pytest.fixture
 def master(held: Path) -> Iterator[Master]:
-    """The master of the run in `held`, which listens to the operator alone."""
+    """The master of the run in `held`; it accepts drains only from the operator."""
     folder = RunFolder(held)
     master = Master()  # type: ignore[abstract]  # nobody makes the other calls
     check = TokenCheck("a job's", folder.operator_token.read_text(), ("Replace",))

@@ -1,4 +1,4 @@
-"""`emberscale drill`: what it makes of what a job says, what it refuses, and whom it kills; tests/e2e runs it."""
+"""`emberscale drill`: what it concludes from a job's status, what it refuses and kills; tests/e2e runs it for real."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ REBUILT: dict[str, Any] = {"rebuilds": 1, "rebuild_seconds": 1.75, "rebuild_byte
 
 def test_a_rebuilt_server_costs_the_time_without_service() -> None:
     after = [
-        look(0.5, 5200, protected=False),  # what was pushed before the kill
+        look(0.5, 5200, protected=False),  # pushes from before the kill
         look(2, 5200, protected=False, **REBUILT),
         look(2.5, 5600, protected=False, **REBUILT),
         look(4, 8000, **REBUILT),
@@ -124,7 +124,7 @@ def test_a_job_that_goes_on_to_evaluate_has_service() -> None:
 
 
 def test_a_job_that_trains_its_last_samples_meanwhile_has_service() -> None:
-    """A TrainingJob may tell of the rebuild and of its end at once."""
+    """The status of a TrainingJob may show the rebuild and the end of the job at once."""
     saving = look(2, 6000, JobPhase.SAVING, **REBUILT)
     told = _drill.report(1, BEFORE, 0.0, [look(1, 5000, **REBUILT), saving])
     assert (told.without_service_seconds, told.regained_seconds, told.passed) == (2.0, 2.0, True)
@@ -202,7 +202,7 @@ def test_a_training_job_is_looked_at_through_its_status() -> None:
 
 
 class Played:
-    """A job that says one thing after the other."""
+    """A job whose looks are scripted."""
 
     def __init__(self, looks: Sequence[Look | Exception]) -> None:
         self.looks = iter(looks)
@@ -261,7 +261,7 @@ def test_a_run_that_is_over_ends_the_drill() -> None:
 
 
 class Master(MasterServicer):
-    """A master whose job is rebuilt once the request to kill ps-1 is there, which it takes as the run does."""
+    """A master that reports a rebuild for each request to kill that the run has taken."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -305,7 +305,7 @@ def drill(*arguments: Any) -> tuple[int, str]:
 
 @pytest.fixture
 def taking(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run takes the request as soon as it is there."""
+    """Takes the request to kill, in the place of the run, as soon as it is there."""
     ask: Callable[..., None] = KillRequest.ask
 
     def asked(request: KillRequest, folder: RunFolder) -> None:

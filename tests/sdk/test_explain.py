@@ -1,4 +1,4 @@
-"""What a manifest means, for people."""
+"""The explanation of a manifest for people."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What each extra of the package installs is enough for what it is for."""
+"""Each extra of the package installs enough for its purpose."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def modules_of(extra: str | None) -> set[str]:
-    """Top-level modules of the packages that an extra names, those of extras within it included."""
+    """Returns the top-level modules of the packages that an extra names, including those of nested extras."""
     found = set()
     for requirement in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
         name, inner = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", requirement).groups()  # type: ignore[union-attr]
@@ -41,7 +41,7 @@ def modules_of(extra: str | None) -> set[str]:
 
 
 def absent_with(*extras: str) -> set[str]:
-    """What an installation with only these extras lacks of a whole one."""
+    """Returns the modules that an installation with only these extras lacks, compared with a full one."""
     there = modules_of(None).union(*(modules_of(extra) for extra in extras))
     return modules_of("local") - there
 

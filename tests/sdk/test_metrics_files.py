@@ -1,4 +1,4 @@
-"""metrics.csv and the picture of it."""
+"""metrics.csv and its picture."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A hundred mistakes that people make: each is one line that says what is wrong and what to do, and starts nothing."""
+"""A hundred mistakes of users: each gives one line that says what is wrong and what to do, and starts nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,7 +96,7 @@ def csv(name: str, columns: str = COLUMNS) -> str:
 
 
 SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
-    # words that are nearly right
+    # misspelt words
     ("spec.model.architecture=DLMR", ["spec.model.architecture", "did you mean DLRM?"]),
     ("spec.model.architecture=dlrm", ["did you mean DLRM?"]),
     ("spec.model.architecture=DeepFM", ["did you mean XDeepFM?"]),
@@ -111,7 +111,7 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     ("spec.model.embeddings.initializer.type=Xavier", ["must be 'Uniform', 'Normal' or 'Zeros'"]),
     ("spec.runPolicy.cleanPodPolicy=none", ["did you mean None?"]),
     ("kind=trainingjob", ["did you mean TrainingJob?"]),
-    # fields that are not there
+    # unknown fields
     ("spec.training.batch_siz=3", ["spec.training.batch_siz: unknown field (did you mean batchSize?)"]),
     ("spec.training.batchsize=3", ["did you mean batchSize?"]),
     ("spec.image=x", ["spec.image: unknown field (did you mean spec.master.template.image or"]),

@@ -1,4 +1,4 @@
-"""What a person sees in a notebook's cell while a job runs."""
+"""The progress of a job in a notebook's cell."""
 
 # mypy: allow-untyped-calls
 # IPython has few annotations

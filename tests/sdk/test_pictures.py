@@ -1,4 +1,4 @@
-"""What pictures show: curves of fast runs, held-out values, labels apart from each other, words instead of nothing."""
+"""Pictures: curves of fast runs, held-out values, labels that do not overlap, and words in the place of empty axes."""
 
 import csv
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from emberscale_api.rpc import brain_pb2 as pb
 
 
 def metrics(path: Path, *rows: tuple[str, int, float | str]) -> Path:
-    """Rows of (phase, samples, loss)."""
+    """Writes a metrics.csv from rows of (phase, samples, loss)."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -89,7 +89,7 @@ def profile(read: float, plan: float, wait: float, gather: float) -> TimeBreakdo
 
 
 def overlapping(axes: Axes) -> list[tuple[str, str]]:
-    """Pairs of labels of a drawn figure that cover each other."""
+    """Returns the pairs of labels of a drawn figure that overlap."""
     labels = [text for text in axes.texts if text.get_text()]
     boxes = {text.get_text(): text.get_window_extent() for text in labels}
     return [(one, other) for one, other in combinations(boxes, 2) if boxes[one].overlaps(boxes[other])]

@@ -1,4 +1,4 @@
-"""What people read of a plan."""
+"""The report on a plan for people."""
 
 from io import StringIO
 from pathlib import Path

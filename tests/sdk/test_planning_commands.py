@@ -1,4 +1,4 @@
-"""The commands about plans, as far as they need no brain."""
+"""The parts of the planning commands that need no brain."""
 
 import json
 from pathlib import Path

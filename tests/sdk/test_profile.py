@@ -1,4 +1,4 @@
-"""What a profile is worked out from: two readings of counters, and a measured roof."""
+"""The computation of a profile from two readings of counters and a measured roof."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ STAGE = "emberscale_stage_seconds_total"
 
 
 def worker(done: float) -> dict[str, float]:
-    """A worker's counters after `done` seconds: half of them spent reading."""
+    """Returns a worker's counters after `done` seconds, half of which were spent reading."""
     return {
         "emberscale_samples_total": 1000 * done,
         "emberscale_batches_total": 10 * done,

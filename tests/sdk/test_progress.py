@@ -1,4 +1,4 @@
-"""What a person sees while a job runs."""
+"""The progress of a job in a terminal."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`emberscale checkpoints restore`: what it starts from, and what it refuses to."""
+"""`emberscale checkpoints restore`: from which checkpoint it starts, and what it refuses."""
 
 import json
 from pathlib import Path

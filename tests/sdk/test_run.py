@@ -1,4 +1,4 @@
-"""`emberscale run`: the real command, real processes, a real Redis; only the training is made up."""
+"""`emberscale run`: the real command, real processes, a real Redis; only the training is simulated."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from emberscale._cli import app
 from emberscale._run.interruption import Interruption
 
-# half a dozen processes start, on a machine that may be busy otherwise; nothing passes by waiting
+# half a dozen processes start, on a machine that may be busy; no test passes because of a timeout
 _PATIENCE = 240
 pytestmark = pytest.mark.timeout(3 * _PATIENCE)
 ENDLESS = {"STAND_IN_SAMPLES": "1000000000"}
@@ -36,7 +36,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 def run_here(manifest: Path, *arguments: str) -> tuple[int, str, str]:
-    """`emberscale run` in this process, and in the manifest's folder: of a run that is refused, or is over."""
+    """Calls `emberscale run` in this process and the manifest's folder, for runs that are refused or over."""
     with chdir(manifest.parent):
         done = CliRunner().invoke(app, ["run", str(manifest), *arguments])
     return done.exit_code, done.stdout, done.stderr
@@ -49,7 +49,7 @@ def read_summary(printed: str) -> dict[str, Any]:
 
 @pytest.fixture
 def training(start: Start, manifest: Path, tmp_path: Path) -> Callable[..., tuple["subprocess.Popen[str]", Any]]:
-    """Starts a run and waits until samples are trained; gives the run and all its processes."""
+    """Starts a run and waits until samples are trained; returns the run and all its processes."""
 
     def begin(
         *options: str, environment: Mapping[str, str] = ENDLESS
@@ -73,7 +73,7 @@ def none_left(processes: list[psutil.Process]) -> bool:
 
 @dataclass(frozen=True)
 class CompleteRun:
-    """A run that is Complete, in a folder with its manifest, and what it printed."""
+    """A Complete run in a folder with its manifest, and its output."""
 
     folder: Path
     code: int
@@ -81,14 +81,14 @@ class CompleteRun:
     err: str
 
     def copied_to(self, folder: Path) -> Path:
-        """A copy of the run for a test that tries it again; gives the run's folder."""
+        """Copies the run for a test that runs it again; returns the run's folder."""
         shutil.copytree(self.folder / "runs", folder / "runs")
         return folder / "runs" / "toy"
 
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> CompleteRun:
-    """Made once, for all tests that only read it or go on from a copy."""
+    """A Complete run, made once for all tests that only read it or continue from a copy."""
     folder = tmp_path_factory.mktemp("complete")
     file = write_manifest(folder)
     return CompleteRun(folder, *finish(start_command(folder, "run", str(file), "--output", "json", "--picture")))
@@ -207,7 +207,7 @@ def test_a_killed_worker_is_told_of_and_counted(training: Any, tmp_path: Path) -
 def test_a_rerun_that_fails_leaves_the_complete_run_before_it(
     complete: CompleteRun, start: Start, manifest: Path, tmp_path: Path
 ) -> None:
-    """A failed run exits with 1 and says why; one that is Complete shows its progress on stderr, the rest on stdout."""
+    """A failed run exits with 1 and says why; a Complete one writes its progress to stderr, the rest to stdout."""
     root = complete.copied_to(tmp_path)
     limits = ["--set", "spec.worker.resources.limits.memory=10Mi", "--set", "spec.runPolicy.backoffLimit=0"]
     code, out, err = finish(start("run", str(manifest), *limits))
@@ -242,7 +242,7 @@ def test_a_complete_run_is_not_resumed_as_another(complete: CompleteRun, manifes
 
 
 def test_a_disk_that_takes_no_more_is_told_in_a_line(start: Start, manifest: Path) -> None:
-    # a limit on the size of files stands for a full disk: the first file that grows past it is the run's record
+    # a limit on the size of files replaces a full disk; the run's record is the first file to exceed it
     code, out, err = finish(start("run", str(manifest), largest_file=1500))
     assert (code, out) == (1, "")
     told = [line for line in err.splitlines() if line.startswith("error: ")]

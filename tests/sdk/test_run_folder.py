@@ -1,4 +1,4 @@
-"""Whose folder it is, and when it may be replaced."""
+"""Which run owns a folder, and when another may replace it."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def leave(root: Path, job: TrainingJob, status: RunStatus) -> str:
-    """A run that got as far as `status`, with a file in each of its places."""
+    """Leaves a run with this status, and a file in each of its folders."""
     with open_run(root, job, resume=False, overwrite=False) as held:
         held.begin()
         for path in (held.paths.state, held.paths.checkpoints, held.paths.model, held.paths.logs):
@@ -68,7 +68,7 @@ def test_a_run_that_failed_is_replaced_at_once(root: Path, job: TrainingJob) -> 
 
 
 def run_again(root: Path, job: TrainingJob, status: RunStatus, resume: bool = False) -> str:
-    """A run that gets as far as `status` in a folder where another may be."""
+    """Makes a run with this status in a folder that may hold another."""
     with open_run(root, job, resume, overwrite=False) as held:
         held.begin()
         held.paths.model.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`emberscale scale`: what it refuses, and what it writes; tests/e2e runs it beside a job."""
+"""`emberscale scale`: what it refuses, and what it writes; tests/e2e runs it next to a job."""
 
 import fcntl
 import io
@@ -27,7 +27,7 @@ from training_jobs import training_job
 
 
 def run_of(root: Path, status: RunStatus = RunStatus.RUNNING, **spec: Any) -> TrainingJob:
-    """A run's folder as `emberscale run` leaves it while the run is under way; its manifest."""
+    """Makes the folder of a run under way, as `emberscale run` does; returns the manifest."""
     job = training_job(**spec)
     folder = RunFolder(root)
     folder.make()
@@ -48,7 +48,7 @@ _HELD: dict[Path, int] = {}
 
 
 def release(root: Path) -> None:
-    """Lets the folder go, as the end of its `emberscale run` does."""
+    """Releases the folder, as `emberscale run` does at its end."""
     if root in _HELD:
         os.close(_HELD.pop(root))
 
@@ -202,7 +202,7 @@ def test_an_edit_that_could_not_be_read_is_seen_at_the_next_look(held: Path, mon
 
 
 def test_a_run_that_begins_takes_no_edit_before_it_has_written_its_manifest(held: Path) -> None:
-    # As after SIGKILL of `emberscale run`: the folder is not held, and its token and record are there.
+    # as after SIGKILL of `emberscale run`: no process holds the folder, and the token and the record are there
     begins = training_job(worker={"replicas": 2}, ps={"replicas": 1})
     release(held)
     with open_run(held, begins, resume=True, overwrite=False) as run:

@@ -1,4 +1,4 @@
-"""`emberscale data skew`, as a person uses it."""
+"""`emberscale data skew`, as a user calls it."""
 
 import json
 from pathlib import Path
@@ -51,13 +51,13 @@ def test_files_are_shown_in_tables_with_what_each_budget_is_good_for(data: Path)
     for quantity in ("65536", "1Mi", "1024Mi"):
         assert quantity in result.stdout
     assert "all rows that the sample saw are hot" in result.stdout
-    assert "emberscale profile" in result.stdout  # no time is told that nothing measured
+    assert "emberscale profile" in result.stdout  # no times without a measurement, only a hint how to get them
 
 
 def test_a_manifest_says_files_tables_batches_and_workers(job: Path) -> None:
     document = json.loads(run("skew", job, "--budget", "1Mi", "-o", "json").stdout)
     assert (document["records"], document["batch_size"], document["workers"]) == (8000, 128, 3)
-    # key, 8 weights, accumulator and counter; and those of the wide part, which has one weight
+    # key, 8 weights, accumulator and counter; and the same with one weight for the wide part
     assert {table["row_bytes"] for table in document["tables"]} == {48 + 24}
     wider = json.loads(
         run("skew", job, "--budget", "1Mi", "--set", "spec.model.embeddings.dimension=32", "-o", "json").stdout

@@ -37,7 +37,7 @@ def test_ctrl_c_during_the_imports_ends_with_one_line(module: str) -> None:
 
 
 def test_the_package_alone_imports_next_to_nothing() -> None:
-    """What it imports comes before the command can listen to signals."""
+    """The command cannot handle signals until this import is done."""
     code = "import sys; import emberscale; print(*sorted({'pydantic', 'numpy', 'typer', 'grpc'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "\n"
@@ -54,7 +54,7 @@ def test_the_package_alone_imports_next_to_nothing() -> None:
     ids=["help", "run", "master", "fork server"],
 )
 def test_a_process_imports_what_is_slow_only_when_it_is_used(begin: str, absent: set[str], tmp_path: Path) -> None:
-    """The command ends at its input: there is no manifest, no environment of a job, and nobody asks for a fork."""
+    """Each command ends early: it finds no manifest, no environment of a job, or no request for a fork."""
     program = f"""
 import atexit, sys
 {begin}

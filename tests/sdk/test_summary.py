@@ -1,4 +1,4 @@
-"""What a person reads when a run has ended."""
+"""The summary of a run, as printed for people."""
 
 import io
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_a_measure_that_nobody_knows_has_no_line() -> None:
 
 
 def test_what_is_known_is_told_without_what_is_not() -> None:
-    """Data of one class has a log loss and no AUC."""
+    """Data with a single class has a log loss but no AUC."""
     evaluations = tuple(EvaluationResult(epoch=n, samples=10, logloss=0.25, calibration=1.0) for n in (1, 2))
     status = JobStatus(samples=10, expected_samples=10, evaluations=evaluations)
     text = printed(status)

@@ -1,4 +1,4 @@
-"""Training from Python: real processes, a real Redis; only the training is made up."""
+"""Training from Python: real processes, a real Redis; only the training is simulated."""
 
 import json
 import os
@@ -38,7 +38,7 @@ except emberscale.TrainingFailedError as failed:
 
 
 def started(folder: Path, *named: str, **environment: str) -> "subprocess.Popen[str]":
-    """Starts a program that trains each that is named, by its name and the seed in its spec."""
+    """Starts a program that trains one job for each `name:seed`; the seed is in the spec."""
     (folder / "train.tsv").write_text("1\n")
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *named],

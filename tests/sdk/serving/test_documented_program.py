@@ -1,4 +1,4 @@
-"""The program in docs/serving.md reads files of every format as training does."""
+"""The program in docs/serving.md, which reads files of every format as training does."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""`emberscale export`, on folders as a job leaves them."""
+"""`emberscale export`, on folders that a job left."""
 
 import json
 import shutil

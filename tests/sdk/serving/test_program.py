@@ -1,4 +1,4 @@
-"""The exported program computes what a worker evaluates, for ids that were trained on and ids that were not."""
+"""The exported program computes what a worker's evaluation does, for trained and untrained ids."""
 
 from typing import Any
 

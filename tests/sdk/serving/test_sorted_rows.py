@@ -1,4 +1,4 @@
-"""Rows come back in the order of their keys, however few fit into memory."""
+"""Rows are sorted by their keys, however few fit into memory."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ def test_rows_come_back_in_order_and_few_at_a_time(keys: list[int], piece: int, 
     assert found.tolist() == sorted(keys)
     for sorted_keys, sorted_weights in pieces:
         assert np.array_equal(sorted_weights[:, 0], sorted_keys.astype(np.float32))
-        # up to one run a row may be taken at once, and what comes last fits beside a full memory
+        # a step of the merge takes up to two rows of each run, and a run may exceed the memory by one piece
         assert len(sorted_keys) <= max(in_memory, 2 * -(-len(keys) // in_memory)) + piece
 
 
