@@ -8,6 +8,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def socket_folder() -> Path:
-    """Where a server may put its folder: a short path, since socket paths have at most 107 characters, that any user
-    can reach, which pytest's own folders are not."""
+    """The path of a folder for a server.
+
+    It is short, since socket paths have at most 107 characters, and any user can reach it, unlike pytest's own folders.
+    """
     return Path(os.path.realpath(tempfile.gettempdir())) / f"emberscale-{uuid.uuid4().hex[:12]}"

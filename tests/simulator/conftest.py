@@ -44,7 +44,7 @@ MECHANICS: dict[str, Any] = {
 
 
 def scenario_document(**changes: Any) -> dict[str, Any]:
-    """Two small jobs an hour apart on a cluster of ten nodes, nothing going wrong."""
+    """Returns a scenario of two small jobs an hour apart on a cluster of ten nodes, without failures."""
     return {
         "name": "test",
         "horizon": "10d",

@@ -48,7 +48,7 @@ TROUBLED = {
 
 
 class Watchful(StaticScheduler):
-    """Static, and checks at every look that the cluster is not over-committed."""
+    """A static scheduler that checks at every decision that the cluster is not over-committed."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -56,7 +56,7 @@ class Watchful(StaticScheduler):
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
         self.looks += 1
         running = [job.view.current for job in jobs if job.view.current is not None]
-        # what they lack of their shapes has been taken by the cluster
+        # jobs with less than their shape lost the rest to the cluster
         assert sum(shape.cpu for shape in running) <= capacity.cpu + 1e-6
         assert sum(shape.memory for shape in running) <= capacity.memory
         return super().decide(jobs, capacity, now)

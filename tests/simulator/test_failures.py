@@ -9,7 +9,7 @@ CPR_MEAN_HOURS = (14.0, 30.0)
 
 
 def cpr_shape() -> float:
-    """The shape that fits both ends of CPR's ranges."""
+    """Returns the shape of the gamma law that fits both ends of CPR's ranges."""
     quotients = [median / mean for median, mean in zip(CPR_MEDIAN_HOURS, CPR_MEAN_HOURS, strict=True)]
     return gamma_shape(sum(quotients) / len(quotients))
 

@@ -65,7 +65,7 @@ def begin(
 
 
 def tables(run: JobRun, ps: int = SHAPE.ps, samples: float | None = None) -> float:
-    """Seconds that saving or loading takes: the largest server's share of the tables, a tenth above the mean."""
+    """Returns the seconds of a save or load: of the largest server's share, a tenth above the mean."""
     trained = run.samples if samples is None else samples
     return run.job.growth.bytes_at(trained) * 1.1 / ps / 1e8
 
@@ -77,7 +77,7 @@ def step(run: JobRun) -> tuple[float, Happening]:
 
 
 def begun(*args: Any, **job_changes: Any) -> JobRun:
-    """As `begin`; its pods are ready."""
+    """Begins a run as `begin` does, and makes its pods ready."""
     run = begin(*args, **job_changes)
     step(run)
     return run
@@ -110,7 +110,7 @@ def test_a_live_change_trains_on_until_the_new_pods_are_there() -> None:
 
 def test_rows_move_to_more_servers_and_to_fewer_while_the_job_trains() -> None:
     moving = LIVE.model_copy(update={"move_bandwidth": "100M", "move_slowdown": 0.2})
-    for servers, busiest in ((6, 1.0), (2, 1.0), (1, 3.0)):  # of 4: the one that joins, leaves, or stays alone
+    for servers, busiest in ((6, 1.0), (2, 1.0), (1, 3.0)):  # of 4: the busiest one joins, leaves, or stays alone
         run = begun(moving)
         assert run.change_to(replace(SHAPE, ps=servers), 100.0, PLENTY)
         at, _ = step(run)
@@ -150,7 +150,7 @@ def test_pods_that_are_resized_in_place_neither_start_nor_overlap_nor_stand_stil
     run = begun(LIVE.model_copy(update={"resize": 10.0}))
     larger = replace(SHAPE, ps_cpu=8, worker_cpu=2, ps_memory=16 * GIB)
     assert run.change_to(larger, 100.0, PLENTY)
-    assert run.reserved.cpu == 8 * 4 + 4 * 8  # of each role the larger until it is done
+    assert run.reserved.cpu == 8 * 4 + 4 * 8  # the larger of both for each role, until the change is done
     assert step(run) == (110.0, Happening.CHANGE_READY)
     assert step(run) == (110.0, Happening.READY)
     assert (run.shape, run.reserved.cpu) == (larger, larger.cpu)

@@ -60,8 +60,8 @@ PRODUCT = {
     "checkpoint_interval": CheckpointSpec().interval,
     "checkpoint_slowdown": checkpointing.SLOWED,
     "detection": ShardingSpec().lease_timeout,
-    "rollback": True,  # a lost PS takes all back to the last checkpoint
-    "straggler_seconds": None,  # no load is moved off a slow PS
+    "rollback": True,  # a lost PS rolls the job back to the last checkpoint
+    "straggler_seconds": None,  # no load moves away from a slow PS
     "dynamic_sharding": True,
     "elastic": True,
     "sees_capacity": False,  # cluster.cpu and cluster.memory are settings

@@ -102,7 +102,7 @@ def test_a_second_parity_is_taken_to_cost_as_much_as_the_first() -> None:
 
 
 def test_what_parity_adds_to_the_time_is_over_the_time_without_as_all_overheads_are() -> None:
-    """A sample of 1.48 times the CPU time costs 48% of the time without parity, though a third of the throughput."""
+    """If a sample takes 1.48 times the CPU time, parity adds 48% to the time, but takes a third of the throughput."""
     never = FailureCosts(1e6, 5, between_failures=1e15, save=0, load=0, reschedule=0, parity_slowdown=0.48)
     assert coded_recovery(replace(never, memory_cost_share=0.0)).overhead == pytest.approx(0.48)
 
@@ -130,7 +130,7 @@ def test_the_advice_says_what_is_assumed_and_what_a_benchmark_says() -> None:
 
 
 def test_parity_makes_no_checkpoint_rarer() -> None:
-    """A node may take two servers away, and rows have no parity at first: the equations count neither."""
+    """The equations do not count that a node may take two servers along, and that rows have no parity at first."""
     costs = failure_costs(
         JobShape(2, 2, 1, 1, 1 << 30, 1 << 30), 168 * HOUR, FailureRecord(), FailureRecord(), 1.0, 20.0, 15.0
     )
@@ -154,7 +154,7 @@ def test_what_a_manifest_does_not_allow_is_told_with_its_cost_and_not_taken() ->
 
 
 def test_priority_rows_cost_their_share_of_a_checkpoint_each() -> None:
-    """Seven saves of an eighth of the rows each, between two checkpoints of all rows."""
+    """Between two checkpoints of all rows are seven saves of an eighth of the rows each."""
     without, saving = partial_recovery(JOB), partial_recovery(replace(JOB, saves_priority_rows=True))
     assert saving.interval == without.interval
     assert saving.overhead - without.overhead == pytest.approx(7 / 8 * JOB.save / without.interval)
@@ -165,7 +165,7 @@ def test_both_kinds_of_partial_recovery_are_told_and_the_one_in_the_manifest_is_
     assert without.costs[Recovery.PARTIAL] == saving.costs[WITHOUT_PRIORITY]
     assert without.costs[WITH_PRIORITY] == saving.costs[Recovery.PARTIAL]
     assert len(without.costs) == len(saving.costs) == 4
-    dear = replace(JOB, save=3 * HOUR, target_pls=0.01, parity_slowdown=0.5)  # a checkpoint each three hours and a bit
+    dear = replace(JOB, save=3 * HOUR, target_pls=0.01, parity_slowdown=0.5)  # a checkpoint of 3 hours every 10 hours
     assert partial_recovery(dear).overhead < full_recovery(dear).overhead
     assert partial_recovery(replace(dear, saves_priority_rows=True)).overhead == full_recovery(dear).overhead
     assert advise(dear, offered=EVERY).strategy is Recovery.PARTIAL
@@ -248,7 +248,7 @@ def test_what_a_manifest_cannot_say_is_not_advised(job: FailureCosts) -> None:
 
 @given(costs)
 def test_one_loss_at_the_worst_moment_stays_within_the_target_of_partial_recovery(job: FailureCosts) -> None:
-    """The lost server's share of all samples since the checkpoint, if it dies just before the next one."""
+    """If a server dies just before the next checkpoint, its share of all samples of the interval is lost."""
     interval = partial_recovery(job).interval
     forgotten = interval / job.total_seconds / job.ps
     assert forgotten <= job.target_pls * (1 + 1e-9) or interval == full_recovery(job).interval
@@ -256,7 +256,7 @@ def test_one_loss_at_the_worst_moment_stays_within_the_target_of_partial_recover
 
 @given(costs)
 def test_a_job_with_partial_recovery_pays_no_more_than_with_full_recovery(job: FailureCosts) -> None:
-    """Also where its target is out of reach, and the interval that comes closest would take all of its time."""
+    """Also if its target is out of reach, and the closest interval would take all of the job's time."""
     partial, full = partial_recovery(job), full_recovery(job)
     assert partial.overhead <= full.overhead
     assert partial.expected_pls <= job.target_pls * (1 + 1e-9)

@@ -50,7 +50,7 @@ def store(database_url: str) -> Iterator[HistoryStore]:
 
 @pytest.fixture
 def run_python() -> Callable[[str], int]:
-    """Runs code in a process of its own; its return code."""
+    """Runs code in its own process; returns the exit code."""
 
     def run(code: str) -> int:
         return subprocess.run([sys.executable, "-c", code], check=False).returncode

@@ -96,7 +96,7 @@ def migrations_of(database_url: str) -> Config:
 
 @pytest.fixture
 def others(postgres_server: PostgresServer) -> Iterator[None]:
-    """A database with tables of another program, and a user who may do nothing."""
+    """A database with tables of another program, and a user without rights."""
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute("CREATE ROLE guest LOGIN")
         connection.execute("CREATE DATABASE others")
@@ -128,7 +128,7 @@ def test_what_is_written_is_read_again_exactly(store: HistoryStore) -> None:
 def test_a_row_that_cannot_be_read_holds_up_no_other(
     store: HistoryStore, database_url: str, spoil: str, running: list[str]
 ) -> None:
-    """Another version may have written it; without its last plan, a job would get versions that it has had."""
+    """Another version may have written the row. Without its last plan, a job would get plan versions again."""
     for job in ("b", "a"):
         store.write([submitted(job), profile(job, 1), plan(job, 1)])
     engine = open_engine(database_url)
@@ -147,7 +147,7 @@ def test_a_row_that_cannot_be_read_holds_up_no_other(
 
 @pytest.mark.parametrize("spoilt", ["", "{", "no JSON", "NaN"])
 def test_text_that_is_no_json_holds_up_no_other(tmp_path: Path, spoilt: str) -> None:
-    """SQLite takes any text for JSON; PostgreSQL does not."""
+    """SQLite stores any text as JSON; PostgreSQL does not."""
     url = f"sqlite:///{tmp_path}/history.db"
     store = HistoryStore.open(url)
     store.migrate()
@@ -206,7 +206,7 @@ def test_of_those_that_write_alone_the_last_to_come_does(store: HistoryStore, da
             refused()
     second.write([plan("a", 3)])
     second.claim()
-    store.write([plan("a", 4)])  # one that shares it, as brains beside jobs of one machine do
+    store.write([plan("a", 4)])  # from a store that shares the database, as brains next to jobs of one machine do
     assert [made.version for made in second.plans(JobId("a"), 10)] == [4, 3, 1]
     for opened in (first, second):
         opened.close()

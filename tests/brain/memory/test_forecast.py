@@ -1,4 +1,4 @@
-"""What the parameter servers of a job will need."""
+"""Forecasts of the memory of a job's parameter servers."""
 
 import math
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_rows_do_not_grow_after_the_first_epoch() -> None:
 
 
 def test_eviction_bounds_the_rows_and_so_the_memory() -> None:
-    """By `eviction.maxRows`: tables that would fill a PS stay within it, and no alarm is given."""
+    """With `eviction.maxRows`, tables that would outgrow a PS fit into it, and no alarm is raised."""
     early = MemoryTrack().add(profiles(1.5e7))
     unbounded, bounded = fit_memory(early, JOB), fit_memory(early, replace(JOB, most_rows=80_000_000))
     assert unbounded is not None
@@ -96,7 +96,7 @@ def test_eviction_bounds_the_rows_and_so_the_memory() -> None:
 
 
 def test_tables_beyond_their_bound_are_forecast_to_stay_as_they_are() -> None:
-    """Eviction lags behind, and a bound may be lowered."""
+    """Tables exceed their bound if eviction lags behind or the bound was lowered."""
     model = fit_memory(MemoryTrack().add(profiles(1.5e7)), replace(JOB, most_rows=1000))
     assert model is not None
     held = profiles(1.5e7)[-1].ps_memory

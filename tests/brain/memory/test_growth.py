@@ -1,4 +1,4 @@
-"""Forecasts of rows from what was measured so far."""
+"""Forecasts of rows from measurements so far."""
 
 from collections.abc import Callable
 
@@ -62,7 +62,7 @@ def test_the_time_at_which_a_limit_is_reached_is_within_its_band(name: str) -> N
 
 @pytest.mark.parametrize("points", [1, 2, 5, 12])
 def test_what_is_never_reached_by_the_end_is_not_reached_now(points: int) -> None:
-    """Laws under which a value is reached in a billion years once made it near, by a share of that time."""
+    """Regression: growth laws that reach a value only in a billion years once brought its forecast near."""
     samples = np.linspace(1e5, 1e6, points) if points > 1 else np.array([1e6])
     growth = fit_growth(samples, 1e4 * (samples / 1e6) ** 0.4)
     most = growth.at(1e7).upper

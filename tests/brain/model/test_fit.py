@@ -1,4 +1,4 @@
-"""What the throughput model learns from profiles."""
+"""The fit of the throughput model to profiles."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def profiles_of(
     outliers: float = 0.0,
     start: float = 0.0,
 ) -> tuple[JobProfile, ...]:
-    """Every shape measured `repeats` times."""
+    """Returns profiles of every shape, each measured `repeats` times."""
     random = np.random.default_rng(seed)
     profiles = []
     for number, shape in enumerate(shape for shape in shapes for _ in range(repeats)):
@@ -120,7 +120,7 @@ OVERLAPPING = Coefficients(np.array((*PAPER[:5], 0.5)), np.zeros((6, 6)), overla
 
 
 def overlapping_profiles(count: int, seed: int) -> tuple[JobProfile, ...]:
-    """Of a job whose workers wait for the longest term only, as good as."""
+    """Returns profiles of a job whose workers practically wait only for the longest term."""
     random = np.random.default_rng(seed)
     made = []
     for number, shape in enumerate(shape for shape in random_shapes(count, seed) for _ in range(6)):

@@ -42,7 +42,7 @@ DATA = JobMetadata(
     name="ctr",
 )
 CONSTANTS = ModelConstants.of(DATA, NETWORK)
-# seconds: 0.4 a batch on one core, 0.05 per worker and PS core, the network, look-ups on one PS, 0.005
+# seconds: 0.4 per batch on one core, 0.05 per worker and PS core, the network, look-ups on one PS, 0.005
 TRUTH = np.array([0.4 / 512, 0.05, 2.0, 0.05 / (512 * 416), 0.005, 0.0])
 SMALL = JobShape(2, 1, 2, 2, 4 * GIB, 16 * GIB)
 BOUNDS = ShapeBounds(workers=(1, 16), ps=(1, 8), worker_cpu=(1, 8), ps_cpu=(1, 8))
@@ -62,7 +62,7 @@ def seconds(shape: JobShape, slower: float = 1.0) -> float:
 
 
 def profiles(shapes: Sequence[JobShape], slower: float = 1.0, until: float = NOW) -> tuple[JobProfile, ...]:
-    """Six of each shape, the last shape's the newest."""
+    """Returns six profiles of each shape; the last shape's are the newest."""
     random = np.random.default_rng(0)
     made = []
     for number, shape in enumerate(shape for shape in shapes for _ in range(6)):
@@ -80,7 +80,7 @@ def profiles(shapes: Sequence[JobShape], slower: float = 1.0, until: float = NOW
 
 
 def running(name: str = "job", shapes: Sequence[JobShape] = (*VARIED[1:], SMALL), slower: float = 1.0) -> JobView:
-    """A job that has been at `shapes` and is at the last of them."""
+    """Returns a job that has had all `shapes` and has the last one now."""
     return JobView(
         id=JobId(name),
         owner="ads",
@@ -229,7 +229,7 @@ def test_plans_are_never_over_the_capacity_or_a_quota(
         replace(running(f"job{i}") if runs else waiting(f"job{i}"), owner=owner, remaining_samples=10**size)
         for i, (runs, owner, size) in enumerate(kinds)
     ]
-    planner = DefaultPlanner(PlannerSettings())  # experiments too
+    planner = DefaultPlanner(PlannerSettings())  # with experiments
     capacity = ClusterCapacity(cores, 2000 * GIB)
     plans = plan(jobs, capacity, planner, quotas={"b": Quota(quota, 1e15)})
     owner_of = {job.id: job.owner for job in jobs}
@@ -241,7 +241,7 @@ def test_plans_are_never_over_the_capacity_or_a_quota(
 
 @pytest.mark.parametrize("name", ["liars", "*"])
 def test_what_an_owners_jobs_say_beyond_its_quota_takes_no_room_from_others(name: str) -> None:
-    """Jobs say themselves what they have: one that says it has all there is would stop all others."""
+    """A job reports its own shape: if it claimed the whole cluster, all other jobs would stop."""
     huge = JobShape(1000, 1000, 1000, 1000, 1 << 40, 1 << 40)
     liar = replace(running("liar"), owner="liars", current=huge, fixed=True)
     capacity, quotas = ClusterCapacity(100, 2000 * GIB), {name: Quota(40, 800 * GIB), "ads": Quota()}
@@ -269,7 +269,7 @@ def test_a_fixed_job_counts_against_the_capacity_and_is_not_planned() -> None:
 
 
 def past(name: str, shape: JobShape) -> PastJob:
-    """A job whose model was learned by planning it."""
+    """Returns a past job, whose throughput model was fitted for its plan."""
     planned = only(plan([running(name)]))
     return PastJob(JobId(name), "ads", DATA, shape, fit=planned.explanation.fit, finished_at=NOW)
 
@@ -296,7 +296,7 @@ def test_a_new_job_gets_a_smaller_start_when_the_cluster_is_nearly_full() -> Non
 
 
 def test_a_smaller_start_has_servers_enough_for_the_tables() -> None:
-    shape = JobShape(8, 8, 6, 4, 4 * GIB, 200 * GIB)  # 256 GiB is the most that one may have
+    shape = JobShape(8, 8, 6, 4, 4 * GIB, 200 * GIB)  # a server may have at most 256 GiB
     planned = only(plan([waiting()], ClusterCapacity(20, 10_000 * GIB), history=(past("yesterday", shape),)))
     assert planned.shape is not None
     assert planned.shape.cpu <= 20
@@ -311,7 +311,7 @@ def test_similar_jobs_let_a_job_that_never_varied_its_shape_be_sized_well() -> N
 
 
 def growing(limit: int, until: float = 10**8) -> JobView:
-    """A job whose PS hold 40 bytes a sample, after `until` of 10^9 samples."""
+    """Returns a job whose PS hold 40 bytes per sample, after `until` of 10^9 samples."""
     measured = tuple(
         replace(
             p,
@@ -355,7 +355,7 @@ def test_memory_that_runs_out_much_later_can_wait() -> None:
 
 
 def test_memory_grows_as_long_before_as_changes_took() -> None:
-    """The limit of 16 GiB is hours away: that is near where servers take long to start."""
+    """The limit of 16 GiB is hours away, which is soon if servers take long to start."""
     planner = DefaultPlanner(PlannerSettings(exploration=0))
     job = growing(16 * GIB)
     quick, slow = ScalingOverheads(ps_start_seconds=5), ScalingOverheads(ps_start_seconds=1e6)
@@ -371,8 +371,9 @@ def test_memory_grows_where_hardly_any_is_left() -> None:
 
 
 def measured_early(count: int, rows_per_sample: float) -> JobView:
-    """A job of 4 * 10^5 samples in 20 s, measured each second. Its PS of 1 GiB begin with 300 MiB, and a row takes 400
-    bytes; up to 10^4 samples are trained and not committed yet.
+    """Returns a job of 4 * 10^5 samples in 20 s, measured every second.
+
+    Its PS of 1 GiB begin with 300 MiB, and a row takes 400 bytes; up to 10^4 samples are trained but not committed yet.
     """
     rate, total = 20_000, 400_000
     shape = replace(SMALL, ps=2, ps_memory=GIB)
@@ -416,15 +417,15 @@ def test_how_tables_grow_is_known_with_the_second_measurement(rows_per_sample: f
 
 
 PINNED = replace(BOUNDS, workers=(2, 2), ps=(1, 8), worker_cpu=(2, 2), ps_cpu=(2, 2), ps_memory=(16 * GIB, 16 * GIB))
-"""The manifest fixes everything but the number of PS."""
+"""Bounds that fix everything but the number of PS."""
 
 
 def test_where_a_servers_memory_is_fixed_more_servers_come_before_it_runs_out() -> None:
     planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=0, memory_lead_seconds=1e6))
     planned = only(plan([replace(growing(16 * GIB), bounds=PINNED)], planner=planner))
-    assert planned.action is PlanAction.GROW_MEMORY  # it does not wait for the cooldown
+    assert planned.action is PlanAction.GROW_MEMORY  # without a wait for the cooldown
     assert planned.shape is not None
-    assert 3 <= planned.shape.ps <= 4  # of 38 GiB in tables
+    assert 3 <= planned.shape.ps <= 4  # for 38 GiB of tables
     assert planned.shape.ps_memory == 16 * GIB
     assert "memory" in planned.reason
 
@@ -445,7 +446,7 @@ def test_more_servers_come_even_where_nothing_says_how_fast_the_job_is() -> None
     assert enough.shape is not None
     assert 3 <= enough.shape.ps <= 4
     few = only(plan([replace(job, bounds=replace(PINNED, ps=(1, 2)))], planner=early))
-    assert few.shape == replace(shape, ps=2)  # too few, but it lasts longer
+    assert few.shape == replace(shape, ps=2)  # too few, but memory lasts longer
     cores_for_two = ClusterCapacity(8, 100 * GIB)
     assert only(plan([replace(job, bounds=PINNED)], cores_for_two, planner=early)).shape == replace(shape, ps=2)
 

@@ -1,4 +1,4 @@
-"""First shapes that are larger than what is free."""
+"""First shapes that exceed the free capacity."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ def shapes(draw: st.DrawFn, limits: ShapeBounds) -> JobShape:
 def test_whatever_is_free_is_never_exceeded_and_no_bound_is_broken(
     data: st.DataObject, limits: ShapeBounds, keep_memory: bool
 ) -> None:
-    """And a job waits only if its least shape does not fit either."""
+    """A job waits only if not even its smallest shape fits."""
     wanted = data.draw(shapes(limits))
     cores = st.floats(0.0, 60.0) | st.just(wanted.cpu)
     room = ClusterCapacity(
@@ -90,7 +90,7 @@ def test_whatever_is_free_is_never_exceeded_and_no_bound_is_broken(
 
 @given(st.data(), bounds())
 def test_tables_that_are_known_keep_their_memory(data: st.DataObject, limits: ShapeBounds) -> None:
-    """On fewer PS, of more memory each."""
+    """The shape has fewer PS with more memory each."""
     wanted = data.draw(shapes(limits))
     room = ClusterCapacity(data.draw(st.floats(0.0, 60.0)), data.draw(st.integers(0, 120)) * GIB)
     shape = cut_to(wanted, limits, room, keep_memory=True)

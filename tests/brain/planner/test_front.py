@@ -1,4 +1,4 @@
-"""Pareto fronts: exact ones, and how close NSGA-II comes."""
+"""Exact Pareto fronts, and how close NSGA-II comes to them."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ NONE = ((0.0,) * 6,) * 6
 
 
 def problem(seed: int, bounds: ShapeBounds | None = None, cpu_limit: float = float("inf")) -> JobProblem:
-    """A job with coefficients about the paper's, tables of 4 to 400 GiB, and often a shape that it has already."""
+    """Returns a job with coefficients near the paper's, tables of 4 to 400 GiB, and often a present shape."""
     random = np.random.default_rng(seed)
     a, b, c, d, e, f = (np.array([3.48, 2.36, 0.68, 2.45, 2.45, 0.6]) * np.exp(random.normal(0, 0.8, 6))).tolist()
     fit = ThroughputFit((a, b, c, d, e, f), NONE, 0.05, 0.05, 10, 10)
@@ -46,7 +46,7 @@ def problem(seed: int, bounds: ShapeBounds | None = None, cpu_limit: float = flo
 
 
 def brute_force(job: JobProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Every shape against every other."""
+    """Finds the front by a comparison of every shape with every other."""
     grid = job.grid
     cost, net = job.evaluate(
         grid.workers[:, None, None, None], np.arange(len(grid.ps))[:, None, None], grid.worker_cpu[:, None], grid.ps_cpu
@@ -113,7 +113,7 @@ def test_a_front_that_misses_points_has_less_hypervolume() -> None:
 
 
 def test_hypervolume_is_the_area_dominated() -> None:
-    # corners (1, 1/1) and (3, 1/4), reference (5, 2): 4 x 1 under the first, then 2 x (1 - 1/4) more
+    # corners (1, 1/1) and (3, 1/4), reference (5, 2): the first covers 4 x 1, the second 2 x (1 - 1/4) more
     assert hypervolume(np.array([1.0, 3.0]), np.array([1.0, 4.0]), (5.0, 2.0)) == pytest.approx(4 + 2 * 0.75)
 
 
@@ -126,7 +126,7 @@ def test_staying_is_free_and_a_ps_change_costs_more_than_a_worker_change() -> No
     assert net[0] == 100.0
     assert net[0] > net[1] > net[2]
     short = Horizon(present, 100.0, 20.0, ScalingOverheads())
-    assert short.net(np.full(3, 1e6), w, p, cores, cores)[1] == pytest.approx(100.0)  # over before a worker has started
+    assert short.net(np.full(3, 1e6), w, p, cores, cores)[1] == pytest.approx(100.0)  # over before a worker starts
 
 
 def test_too_little_memory_rules_counts_of_ps_out() -> None:

@@ -1,4 +1,4 @@
-"""Choosing for all jobs together: never over the limits, and nearly as good as the optimum."""
+"""The choice for all jobs together: never over the limits, and nearly optimal."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from references import select_optimally
 def random_cluster(
     seed: int, most_jobs: int = 12, rho: float = 1.0
 ) -> tuple[list[Options], ClusterCapacity, dict[str, Quota]]:
-    """Jobs with concave throughput in cores, capacity for a part of what they could use, quotas for some owners."""
+    """Returns jobs with throughput concave in cores, capacity for a part of their demand, and quotas of some owners."""
     random = np.random.default_rng(seed)
     jobs = []
     for _ in range(int(random.integers(1, most_jobs + 1))):
@@ -91,7 +91,7 @@ def test_greedy_reaches_97_percent_of_the_optimum(seed: int, rho: float) -> None
     found = worth(jobs, select(jobs, capacity, quotas))
     if best >= 0:
         assert found >= 0.97 * best
-    else:  # not all that must run can run
+    else:  # some jobs that must run cannot run
         assert found == pytest.approx(best, rel=0.03)
 
 

@@ -13,7 +13,7 @@ from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.settings import load_settings
 
 DEFAULTS = ("cluster.cpu=100", "planner.name=growing", "planning.interval=0.2", "planning.adoption=0")
-# Bounds between which only the number of workers is free, so that a cold start has 12 cores or more.
+# Bounds that leave only the number of workers free, so that a cold start has at least 12 cores.
 SMALLEST = pb.Shape(workers=2, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30)
 LARGEST = pb.Shape(workers=20, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30)
 FAKE_PLANNERS = '''
@@ -102,7 +102,7 @@ missing = fake_planners:NotThere
 
 @pytest.fixture
 def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Planners that misbehave do so while this file exists."""
+    """A file; misbehaving planners misbehave while it exists."""
     path = tmp_path / "trouble"
     monkeypatch.setenv("FAKE_TROUBLE", str(path))
     return path
@@ -110,7 +110,7 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_planners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Path) -> Path:
-    """An installed distribution with planners, for this process and those that it starts."""
+    """Installs a distribution with planners, for this process and its children."""
     folder = tmp_path / "site"
     metadata = folder / "fake_planners-1.0.dist-info"
     metadata.mkdir(parents=True)
@@ -141,7 +141,7 @@ def start_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., B
 
 @pytest.fixture
 def run_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., BrainProcess]]:
-    """Runs a brain as a process of its own, with `path=value` settings."""
+    """Runs a brain as its own process, with `path=value` settings."""
     token = tmp_path / "token"
     token.write_text("a-token")
     running: list[BrainProcess] = []

@@ -29,7 +29,7 @@ CONDITIONS = Conditions(
 
 
 def a_state(**owners: str) -> BrainState:
-    """Jobs of 12 cores and 8 GiB each, by name and owner."""
+    """Returns a state with jobs of 12 cores and 8 GiB each, given as name=owner."""
     state = BrainState(10, 10)
     for job, owner in owners.items():
         metadata = JobMetadata("DLRM", 512, 1, 1, 1, 10**6)

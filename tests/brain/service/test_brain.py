@@ -402,7 +402,7 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     again = start_brain("planning.interval=0.2", "planning.profilesPerJob=3")
     assert not database_is_up(again)
     again.submit(submitted(current=TWO, last_plan=7))
-    until(again, lambda plan: plan.version == 8)  # the machine may plan before it hears of a profile, or after
+    until(again, lambda plan: plan.version == 8)  # the brain may plan before or after it gets a profile
     assert again.report(JOB, [profile(4)], ()).durable.result(timeout=60) is False
     away = until(again, lambda plan: plan.shape.workers == 3)
     again.submit(submitted(JobId("brief"), current=TWO))
@@ -450,7 +450,7 @@ def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: Star
     report(1, 2)
     until(brain, lambda plan: plan.shape.workers == 3)
     set_by[0] = jump
-    report(2, 3)  # it has taken the shape on
+    report(2, 3)  # the job has adopted the shape
     until(brain, lambda plan: plan.shape.workers == 4)
     times = [point.profile.time for point in explain(brain).measured]
     assert times == sorted(times)

@@ -54,7 +54,7 @@ def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submi
     brain = run_brain(f"metrics=127.0.0.1:{metrics_port}")
     stub = brain.stub
 
-    # what makes no sense, and who may not ask
+    # invalid requests, and callers without the right
     assert refusal(lambda: stub.SubmitJob(pb.SubmitJobRequest())) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "job_uid: is required",
@@ -84,7 +84,7 @@ def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submi
     assert stub.SubmitJob(submission()).plan.version >= plan.version
     assert [job.job_uid for job in stub.ListJobs(pb.ListJobsRequest()).jobs] == ["job-1"]
 
-    # profiles that make no sense
+    # invalid profiles
     reply = brain.report(
         "job-1",
         profile(3, throughput=math.nan),
@@ -125,7 +125,7 @@ def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submi
     for result in ("Accepted", "NotFinite", "Inconsistent"):
         assert f'emberscale_brain_start_ups_total{{result="{result}"}} 1.0' in metrics
 
-    # its end
+    # the end of the job
     watch = iter(stub.WatchPlans(pb.WatchPlansRequest(job_uid="job-1"), timeout=60))
     assert next(watch).version >= plan.version
     assert refusal(lambda: stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid="job-1", phase="Done")))[1].startswith(
@@ -147,7 +147,7 @@ def test_a_killed_brain_has_every_profile_that_it_confirmed(
     brain = run_brain("planning.interval=1h")
     jobs = [f"job-{number}" for number in range(6)]
     for job in jobs:
-        while not brain.stub.SubmitJob(submission(job)).durable:  # a busy disk may need longer than an answer waits
+        while not brain.stub.SubmitJob(submission(job)).durable:  # an answer waits only so long for a busy disk
             pass
     confirmed: dict[str, int] = dict.fromkeys(jobs, 0)
     enough = threading.Barrier(len(jobs) + 1)

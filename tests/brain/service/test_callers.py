@@ -1,4 +1,4 @@
-"""A job's token opens what is about the job, and nothing else."""
+"""A job's token opens only the calls about the job."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +26,7 @@ def outcome(call: Any, request: Any) -> grpc.StatusCode:
 
 
 def request_for(method: Any, job_uid: str) -> Any:
-    """A request of a call, about a job where it can be."""
+    """Returns a request of a call, about the job if the call has one."""
     request = getattr(pb, method.input_type.name)()
     if "job_uid" in method.input_type.fields_by_name:
         request.job_uid = job_uid

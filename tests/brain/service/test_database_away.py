@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def absent_store(folder: Path) -> Iterator[HistoryStore]:
-    """A database whose folder is not there."""
+    """A database whose folder does not exist."""
     store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
     shutil.rmtree(folder)
     yield store

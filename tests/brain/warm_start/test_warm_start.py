@@ -1,4 +1,4 @@
-"""First shapes from the past."""
+"""First shapes from past jobs."""
 
 from dataclasses import replace
 
@@ -126,7 +126,7 @@ def test_similarity_is_explained_feature_by_feature() -> None:
 
 
 def test_past_jobs_of_other_owners_are_not_named() -> None:
-    """Their shapes help all; who ran what is nobody else's to read."""
+    """All owners benefit from their shapes, but may not read who ran which job."""
     theirs = warm_start(NewJob("search", CTR), ShapeBounds(), HistoryIndex(HISTORY), neighbours=5, mu=0.5)
     assert theirs.similar
     assert {similar.id for similar in theirs.similar} == {None}
