@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings for all tests."""
 
 import asyncio
 import inspect
@@ -9,27 +9,27 @@ from hypothesis import HealthCheck, settings
 
 from emberscale_api.environment import share_kernels
 
-# Threads of OpenMP wait for each other in loops: where they share cores with other tests, that takes most of the time.
-# The processes of jobs set their own number.
+# OpenMP's threads spin while they wait for each other, which takes most of the time if tests share cores.
+# The processes of jobs set their own number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-share_kernels(os.environ)  # with `make install`, which has compiled them
+share_kernels(os.environ)  # those that `make install` has compiled
 
-# Whether an example is slow says how busy the machine is, and kernels are compiled by the first that runs them.
+# A slow example only shows that the machine is busy, or that it is the first to run, and so to compile, a kernel.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Two runs over one tree try the same examples, so that a run fails only on what its tree has changed. `make explore`
-# tries others.
+# Runs of the same tree try the same examples, so that a run fails only because of a change in the tree.
+# `make explore` tries others.
 settings.register_profile("repeatable", PATIENT, derandomize=True)
 settings.register_profile("explore", PATIENT, print_blob=True)
 settings.load_profile("repeatable")
 
 SECONDS = 120.0
-"""In which a test that is a coroutine must end."""
+"""The time limit of a test that is a coroutine."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test that is a coroutine, in a loop of its own."""
+    """Runs a test that is a coroutine in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}

@@ -1,4 +1,4 @@
-"""Certificates as they are read at the start of a process: whatever a peer would refuse is refused there, by name."""
+"""The certificates that a process reads at its start: it refuses, by name, whatever a peer would refuse."""
 
 import os
 import shutil

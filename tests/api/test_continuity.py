@@ -1,4 +1,4 @@
-"""One list says what must stay: for a checkpoint, for a run, for a resource on a cluster."""
+"""One list of fields that must not change: for a checkpoint, a run, or a resource on a cluster."""
 
 import re
 from pathlib import Path

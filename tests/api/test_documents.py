@@ -1,4 +1,4 @@
-"""Links of the documents that the documentation site does not build, and the code that they name."""
+"""Links in documents outside the documentation site, and the code that these name."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Copies of frozen dataclasses: as those of the standard library, whatever the class computes."""
+"""Copies of frozen dataclasses: like the standard library's, whatever the class computes."""
 
 import dataclasses
 from dataclasses import InitVar, dataclass, field
@@ -45,7 +45,7 @@ class Computing:
 
     @cached_property
     def twice(self) -> int:
-        """Computed once."""
+        """Twice the value, computed once."""
         return 2 * self.one
 
 
@@ -104,7 +104,7 @@ def test_a_copy_is_checked(instance: Any) -> None:
 
 
 def test_a_copy_is_made_by_an_initialiser_of_its_own() -> None:
-    with pytest.raises(TypeError, match="many"):  # as the standard library, which gives it all fields
+    with pytest.raises(TypeError, match="many"):  # like the standard library, which passes all fields to it
         replace(Initialised(), one=5)
     with pytest.raises(ValueError, match="other"):
         replace(Given(1, 2), one=5)  # type: ignore[call-arg]  # which is the point

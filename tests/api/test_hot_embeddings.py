@@ -1,4 +1,4 @@
-"""Which jobs may train rounds on rows that workers hold."""
+"""Which jobs may train in rounds, on rows that workers hold."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What holds for the source of all components together: names, imports and layers."""
+"""Rules for the source of all components together: names, imports and layers."""
 
 import ast
 import re
@@ -101,7 +101,7 @@ def defined_in(source: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_documentation_names_source_files_that_exist(page: Path) -> None:
-    """`trainer/…/table/rows.py` is a file below `trainer`, `rows.py` alone is one of any component."""
+    """`trainer/…/table/rows.py` names a file below `trainer`, `rows.py` alone one of any component."""
     named = re.findall(r"`([\w./…-]+\.(?:py|proto|sh))`", page.read_text())
     assert [name for name in named if not is_there(name)] == []
 

@@ -1,4 +1,4 @@
-"""Manifests of a newer version: kept and ignored where a process reads them, refused where a person writes them."""
+"""Unknown fields of a newer version: a process keeps and ignores them, but refuses them in a user's manifest."""
 
 import json
 import zlib
@@ -34,7 +34,7 @@ def at(place: str, part: Any) -> Any:
 
 
 def newer(place: str) -> dict[str, Any]:
-    """A manifest with fields that no version knows yet."""
+    """Returns a manifest with fields that no version knows yet."""
     made = document()
     at(place, made)["fromTheFuture"] = {"deeply": [1, {"nested": "x"}]}
     return made
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_a_newer_version_is_read_and_its_seal_holds() -> None:
 
 
 def test_a_checkpoint_of_an_older_version_is_read_and_its_seal_holds() -> None:
-    """It lacks fields. Their defaults are filled in as it is read, and are no part of what was sealed."""
+    """The checkpoint lacks fields. Their defaults are filled in on reading, and the seal does not cover them."""
     document = json.loads(checkpoint().to_json())
     del document["job"]["spec"]["checkpoint"]["keep"]
     sealed = zlib.crc32(json.dumps({**document, "seal": 0}, sort_keys=True, separators=(",", ":")).encode())

@@ -1,4 +1,4 @@
-"""Which checkpoint of another job one starts from, and what it says about those that it cannot start from."""
+"""From which checkpoint of another job a job starts, and why it refuses the others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def checkpoint(number: int, batches: int = 10, **changes: Any) -> CheckpointMani
 
 
 class Folder:
-    """Checkpoints by id; of those that are damaged, what is wrong."""
+    """Checkpoints by id; a damaged one has its problem instead of a manifest."""
 
     def __init__(self, *checkpoints: CheckpointManifest | tuple[int, str]) -> None:
         self.held = {one.id if isinstance(one, CheckpointManifest) else f"{one[0]:08}": one for one in checkpoints}

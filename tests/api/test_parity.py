@@ -1,4 +1,4 @@
-"""Manifests of jobs whose parameter servers hold parity of each other."""
+"""Manifests of jobs whose parameter servers hold parity of each other's rows."""
 
 from typing import Any
 

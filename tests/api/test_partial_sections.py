@@ -1,4 +1,4 @@
-"""A section of which some fields are given keeps the defaults of all others, at any depth."""
+"""A section with only some fields keeps the defaults of all others, at any depth."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ def parsed(spec: Mapping[str, Any]) -> TrainingJob:
 
 
 def leaves(model: type[ManifestPart], path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
-    """Every single value that a manifest may give by names alone."""
+    """Yields the path of every single value that a manifest may give by names alone, and its field."""
     for field in model.model_fields.values():
         parts = models_in(field.annotation)
         here = (*path, field.alias or "")
@@ -40,7 +40,7 @@ def leaves(model: type[ManifestPart], path: Path = ()) -> Iterator[tuple[Path, F
 
 
 def _values(field: FieldInfo) -> list[Any]:
-    """A few values that the field takes."""
+    """Returns a few valid values of the field."""
     kinds = getattr(field.annotation, "__args__", None) or (field.annotation,)
     kind = next(kind for kind in kinds if kind is not type(None))
     kind = getattr(kind, "__origin__", kind)
@@ -102,7 +102,7 @@ def test_a_partial_section_is_the_whole_default_with_those_fields_set(chosen: di
 
 
 def filled_in(schema: Mapping[str, Any], document: Any) -> Any:
-    """What the API server makes of a document: defaults of absent fields, from the outside in."""
+    """Fills in the defaults of absent fields as the API server does, from the outside in."""
     if not isinstance(document, dict):
         return document
     properties = schema.get("properties", {})

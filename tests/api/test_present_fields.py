@@ -1,4 +1,4 @@
-"""Maps, lists and single values of a message, walked in one way."""
+"""A walk over the maps, lists and single values of a message."""
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.fields import PresentField, present_fields

@@ -1,4 +1,4 @@
-"""A plan and a status as they come from a master, which may be of another version, or anybody's."""
+"""Plans and statuses from a master, which may have another version or be untrusted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""gRPC with TLS, without, and between the two: who gets through, and with which words the others do not."""
+"""gRPC with TLS, without, and between both: which calls get through, and the errors of the others."""
 
 import asyncio
 import socket
@@ -87,7 +87,7 @@ def refusal(address: str, authority: bytes | None, token: str = TOKEN) -> tuple[
 
 
 def problem(address: str, authority: bytes | None) -> str | None:
-    """What both ways of asking say."""
+    """Returns the problem that both the blocking and the asynchronous check report."""
     said = tls.handshake_problem(address, authority, "SETTING")
     assert asyncio.run(tls.handshake_problem_async(address, authority, "SETTING")) == said
     return said

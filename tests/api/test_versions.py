@@ -1,4 +1,4 @@
-"""A process and its neighbours say their versions, and are told where they cannot work together."""
+"""Processes exchange their versions, and learn if they cannot work together."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ def test_a_version_that_is_too_far_is_told_what_to_do() -> None:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A server that answers every call with what it was sent."""
+    """A server that echoes every call."""
     handler = grpc.method_handlers_generic_handler(
         "test.Echo", {"Echo": grpc.unary_unary_rpc_method_handler(lambda request, context: request)}
     )
