@@ -1,9 +1,9 @@
-"""How soon a brain answers `GetPlan` while it plans for many jobs, and what memory it takes; for `planner_scale.py`.
+"""How soon a brain answers `GetPlan` while it plans for many jobs, and its memory; for `planner_scale.py`.
 
-The brain is `python -m emberscale_brain` with a database that holds the jobs and their profiles already, so that its
+The brain is `python -m emberscale_brain` with a database that already holds the jobs and their profiles, so that its
 first round plans them all. Until the plans of that round are in force and written, masters ask for plans and report
-profiles at the rates of so many jobs. A request's time counts from when it was due: one that waits behind another is
-slow, too.
+profiles at the rates of that many jobs. A request's time counts from when it was due, which includes the time that it
+waits behind others.
 """
 
 import gc
@@ -31,13 +31,13 @@ from emberscale_brain.planner.types import JobView
 
 TOKEN = "benchmark"
 ASK_SECONDS, REPORT_SECONDS = 10.0, 30.0
-"""How often each job's master asks for its plan, and reports a profile."""
+"""The seconds between two requests of a job's master for its plan, and between two profiles."""
 START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Seconds of every `GetPlan`, of the round of planning beside them, and the peak bytes of service and planner."""
+    """Seconds of every `GetPlan` and of the concurrent round of planning, and the peak bytes of service and planner."""
 
     latencies: tuple[float, ...]
     round_seconds: float
@@ -45,14 +45,14 @@ class Answers:
 
 
 def answer_while_planning(jobs: Sequence[JobView]) -> Answers:
-    """Starts a brain that knows these jobs, and asks it while its first round lasts."""
+    """Starts a brain that knows these jobs, and asks it for plans during its first round."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         url = f"sqlite:///{folder / 'brain.db'}"
         _remember(url, jobs)
         began = time.monotonic()
         with _brain(folder, url, jobs) as (pid, address, metrics):
-            gc.disable()  # it would walk all jobs here, and who asks would seem to wait
+            gc.disable()  # a collection would walk all jobs of this process, and add to the latencies
             latencies = _ask(address, metrics, jobs)
             gc.enable()
             seconds = time.monotonic() - began
@@ -62,7 +62,7 @@ def answer_while_planning(jobs: Sequence[JobView]) -> Answers:
 
 
 def _remember(url: str, jobs: Sequence[JobView]) -> None:
-    """Writes the jobs as a brain before this one would have; their last profiles are of now."""
+    """Writes the jobs as an earlier brain would have; their last profiles are recent."""
     store, shift = HistoryStore.open(url), time.time() - max(job.profiles[-1].time for job in jobs) - 1
     store.migrate()
     for job in jobs:
@@ -81,7 +81,7 @@ def _remember(url: str, jobs: Sequence[JobView]) -> None:
 
 @contextmanager
 def _brain(folder: Path, url: str, jobs: Sequence[JobView]) -> Iterator[tuple[int, str, str]]:
-    """A brain that serves: its process id, its address, and the URL of its metrics."""
+    """Runs a brain; yields its process id, its address, and the URL of its metrics."""
     token, log = folder / "token", folder / "log"
     token.write_text(TOKEN)
     address, metrics = (f"127.0.0.1:{_free_port()}" for _ in range(2))
@@ -110,16 +110,16 @@ def _free_port() -> int:
 
 
 def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
-    """Seconds of each request, until the first round of planning has ended."""
+    """Sends requests until the first round of planning has ended; returns the seconds of each `GetPlan`."""
     latencies: list[float] = []
     with (
         open_channel(address, TOKEN) as channel,
         ThreadPoolExecutor(16) as askers,
-        ThreadPoolExecutor(32) as reporters,  # apart: a report is answered when the disk has it
+        ThreadPoolExecutor(32) as reporters,  # separate, since the answer to a report waits for the disk
         ThreadPoolExecutor(1) as watcher,
     ):
         stub = BrainStub(channel)
-        # masters are connected already
+        # as masters, which are already connected
         stub.GetPlan(pb.GetPlanRequest(job_uid=jobs[0].id), timeout=START_SECONDS, wait_for_ready=True)
         planned = watcher.submit(_await_round, metrics)
 
@@ -143,7 +143,7 @@ def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
 
 
 def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
-    """The job goes on as fast as it was."""
+    """Returns a report of a job that trains as fast as before."""
     last = job.profiles[-1]
     profile = pb.Profile(
         sequence=1000 + number,
@@ -161,7 +161,7 @@ def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
 
 
 def _await_round(metrics: str) -> None:
-    """Until a round of planning is counted and nothing waits for the database."""
+    """Waits until a round of planning is counted and no change waits for the database."""
     while True:
         with urllib.request.urlopen(metrics) as answer:
             lines = answer.read().decode().splitlines()

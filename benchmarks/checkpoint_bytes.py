@@ -37,13 +37,13 @@ from master_stand_in import owned, write_manifest
 from reporting import Ratio, arguments, report, say
 
 ROWS, DIMENSION, DENSE = 300_000, 64, 10_000
-"""Vectors as wide as in the paper (section 2.1)."""
+"""The rows of the table, the dimension of the paper's vectors (section 2.1), and the dense parameters."""
 WINDOWS = 12
-"""Checkpoints: the paper shows as many intervals of 30 minutes."""
+"""The number of checkpoints; the paper shows as many intervals of 30 minutes."""
 DIRTY_ONE, DIRTY_TEN = 0.26, 0.52
 """The share of rows that change in one interval and in ten: Check-N-Run, figures 3 and 8."""
 SPLITS = 20
-"""Pushes of a window."""
+"""The pushes of a window."""
 MODES = (IncrementalMode.FULL, IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
 BITS = (8, 4, 2)
 QUANTISED_MODES = (IncrementalMode.FULL, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
@@ -52,26 +52,26 @@ Setting = tuple[IncrementalMode, int]
 
 SETTINGS = (*((mode, 0) for mode in MODES), *((mode, bits) for mode in QUANTISED_MODES for bits in BITS))
 PAPER_BANDWIDTH, PAPER_CAPACITY = {2: 17.0, 8: 6.0}, {2: 8.0, 8: 2.5}
-"""Section 5.3: how many times less is written and kept, by bits, with intermittent increments."""
+"""Section 5.3: the factors by which intermittent increments reduce the bytes written and kept, by bits."""
 PAPER_ONE_SHOT = {2: 0.25, 11: 0.50}
 """Figure 8: an increment is 25% of the model at first, and above 50% after 10 intervals."""
 PAPER_INTERMITTENT_ANEW = 8
-"""Figure 8: the interval whose checkpoint has all rows again."""
+"""Figure 8: the interval whose checkpoint is full again."""
 PAPER_CONSECUTIVE_SAVING = 0.67
-"""Section 5.1: what consecutive increments write on average in 12 intervals, over the other modes."""
+"""Section 5.1: the average bytes of consecutive increments over 12 intervals, relative to the other modes."""
 PAPER_CONSECUTIVE_CAPACITY = {11: 4.0}
-"""Section 5.1: almost 4 times the model after 11 intervals."""
+"""Section 5.1: consecutive increments keep almost 4 times the model after 11 intervals."""
 PAPER_SAVING = 0.5
-"""Section 1: increments write less than half of what full checkpoints do."""
+"""Section 1: increments write less than half of the bytes of full checkpoints."""
 
 
 def dirty(weights: NDArray[np.float64], draws: float) -> float:
-    """The expected share of rows that so many draws touch."""
+    """Returns the expected share of rows that this many draws touch."""
     return float(np.mean(-np.expm1(-draws * weights)))
 
 
 def law(rows: int, one: float, ten: float) -> tuple[NDArray[np.float64], int]:
-    """The probabilities of rows, float64 [rows], and the draws of a window, that give these shares after 1 and 10."""
+    """Returns the probabilities of rows, float64 [rows], and the draws of a window, for these shares in 1 and in 10."""
     ranks = np.arange(1, rows + 1, dtype=np.float64)
     low, high = 0.2, 4.0
     for _ in range(40):
@@ -87,14 +87,14 @@ def law(rows: int, one: float, ten: float) -> tuple[NDArray[np.float64], int]:
 
 
 def touched(weights: NDArray[np.float64], draws: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """The distinct rows of each push of a window, int64 [n]."""
+    """Yields the distinct rows of each push of a window, int64 [n]."""
     for _ in range(SPLITS):
         yield np.flatnonzero(random.random(len(weights)) < -np.expm1(-draws / SPLITS * weights))
 
 
 @dataclass
 class Taken:
-    """What one mode wrote: `written` and `kept` of each checkpoint in bytes, and where the newest is."""
+    """The checkpoints of one mode: the bytes `written` and `kept` for each, and the numbers of the `bases`."""
 
     folder: Path
     written: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Taken:
 
 
 class Server:
-    """A parameter server that is saved by one mode."""
+    """A parameter server whose checkpoints are of one mode."""
 
     def __init__(self, mode: IncrementalMode, folder: Path, keys: NDArray[np.int64], bits: int = 0) -> None:
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD)
@@ -118,7 +118,7 @@ class Server:
         self.push(keys)
 
     def empty(self) -> TableStore:
-        """Its tables without rows."""
+        """Returns its tables without rows."""
         return TableStore(self._specs, self._dense)
 
     def push(self, keys: NDArray[np.int64]) -> None:
@@ -148,18 +148,18 @@ class Server:
             self.taken.bases.append(number)
 
     def newest(self) -> CheckpointFiles:
-        """The newest checkpoint."""
+        """Returns the newest checkpoint."""
         return CheckpointFiles(str(max(self.taken.folder.iterdir())))
 
     def restores(self) -> bool:
-        """Whether the newest checkpoint has every row as it is; where weights are quantised, all but these."""
+        """Whether the newest checkpoint restores every row exactly, apart from quantised weights."""
         restored = self.empty()
         load_partition(self.newest(), owned(1, 0), restored, DENSE)
         return contents(restored, self._bits > 0) == contents(self.tables, self._bits > 0)
 
 
 def contents(tables: TableStore, without_weights: bool) -> list[list[bytes]]:
-    """The records of each table, in the order of their keys; without the weights of embedding rows if asked."""
+    """Returns the sorted records of each table, on request without the weights of embedding rows."""
     snapshot, found = tables.snapshot(Reader.FLASH, nullcontext()), []
     for number, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
         records = [part.copy() for part in snapshot.read(number)]
@@ -170,7 +170,7 @@ def contents(tables: TableStore, without_weights: bool) -> list[list[bytes]]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder, manifest and all."""
+    """Returns the bytes of all files in a folder, including the manifest."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
@@ -178,7 +178,7 @@ def measure(rows: int, folder: Path) -> dict[Setting, Taken]:
     """Trains, and takes a checkpoint by each mode after each window."""
     weights, draws = law(rows, DIRTY_ONE, DIRTY_TEN)
     say(f"one window touches {dirty(weights, draws):.1%} of {rows:,} rows, ten {dirty(weights, 10 * draws):.1%}")
-    all_keys = np.random.default_rng(0).integers(-(2**63), 2**63, rows)  # as hashed ids: no byte of a key can be spared
+    all_keys = np.random.default_rng(0).integers(-(2**63), 2**63, rows)  # like hashed ids, which do not compress
     servers = {(mode, bits): Server(mode, folder / f"{mode}-{bits}", all_keys, bits) for mode, bits in SETTINGS}
     random = np.random.default_rng(1)
     for number in range(1, WINDOWS + 1):
@@ -199,17 +199,17 @@ def _named(setting: Setting) -> str:
 
 
 def bandwidth(taken: Taken, whole: int) -> float:
-    """How many times less is written than by full float32 checkpoints."""
+    """Returns the bytes that full float32 checkpoints write, over those written."""
     return whole * WINDOWS / sum(taken.written)
 
 
 def capacity(taken: Taken, whole: int) -> float:
-    """How many times less is kept at most than a full float32 checkpoint."""
+    """Returns the bytes of a full float32 checkpoint, over the most bytes kept."""
     return whole / max(taken.kept)
 
 
 def draw(path: Path, found: dict[Setting, Taken], whole: int) -> None:
-    """The three figures of the paper, with its numbers as crosses."""
+    """Draws the three figures, with the paper's numbers as crosses."""
     figure = Figure(figsize=(16, 4.6), layout="constrained")
     written, kept, reduced = figure.subplots(1, 3)
     intervals = range(1, WINDOWS + 1)

@@ -33,13 +33,13 @@ from master_stand_in import owned
 from reporting import Ratio, arguments, report, say
 
 GAIN = 1.05
-"""From so much on it would pay to let the writer rest: below, it lengthens checkpoints for nothing."""
+"""The least gain for which a resting writer pays; below it, rests only lengthen checkpoints."""
 COST = 0.6
-"""Of pushes, as `checkpoint_stall.py` has it for the time of a checkpoint alone."""
+"""The target for pushes with a checkpoint over those without, as in `checkpoint_stall.py`."""
 
 
 def resting(times: float) -> Seen:
-    """Makes what the writer's thread calls with each chunk: a rest of `times` the CPU of that thread since the last."""
+    """Makes a callback for each chunk of the writer: it rests `times` the thread's CPU time since the last rest."""
     used = time.thread_time()
 
     def rest(table: int, spec: TableSpec, rows: NDArray[np.uint8]) -> None:
@@ -51,7 +51,7 @@ def resting(times: float) -> Seen:
 
 
 class Window(NamedTuple):
-    """Pushes over seconds of the process's CPU, and the seconds that the checkpoint took."""
+    """The pushes of a window, the CPU seconds of the process, and the seconds of the checkpoint."""
 
     pushes: int
     cpu: float
@@ -59,12 +59,12 @@ class Window(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Pushes a second of CPU."""
+        """Pushes per second of CPU time."""
         return self.pushes / self.cpu
 
 
 def measure(server: Server, seconds: float, rest: float | None, folder: Path) -> Window:
-    """A window of so many seconds, without a checkpoint where `rest` is None.
+    """Measures a window of `seconds`, without a checkpoint if `rest` is None.
 
     Raises RuntimeError if the checkpoint takes longer.
     """

@@ -42,24 +42,24 @@ from reporting import Ratio, arguments, report, say
 
 TABLES, DIMENSION, DENSE = 8, 16, 10_000
 KEYS_A_PUSH = 1024
-"""Of each table: what a batch of 2048 brings to one of two servers."""
+"""The keys of a push for each table, as a batch of 2048 gives to one of two servers."""
 
 PUSHERS = 2
 DIRTY = 0.1
 GIB = 1 << 30
 SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 CHECKPOINTS = 40
-"""At 1 GiB; fewer where they take longer, and at least MIN_CHECKPOINTS."""
+"""The number of checkpoints at 1 GiB; fewer for larger sizes, but at least MIN_CHECKPOINTS."""
 
 MIN_CHECKPOINTS = 8
 IN_MEMORY = Path("/dev/shm")
 MEDIAN_SECONDS, P99_SECONDS = 0.020, 0.100
 INTERVAL_SECONDS, ALLOWED_SHARE = 30.0, 0.004
-"""Between two checkpoints, and what they may take of it: Check-N-Run, section 3.2, takes it of 30 minutes."""
+"""The interval of checkpoints, and the share that a checkpoint may take of it (Check-N-Run, section 3.2: of 30 min)."""
 
 
 class TimedLock:
-    """The lock as the snapshot sees it: notes for how long the checkpoint holds it each time."""
+    """The lock of the snapshot; records how long the checkpoint holds it each time."""
 
     def __init__(self, lock: threading.Condition) -> None:
         self._lock = lock
@@ -75,7 +75,7 @@ class TimedLock:
 
 
 class Server:
-    """A server's tables with so many bytes of rows, and the threads that push to them."""
+    """A server's tables with `size` GiB of rows, and the threads that push to them."""
 
     def __init__(self, size: float) -> None:
         random = np.random.default_rng(0)
@@ -96,7 +96,7 @@ class Server:
         self._dirty = int(rows * DIRTY)
 
     def push(self, keys: NDArray[np.int64]) -> None:
-        """One batch: `keys: int64[TABLES, n]`, and all dense pieces."""
+        """Pushes a batch: `keys: int64[TABLES, n]`, and all dense pieces."""
         counts = np.array([keys.shape[1]] * TABLES + [DENSE_PIECES], np.uint32)
         requested = np.concatenate([keys.reshape(-1), np.arange(DENSE_PIECES)])
         values = keys.size * DIMENSION + DENSE_PIECES * piece_length(DENSE)
@@ -117,9 +117,9 @@ class Server:
                 self.push(batch)
 
     def checkpoint(self, folder: Path, resident: int) -> dict[str, float]:
-        """Writes one, and measures; `resident` is the memory that the process had before the first."""
+        """Writes and measures a checkpoint; `resident` is the memory of the process before the first one."""
         lock = TimedLock(self.lock)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         pushes, began, self.standstill = self.pushes, time.perf_counter(), 0.0
         with lock:
             snapshot = self.tables.snapshot(Reader.CHECKPOINT, lock)
@@ -146,18 +146,18 @@ class Server:
 
 
 def measure(size: float, checkpoints: int) -> list[dict[str, float]]:
-    """Checkpoints of a server of so many GiB, under full load."""
+    """Measures checkpoints of a server of `size` GiB under full load."""
     server = Server(size)
     for seed in range(PUSHERS):
         threading.Thread(target=server.train, args=[seed + 1], daemon=True).start()
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
-        time.sleep(1)  # all that pushes need is in memory
+        time.sleep(1)  # until the memory that pushes need is allocated
         resident = psutil.Process().memory_info().rss
         return [server.checkpoint(Path(folder) / str(number), resident) for number in range(checkpoints)]
 
 
 def in_a_process(size: float, checkpoints: int) -> list[dict[str, float]]:
-    """`measure` in a new process."""
+    """Runs `measure` in a new process."""
     done = subprocess.run(
         [sys.executable, __file__, "--size", str(size), "--checkpoints", str(checkpoints)],
         stdout=subprocess.PIPE,
@@ -169,7 +169,7 @@ def in_a_process(size: float, checkpoints: int) -> list[dict[str, float]]:
 
 
 def draw(path: Path, sizes: dict[float, list[dict[str, float]]]) -> None:
-    """Every checkpoint, over the size."""
+    """Draws every checkpoint, over the size."""
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     held, memory = figure.subplots(1, 2)
     for field, colour, label in (
@@ -198,7 +198,7 @@ def draw(path: Path, sizes: dict[float, list[dict[str, float]]]) -> None:
 
 
 def lost_seconds(run: dict[str, float]) -> float:
-    """Seconds of undisturbed pushes that a checkpoint cost."""
+    """Returns the seconds of undisturbed pushes that a checkpoint costs."""
     return run["seconds"] * max(0.0, 1 - run["pushes"] / run["undisturbed"])
 
 

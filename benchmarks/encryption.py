@@ -33,7 +33,7 @@ SECONDS = 5.0
 
 
 def write_certificates(folder: Path) -> Path:
-    """A folder as the operator would mount it."""
+    """Writes certificates as the operator mounts them; returns the folder."""
     folder.mkdir()
     pair = self_signed()
     for name, content in (("ca.crt", pair.certificate), ("tls.crt", pair.certificate), ("tls.key", pair.key)):
@@ -42,7 +42,7 @@ def write_certificates(folder: Path) -> Path:
 
 
 def run_over_tcp(command: list[str]) -> None:
-    """The `emberscale` command, without the folder in which processes of one machine have their Unix sockets."""
+    """Runs the `emberscale` command without the folder for Unix sockets, so that its processes use TCP."""
     of = JobEnvironment.of
 
     def without_sockets(
@@ -58,13 +58,13 @@ def run_over_tcp(command: list[str]) -> None:
 
 
 def samples_per_second(job: Mapping[str, Any], tls: Path | None) -> float:
-    """The rate of one whole run."""
+    """Returns the rate of one whole run."""
     variables = {**os.environ, TLS_FOLDER: str(tls or "")}
     return float(run(job, [sys.executable, __file__, "--over-tcp"], variables)["samples_per_second"])
 
 
 def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio:
-    """Pairs of samples/s with TLS and without."""
+    """Measures pairs of samples/s with TLS and without."""
     synthesise(folder / "data", samples, "--evaluation-fraction", "0")
     limits = {"limits": {"cpu": 1}}
     spec: dict[str, Any] = {
@@ -86,7 +86,7 @@ def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio
 
 
 def answer(tls: str) -> None:
-    """The other end: says where it listens, and answers every frame of one connection."""
+    """Runs the server: prints its address, and answers every frame of one connection."""
     listener, address = listen("tcp://127.0.0.1:0")
     context = read_certificates(Path(tls)).server_context if tls else None
     print(address, flush=True)
@@ -98,13 +98,13 @@ def answer(tls: str) -> None:
 
 
 def sender(address: str, tls: Path | None) -> Callable[[], None]:
-    """Sends MESSAGES messages."""
+    """Connects; returns a function that sends MESSAGES messages."""
     context = read_certificates(tls).client_context if tls is not None else None
     return exchange(open_connection(address, context, SECONDS))
 
 
 def measure_bytes(tls: Path, pairs: int) -> Ratio:
-    """Pairs of bytes/s with TLS and without."""
+    """Measures pairs of bytes/s with TLS and without."""
     servers, runs = [], []
     try:
         for given in (tls, None):

@@ -57,7 +57,7 @@ _WINDOW = 4
 
 
 class Store:
-    """A redis-server on a Unix socket: of rows, in memory, or of the master's state, each write on disk."""
+    """A redis-server on a Unix socket: in memory for rows or, if `durable`, with each write on disk for state."""
 
     def __init__(self, folder: Path, durable: bool = False) -> None:
         folder.mkdir()
@@ -85,26 +85,26 @@ class Store:
 
 
 def share() -> Share:
-    """What the only server of a job holds."""
+    """Returns the share of a job's only server."""
     return Share(0, owned(1, 0), AppliedBatches(), DENSE)
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that it takes."""
+    """Returns the seconds that `work` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def save(server: Server, writer: FlashWriter) -> list[CheckpointFile]:
-    """One flash checkpoint."""
+    """Writes a flash checkpoint."""
     with server.lock:
         draft = writer.begin(server.tables, server.lock, 4 * GIB)
     return writer.write(draft, "flash-00000001", share(), Work())
 
 
 def raw_save(client: redis.Redis, content: memoryview) -> None:
-    """As many values of CHUNK_BYTES as rows take."""
+    """Writes the content in values of CHUNK_BYTES."""
     for first in range(0, len(content), _WINDOW * CHUNK_BYTES):
         pipeline = client.pipeline(transaction=False)
         for chunk in range(first, min(first + _WINDOW * CHUNK_BYTES, len(content)), CHUNK_BYTES):
@@ -113,7 +113,7 @@ def raw_save(client: redis.Redis, content: memoryview) -> None:
 
 
 def raw_restore(client: redis.Redis, size: int) -> None:
-    """All of them back."""
+    """Reads all values back."""
     for first in range(0, size, _WINDOW * CHUNK_BYTES):
         pipeline = client.pipeline(transaction=False)
         for chunk in range(first, min(first + _WINDOW * CHUNK_BYTES, size), CHUNK_BYTES):
@@ -122,7 +122,7 @@ def raw_restore(client: redis.Redis, size: int) -> None:
 
 
 def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, float]]:
-    """Bytes, and the seconds that each way takes to move them once."""
+    """Moves all rows once in each way; returns their bytes, and the seconds of each way."""
     store = Store(folder / f"speed-{number}")
     files: list[CheckpointFile] = []
     written: list[CheckpointFile] = []
@@ -151,11 +151,11 @@ def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, 
 
 
 def measure_speed(server: Server, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Bytes a second of each way, by round."""
+    """Measures the bytes/s of each way, by round."""
     found: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
         size, seconds = move_all(server, folder, number)
-        if number:  # the first compiles and faults memory in
+        if number:  # the first round compiles kernels and faults memory in
             for name, taken in seconds.items():
                 found[name].append(size / taken)
             say("   ".join(f"{name} {found[name][-1] / 1e6:,.0f} MB/s" for name in found))
@@ -163,7 +163,7 @@ def measure_speed(server: Server, folder: Path, rounds: int) -> dict[str, list[f
 
 
 def measure_slowdown(server: Server, url: str, windows: int) -> list[tuple[float, float]]:
-    """Pushes a second with and without flash checkpoints, by pair of windows."""
+    """Measures pushes/s with and without flash checkpoints, by pair of windows."""
     writer = FlashWriter(url, UID, "b")
     save(server, writer)
     for seed in range(PUSHERS):
@@ -185,7 +185,7 @@ def measure_slowdown(server: Server, url: str, windows: int) -> list[tuple[float
 
 
 def measure_state(server: Server, folder: Path) -> dict[str, float]:
-    """The 99th percentile of the seconds that a write of the master's state takes, by where rows go meanwhile."""
+    """Measures the p99 seconds of a write of the master's state, by the Redis that rows go to meanwhile."""
     state, rows = Store(folder / "state", durable=True), Store(folder / "rows")
     document = np.random.default_rng(1).bytes(STATE_BYTES)
     found = {}
@@ -214,7 +214,7 @@ def measure_state(server: Server, folder: Path) -> dict[str, float]:
 
 
 def draw_speed(axes: Axes, speed: Mapping[str, list[float]]) -> None:
-    """Bytes a second of each way."""
+    """Draws the bytes/s of each way."""
     names = ["raw_save", "save", "persistent_save", "raw_restore", "restore", "persistent_restore"]
     medians = [statistics.median(speed[name]) / 1e6 for name in names]
     axes.barh(names, medians, color=["0.7", "tab:blue", "tab:green"] * 2)
@@ -223,7 +223,7 @@ def draw_speed(axes: Axes, speed: Mapping[str, list[float]]) -> None:
 
 
 def draw_slowdown(axes: Axes, pairs: Sequence[tuple[float, float]]) -> None:
-    """Pushes with flash checkpoints, over those without."""
+    """Draws the pushes with flash checkpoints, over those without."""
     axes.plot([with_ / without for with_, without in pairs], "o")
     axes.axhline(0.99, linestyle="--", color="black", label="target")
     axes.set(ylabel="pushes with a flash checkpoint every 15 s / without", xlabel="pair of windows")
@@ -231,13 +231,13 @@ def draw_slowdown(axes: Axes, pairs: Sequence[tuple[float, float]]) -> None:
 
 
 def draw_state(axes: Axes, state: Mapping[str, float]) -> None:
-    """How long the master's writes take."""
+    """Draws the times of the master's writes."""
     axes.bar(list(state), [1e3 * seconds for seconds in state.values()])
     axes.set(ylabel="ms, 99th percentile of a write of the master's state", xlabel="Redis to which rows go meanwhile")
 
 
 def draw_recovery(axes: Axes, recovery: Mapping[str, list[Recovery]]) -> None:
-    """From SIGKILL of a server to training again."""
+    """Draws the times from SIGKILL of a server to training again."""
     for place, seen in enumerate(recovery.values()):
         started, restored, caught_up = (
             statistics.median(getattr(one, name) for one in seen) for name in ("started", "restored", "caught_up")
@@ -255,7 +255,7 @@ def draw_recovery(axes: Axes, recovery: Mapping[str, list[Recovery]]) -> None:
 
 @dataclass
 class Found:
-    """What was measured; empty for sections that were left out."""
+    """The measurements; empty for sections that were left out."""
 
     speed: Mapping[str, list[float]] = field(default_factory=dict)
     slowdown: Sequence[tuple[float, float]] = ()
@@ -263,7 +263,7 @@ class Found:
     recovery: Mapping[str, list[Recovery]] = field(default_factory=dict)
 
     def draw(self, path: Path) -> None:
-        """One picture a section."""
+        """Draws one picture per section."""
         drawn: list[Callable[[Axes], None]] = []
         if self.speed:
             drawn.append(lambda axes: draw_speed(axes, self.speed))
@@ -279,7 +279,7 @@ class Found:
         figure.savefig(path, dpi=120)
 
     def ratios(self) -> dict[str, Ratio]:
-        """What is held against a target."""
+        """Returns the ratios that have a target."""
         ratios = {}
         for way in ("save", "restore") if self.speed else ():
             pairs = list(zip(self.speed[way], self.speed[f"raw_{way}"], strict=True))

@@ -1,10 +1,9 @@
-"""From SIGKILL of a parameter server to training again: flash checkpoints beside persistent ones, in whole runs.
+"""From SIGKILL of a parameter server to training again: flash against persistent checkpoints, in whole runs.
 
-Each run of `emberscale run` has two servers with some 200 MB of rows, and takes checkpoints of one tier every
-INTERVAL_SECONDS. Half of that after one is complete, a server is killed. Times are those of the master's log, from the
-last event before the server is known to be gone:
+Each run of `emberscale run` has two servers with about 200 MB of rows, and takes checkpoints of one tier every
+INTERVAL_SECONDS. Half of that after a checkpoint is complete, a server is killed. Times count from the kill:
 
-* Started: its successor registers. That is the start of a process, which neither tier can save.
+* Started: its successor registers. That is the start of a process, which neither tier can avoid.
 * Restored: all servers have loaded the checkpoint, and the job trains again.
 * Caught up: the samples that were trained since the checkpoint are trained again.
 """
@@ -31,7 +30,7 @@ CHECKPOINTS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds after SIGKILL of a server, and the bytes of the checkpoint that the job went back to."""
+    """Seconds after SIGKILL of a server, and the bytes of the largest checkpoint before it."""
 
     started: float
     restored: float
@@ -45,7 +44,7 @@ class Recovery:
 
 
 def job(data: Path, tier: str) -> dict[str, Any]:
-    """A job with checkpoints of one tier."""
+    """Returns a job with checkpoints of one tier."""
     spec = {
         "data": {"train": [str(data / "train-*.tsv")]},
         "model": {"embeddings": {"dimension": DIMENSION}},
@@ -58,14 +57,14 @@ def job(data: Path, tier: str) -> dict[str, Any]:
 
 
 def lose_server(job: LosingJob) -> Recovery:
-    """Kills a server half an interval after the third checkpoint: by then each row has been trained."""
+    """Kills a server half an interval after the third checkpoint, when every row has been trained."""
     job.expect(lambda: len(job.logged("checkpoint_complete")) >= 3)
     time.sleep(INTERVAL_SECONDS / 2)
-    whole = max(entry["bytes"] for entry in job.logged("checkpoint_complete"))  # of increments, it is what they add
+    whole = max(entry["bytes"] for entry in job.logged("checkpoint_complete"))  # of an increment: only what it adds
     samples = job.latest()[1]
     killed = job.kill_server(1)
     job.expect(lambda: job.trains_since(killed) is not None)
-    seen = job.latest()[0] + 1.0  # the row of the metrics may be older
+    seen = job.latest()[0] + 1.0  # the newest row of the metrics may be older
     job.expect(lambda: job.latest()[0] > seen and job.latest()[1] >= samples)
     caught_up = time.time()
     [registered, *_] = [entry for entry in job.logged("registered", killed) if entry["member"] == "ps-1"]
@@ -74,7 +73,7 @@ def lose_server(job: LosingJob) -> Recovery:
 
 
 def measure_recovery(rounds: int) -> dict[str, list[Recovery]]:
-    """What each tier takes, in turns."""
+    """Measures the recovery from each tier, in turns."""
     found: dict[str, list[Recovery]] = {FLASH: [], PERSISTENT: []}
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "data"

@@ -35,7 +35,7 @@ from emberscale_trainer.hot.sampler import SAMPLING_RATE, IndexedData, index_dat
 from reporting import Ratio, arguments, report, say
 
 ROW_BYTES = 80
-"""A row of 16 weights with row-wise Adagrad, as in the README's job."""
+"""The bytes of a row of 16 weights with row-wise Adagrad, as in the README's job."""
 THRESHOLDS = tuple(10.0**-power for power in np.arange(2.0, 6.01, 0.5))
 PAPER = {
     "sampling": "19x to 55x",
@@ -47,7 +47,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """One threshold: what chunks of the logger of all records estimate, what a sample does, and what is counted."""
+    """Hot rows at one threshold: estimated from chunks of the full log, estimated from a sample, and counted."""
 
     threshold: float
     estimated: SizeEstimate
@@ -59,11 +59,11 @@ class AtThreshold:
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Says nothing: the clock runs."""
+    """Reports no progress, since the clock runs."""
 
 
 def count_all(data: IndexedData) -> list[AccessLog]:
-    """Profiling without sampling."""
+    """Profiles all records, without sampling."""
     logs = [AccessLog() for _ in data.reader.columns.id_columns]
     for records in data.read(data.blocks, []):
         log_accesses(records, logs)
@@ -71,7 +71,7 @@ def count_all(data: IndexedData) -> list[AccessLog]:
 
 
 def read_all(data: IndexedData, processor: InputProcessor | None) -> tuple[float, float, int]:
-    """Seconds of reading, seconds of tagging, and how many records are all hot."""
+    """Reads all data; returns the seconds of reading and of tagging, and the number of all-hot records."""
     reading = tagging = 0.0
     hot = 0
     before = time.perf_counter()
@@ -86,14 +86,14 @@ def read_all(data: IndexedData, processor: InputProcessor | None) -> tuple[float
 
 
 def rows_above(logs: Sequence[Accesses], threshold: float) -> int:
-    """Rows with at least `threshold` of their table's accesses."""
+    """Counts the rows with at least `threshold` of their table's accesses."""
     return sum(int((log.counts >= threshold * log.total).sum()) for log in logs)
 
 
 def at_threshold(
     data: IndexedData, full: Sequence[Accesses], sampled: Sequence[Accesses], threshold: float
 ) -> AtThreshold:
-    """Figures 5, 10 and 11 at one threshold, with the tables' hot rows and no table hot as a whole."""
+    """Measures one threshold for figures 5, 10 and 11; no table is hot as a whole."""
     profiles = [TableProfile.of(log, ROW_BYTES, np.random.default_rng(1)) for log in full]
     parts = [profile.hot_rows(threshold) for profile in profiles]
     estimated = SizeEstimate(sum(part.mean for part in parts), sum(part.half_width**2 for part in parts) ** 0.5)
@@ -107,7 +107,7 @@ def at_threshold(
 
 
 def scan_seconds(logs: Sequence[Accesses], threshold: float) -> tuple[float, float]:
-    """Seconds to size the hot set at a threshold from all entries of the large tables' loggers, and from chunks."""
+    """Returns the seconds to size the hot set from all entries of the large tables' logs, and from chunks."""
     profiles = [TableProfile.of(log, ROW_BYTES, np.random.default_rng(1)) for log in logs]
     large = [(profile, log) for profile, log in zip(profiles, logs, strict=True) if len(profile.chunks) > 1]
     if not large:
@@ -122,13 +122,13 @@ def scan_seconds(logs: Sequence[Accesses], threshold: float) -> tuple[float, flo
 
 
 def hot_of(logs: Sequence[Accesses], budget: int) -> HotSet:
-    """The hot set of a budget."""
+    """Returns the hot set of a budget."""
     profiles = [TableProfile.of(log, ROW_BYTES, np.random.default_rng(1)) for log in logs]
     return classify_rows(logs, [ROW_BYTES] * len(logs), calibrate_threshold(profiles, budget))
 
 
 def coverage(hot: HotSet, full: Sequence[Accesses]) -> float:
-    """The ratio of all accesses that go to the rows of a hot set."""
+    """Returns the ratio of all accesses that go to the rows of a hot set."""
     hit = sum(int(log.counts[np.isin(log.keys, table.keys)].sum()) for table, log in zip(hot.tables, full, strict=True))
     return hit / sum(log.total for log in full)
 
@@ -140,7 +140,7 @@ def draw(
     ratios: dict[str, Ratio],
     share: float,
 ) -> None:
-    """The paper's figures, in its order."""
+    """Draws the paper's figures, in its order."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(15, 8.5), layout="constrained")
         size, hot, curve, times, error, tagging = figure.subplots(2, 3).flat
@@ -188,7 +188,7 @@ def draw(
 
 
 def draw_curve(axes: Axes, logs: tuple[Sequence[Accesses], Sequence[Accesses]], share: float) -> None:
-    """Figure 7: the largest table's accesses, from all records and from the sample."""
+    """Draws figure 7: the largest table's accesses, from all records and from the sample."""
     largest = int(np.argmax([log.keys.size for log in logs[0]]))
     for log, scale, colour, label in (
         (logs[0][largest], 1.0, GREY, "all records"),
@@ -218,7 +218,7 @@ def main() -> None:
         begin = time.perf_counter()
         data = index_data(files, layout.raw_reader(), silent)
         indexing = time.perf_counter() - begin
-        take_sample(data, SAMPLING_RATE, 1, 9, silent)  # compiles the kernels
+        take_sample(data, SAMPLING_RATE, 1, 9, silent)  # so that kernels are compiled
         sampling: list[tuple[float, float]] = []
         for number in range(pairs):
             begin = time.perf_counter()
@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def row(point: AtThreshold, accesses: float) -> str:
-    """A line of the table; errors are relative to the rows that are counted."""
+    """Returns a line of the table; errors are relative to the counted rows."""
     chunks = point.estimated.mean / point.counted - 1 if point.counted else 0.0
     interval = point.estimated.half_width / point.counted if point.counted else 0.0
     sampled = point.sampled / point.counted - 1 if point.counted else 0.0

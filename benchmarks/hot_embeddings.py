@@ -37,7 +37,7 @@ ALLOWED_AUC = 0.0002
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of a run; per sample but `rate` (samples/s) and `length` (batches in a round on average)."""
+    """Figures of a run, per sample except `rate` (samples/s) and `length` (mean batches of a round)."""
 
     rate: float
     bytes: float
@@ -46,7 +46,7 @@ class Run:
 
 
 def write_uniform(folder: Path, rows: int) -> None:
-    """Writes Criteo-format text with uniform ids and labels that the numbers explain."""
+    """Writes Criteo-format text with uniform ids, and labels that depend on the numbers."""
     folder.mkdir()
     random = np.random.default_rng(1)
     with (folder / "train-00000.tsv").open("w") as file:
@@ -61,7 +61,7 @@ def write_uniform(folder: Path, rows: int) -> None:
 
 
 def job(data: Path, mode: str, batch: int, workers: int, warmup: int | None, **training: Any) -> dict[str, Any]:
-    """The example model on two parameter servers."""
+    """Returns a job with the example model on two parameter servers."""
     bound = {} if warmup is None else {"stalenessWarmup": warmup}
     held_out = data / "evaluation.tsv"
     evaluation = {"evaluation": [str(held_out)]} if held_out.exists() else {}
@@ -71,7 +71,7 @@ def job(data: Path, mode: str, batch: int, workers: int, warmup: int | None, **t
             "data": {"train": [str(data / "train-*.tsv")], **evaluation},
             "training": {"batchSize": batch, **bound, **training},
             "hotEmbeddings": {"mode": mode},
-            "sharding": {"heartbeatInterval": "200ms"},  # which is how exactly the end of training is known
+            "sharding": {"heartbeatInterval": "200ms"},  # the precision of the end of training
             "ps": {"replicas": 2},
             "worker": {"replicas": workers},
         },
@@ -79,7 +79,7 @@ def job(data: Path, mode: str, batch: int, workers: int, warmup: int | None, **t
 
 
 def measure(document: Mapping[str, Any], command: Sequence[str]) -> tuple[Run, dict[str, Any]]:
-    """Runs a job; its figures, and its summary."""
+    """Runs a job; returns its figures, and its summary."""
     before = _cpu_seconds()
     summary = run(document, command)
     traffic, samples = summary["traffic"], summary["samples"]
@@ -102,7 +102,7 @@ def _command(mbit: int | None) -> list[str]:
 
 
 def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
-    """With rounds, relative to without: every pair and the medians."""
+    """Draws the figures with rounds relative to without: every pair and the medians."""
     figure = Figure(figsize=(13, 1.5 + 0.5 * len(measured)), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for axis, figures in zip(axes, ("rate", "bytes", "cpu_seconds"), strict=True):
@@ -155,7 +155,7 @@ def main() -> None:
                 say(f"{label}, pair {pair}: {ours} against {without}")
             together = measured[label]
             cpu = [(ours.cpu_seconds, one.cpu_seconds) for ours, one in together]
-            if options.mode == AUTO and ids == UNIFORM:  # rounds would save nothing: what it costs to find that out
+            if options.mode == AUTO and ids == UNIFORM:  # rounds save nothing here: the cost of finding out
                 ratios[f"CPU time: {label}"] = Ratio(cpu, 1.01, "max")
                 continue
             ratios[f"samples/s: {label}"] = Ratio([(ours.rate, one.rate) for ours, one in together], 1.3, "min")
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def compare_quality(data: Path, samples: int, options: Any, command: Sequence[str]) -> dict[str, Ratio]:
-    """Held-out AUC without rounds above that with, as a mean over seeds, against what is allowed."""
+    """Compares the loss of held-out AUC with rounds, as a mean over seeds, with the allowed one."""
     rows = samples + EVALUATION_ROWS
     synthesise(data, rows, "--evaluation-fraction", str(EVALUATION_ROWS / rows))
     found: dict[str, Ratio] = {}

@@ -48,15 +48,15 @@ BUDGETS_MIB = (4, 16)
 BLOCK_RECORDS = 32_768
 SAMPLED, ALL = "5%", "all"
 LOOKED_AT = 4
-"""Rounds whose rows are looked up among the hot ones."""
+"""The number of rounds whose rows are looked up among the hot ones."""
 
 
 @dataclass(frozen=True)
 class RoundBytes:
-    """Bytes of a sample, relative to batches one by one in the order of the epoch.
+    """Bytes per sample, relative to batches one by one in the order of the epoch.
 
     `hot_records` is the ratio of records that are all hot, and `hot_rows` that of the distinct rows of unordered rounds
-    that are hot. `ordered_hot` and `ordered_cold` are bytes of a sample of the rounds of either kind.
+    that are hot. `ordered_hot` and `ordered_cold` are the bytes per sample of either kind of rounds.
     """
 
     ids: str
@@ -75,7 +75,7 @@ class RoundBytes:
 
 
 def power_law(records: int, exponent: float, seed: int) -> Ids:
-    """Ids int64[records, c] with the numbers of ids of the synthetic columns and one exponent, which is not 1."""
+    """Draws ids int64[records, c] with the cardinalities of the synthetic columns and one exponent other than 1."""
     random = np.random.default_rng(seed)
     columns = []
     for column in CATEGORICAL:
@@ -86,13 +86,13 @@ def power_law(records: int, exponent: float, seed: int) -> Ids:
 
 
 def mixture(records: int) -> Ids:
-    """Ids int64[records, c]: those of half of the records are more popular in every column."""
+    """Draws ids int64[records, c]; half of the records have more popular ids in every column."""
     popular = np.random.default_rng(3).random(records) < 0.5
     return np.where(popular[:, np.newaxis], power_law(records, 1.5, 1), power_law(records, 1.05, 2))
 
 
 def in_epoch_order(ids: Ids) -> Ids:
-    """The ids in the order of an epoch."""
+    """Returns the ids in the order of an epoch."""
     sizes = [min(BLOCK_RECORDS, len(ids) - first) for first in range(0, len(ids), BLOCK_RECORDS)]
     order = EpochOrder(sizes, seed=0, epoch=0, enabled=True)
     return np.concatenate(
@@ -104,7 +104,7 @@ def in_epoch_order(ids: Ids) -> Ids:
 
 
 class Wire:
-    """Bytes of the example model on the wire."""
+    """The bytes of the example model on the wire."""
 
     def __init__(self) -> None:
         job = parse_manifest(manifest("hot-order", {"data": {"train": ["-"]}}))
@@ -116,15 +116,15 @@ class Wire:
         self._floats = int(self._rounds.plan(np.zeros((1, len(CATEGORICAL)), np.int64)).floats[0])
 
     def singles(self, ids: Ids, batch: int) -> float:
-        """Bytes of a sample, batch by batch."""
+        """Returns the bytes per sample, batch by batch."""
         return _a_sample(self._singles, ids, batch)
 
     def rounds(self, ids: Ids, records: int) -> float:
-        """Bytes of a sample in rounds of so many records; fewer records than that make one shorter round."""
+        """Returns the bytes per sample in rounds of `records`; fewer ids make one shorter round."""
         return _a_sample(self._rounds, ids, min(records, len(ids))) if len(ids) else 0.0
 
     def moving(self, rows: float) -> float:
-        """Bytes of rows with their state that are pulled and pushed."""
+        """Returns the bytes of a pull and a push of rows with their state."""
         return rows * exchange_bytes(1, self._floats)
 
 
@@ -138,7 +138,7 @@ def _parts(ids: Ids, size: int) -> list[Ids]:
 
 
 def hot_set(ids: Ids, costs: Sequence[RowCosts], budget: int) -> HotSet:
-    """The hot rows of a budget, by the accesses of these records."""
+    """Returns the hot rows of a budget, by the accesses of these records."""
     logs = [AccessLog() for _ in costs]
     log_accesses(IdRecords(ids), logs)
     entries = [log.entries() for log in logs]
@@ -148,7 +148,7 @@ def hot_set(ids: Ids, costs: Sequence[RowCosts], budget: int) -> HotSet:
 
 
 def distinct_rows(ids: Ids, hot: HotSet) -> tuple[int, int]:
-    """The distinct rows of records, and how many of them are hot; rows that a whole table gets later are hot."""
+    """Counts the distinct rows of records and the hot ones among them; all rows of a table hot as a whole are hot."""
     rows = found = 0
     for column, table in zip(ids.T, hot.tables, strict=True):
         keys = np.unique(column)
@@ -158,7 +158,7 @@ def distinct_rows(ids: Ids, hot: HotSet) -> tuple[int, int]:
 
 
 def measure(name: str, ids: Ids, batches: Sequence[int], lengths: Sequence[int]) -> Iterator[RoundBytes]:
-    """All hot sets, batch sizes and rounds on one data set."""
+    """Measures all hot sets, batch sizes and rounds on one data set."""
     wire = Wire()
     line = in_epoch_order(ids)
     sample = ids[np.random.default_rng(0).random(len(ids)) < SAMPLING_RATE]

@@ -28,7 +28,7 @@ class InProcessTraining:
         self.stores = [self.empty_store() for _ in range(servers)]
 
     def empty_store(self) -> TableStore:
-        """The tables of a server without rows."""
+        """Returns the tables of a server without rows."""
         return TableStore(self._replica.tables, self._pieces)
 
     def train(self, batch: Batch) -> float:
@@ -62,7 +62,7 @@ class InProcessTraining:
 
 
 class PlainTraining:
-    """The same with PyTorch alone: an nn.EmbeddingBag a table, of ids below `ids`, and one optimizer each."""
+    """The same with PyTorch alone: one nn.EmbeddingBag and one optimizer per table; ids are below `ids`."""
 
     def __init__(self, job: TrainingJob, ids: int) -> None:
         self._resolved = resolve_model(job.spec)
@@ -122,7 +122,7 @@ def _initial_rows(resolved: ResolvedModel, number: int, ids: int) -> NDArray[np.
 
 
 def _optimizer(spec: OptimizerSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Rules that leave a row without a gradient as it is."""
+    """Returns an optimizer, for the rules that do not change a row without a gradient."""
     if spec.type is OptimizerType.SGD:
         return torch.optim.SGD(parameters, lr=spec.learning_rate)
     if spec.type is OptimizerType.ADAGRAD:

@@ -13,7 +13,7 @@ one. The file is in the page cache.
 
 import os
 
-os.environ["POLARS_MAX_THREADS"] = "1"  # read when polars is imported
+os.environ["POLARS_MAX_THREADS"] = "1"  # polars reads this on import
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import tempfile
@@ -48,7 +48,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def emberscale(path: Path, data_format: DataFormat, shuffle: bool = True) -> Iterator[Tensors]:
-    """The batches that a worker trains on."""
+    """Yields the batches that a worker trains on."""
     reader = format_reader(data_format, CRITEO_COLUMNS, CSVSpec())
     files = expand([str(path)])
     dataset = Dataset(tuple(files), tuple(reader.index_file(files[0], 0, BLOCK)))
@@ -58,7 +58,7 @@ def emberscale(path: Path, data_format: DataFormat, shuffle: bool = True) -> Ite
 
 
 def polars(path: Path, engine: str | None, integers: type[pl.DataType]) -> Iterator[Tensors]:
-    """The whole file at once, as it lies; `engine` None reads eagerly."""
+    """Yields the whole file at once, in its order; `engine` None reads eagerly."""
     schema: dict[str, type[pl.DataType]] = {LABEL: pl.Float32}
     schema |= dict.fromkeys(DENSE, integers) | dict.fromkeys(IDS, pl.String)
     features = [
@@ -79,7 +79,7 @@ def polars(path: Path, engine: str | None, integers: type[pl.DataType]) -> Itera
 
 
 def arrow_and_torch(path: Path) -> Iterator[Tensors]:
-    """Row groups in the order of the epoch, and their records shuffled in the same way."""
+    """Yields batches from row groups in the order of the epoch, with records shuffled in the same way."""
     file = pq.ParquetFile(path)
     sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     order = EpochOrder(sizes, SEED, 0, True)
@@ -117,7 +117,7 @@ def _joined(parts: list[Tensors]) -> Tensors:
 
 
 def speed(batches: Callable[[], Iterator[Tensors]]) -> float:
-    """Records per second of CPU time."""
+    """Returns the records per second of CPU time."""
     started = time.process_time()
     records = sum(len(labels) for labels, _, _ in batches())
     return records / (time.process_time() - started)
@@ -133,7 +133,7 @@ def check(ours: Iterator[Tensors], theirs: Iterator[Tensors]) -> None:
 
 
 def draw(path: Path, speeds: dict[str, list[float]]) -> None:
-    """A bar a side, with the single measurements."""
+    """Draws one bar per side, with the single measurements."""
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axis = figure.subplots()
     for place, (name, values) in enumerate(speeds.items()):
@@ -148,7 +148,7 @@ def draw(path: Path, speeds: dict[str, list[float]]) -> None:
 def measure(
     pairs: int, ours: Callable[[], Iterator[Tensors]], theirs: Callable[[], Iterator[Tensors]]
 ) -> list[tuple[float, float]]:
-    """Alternates, beginning with either in turn."""
+    """Measures both sides alternately, and begins with each in turn."""
     found = []
     for number in range(pairs):
         if number % 2:
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is never written to
     pairs = 5 if options.quick else 9
     with tempfile.TemporaryDirectory() as folder:
         say(f"writing {options.rows:,} records")

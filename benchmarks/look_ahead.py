@@ -35,9 +35,9 @@ MERGED = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one number of workers and one look-ahead: the ratio of a batch's distinct rows that is fetched.
+    """The ratio of a batch's distinct rows that is fetched, for one number of workers and one look-ahead.
 
-    `resident` is how many rows a worker keeps, on average.
+    `resident` is the mean number of rows that a worker keeps.
     """
 
     workers: int
@@ -48,14 +48,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Merged:
-    """The ratio of the distinct rows of so many batches together to the sum of the distinct rows of each."""
+    """The ratio of the distinct rows of `batches` batches together to the sum of the distinct rows of each."""
 
     batches: int
     rows: float
 
 
 def read_ids(paths: Sequence[str], records: int) -> npt.NDArray[np.int64]:
-    """The ids of the first records, shuffled: int64[n, c]."""
+    """Returns the ids of the first records, shuffled: int64[n, c]."""
     data = index_data(expand(paths), CriteoTSV(raw=True), lambda stage, done, total: None)
     parts, found = [], 0
     for part in data.read(data.blocks, []):
@@ -68,7 +68,7 @@ def read_ids(paths: Sequence[str], records: int) -> npt.NDArray[np.int64]:
 
 
 def uses(ids: npt.NDArray[np.int64], batch_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The distinct (row, batch) of a column, ordered by row and then batch, as two arrays."""
+    """Returns the distinct (row, batch) of a column, ordered by row and then batch, as two arrays."""
     batches = len(ids) // batch_size
     _, rows = np.unique(ids[: batches * batch_size], return_inverse=True)
     distinct = np.unique(rows.astype(np.int64) * batches + np.arange(rows.size) // batch_size)
@@ -76,7 +76,7 @@ def uses(ids: npt.NDArray[np.int64], batch_size: int) -> tuple[npt.NDArray[np.in
 
 
 def measure(ids: npt.NDArray[np.int64], batch_size: int) -> list[Kept]:
-    """Walks through all batches but the first quarter, which fills what is kept."""
+    """Measures all batches after the first quarter, which fills the kept rows."""
     batches = len(ids) // batch_size
     shape = (len(WORKERS), len(DEPTHS))
     kept, resident, total = np.zeros(shape), np.zeros(shape), 0
@@ -100,7 +100,7 @@ def measure(ids: npt.NDArray[np.int64], batch_size: int) -> list[Kept]:
 
 
 def merge(ids: npt.NDArray[np.int64], batch_size: int) -> list[Merged]:
-    """Merges batches in a row, over as many whole groups as there are records for."""
+    """Merges consecutive batches, over all complete groups of the records."""
     found = []
     for together in MERGED:
         groups = len(ids) // (batch_size * together)

@@ -1,4 +1,4 @@
-"""A job under way that loses a parameter server, and what its master and its metrics say of that."""
+"""A job under way that loses a parameter server, and the reports of its master and its metrics."""
 
 import csv
 import json
@@ -17,19 +17,19 @@ class LosingJob(RunningJob):
     """A job that loses a server."""
 
     def logged(self, event: str, since: float = 0.0) -> list[dict[str, Any]]:
-        """What the master has logged of an event after a time, in seconds since 1970; `at` is when."""
+        """Returns the master's log entries of an event after `since`, in seconds since 1970; `at` is their time."""
         lines = self.master_log() if (self.root / "logs" / "master-0.log").exists() else []
         entries = [json.loads(line) for line in lines if f'"event": "{event}"' in line]
         found = [{**entry, "at": datetime.fromisoformat(entry["timestamp"]).timestamp()} for entry in entries]
         return [entry for entry in found if entry["at"] > since]
 
     def trains_since(self, moment: float) -> float | None:
-        """When the job began to train again after a time, both in seconds since 1970; None while it does not."""
+        """Returns when the job began to train after `moment`, both in seconds since 1970; None if it has not yet."""
         begun = [entry["at"] for entry in self.logged("phase", moment) if entry["phase"] == "Training"]
         return begun[0] if begun else None
 
     def kill_server(self, index: int) -> float:
-        """SIGKILLs a server; returns when, in seconds since 1970."""
+        """Kills a server by SIGKILL; returns the time in seconds since 1970."""
         children = psutil.Process(self._process.pid).children(recursive=True)
         [pid] = [child.pid for child in children if " ".join(child.cmdline()).strip() == f"emberscale-ps {index}"]
         now = time.time()
@@ -37,6 +37,6 @@ class LosingJob(RunningJob):
         return now
 
     def timeline(self) -> list[tuple[float, int]]:
-        """Seconds, and samples trained by then, of each row of the metrics."""
+        """Returns, of each row of the metrics, the seconds and the samples trained by then."""
         with (self.root / "metrics.csv").open() as file:
             return [(float(row["seconds"]), int(row["samples"])) for row in csv.DictReader(file)]

@@ -1,4 +1,4 @@
-"""What a master would say, for benchmarks and tests that have none: even routing tables, manifests of checkpoints."""
+"""Even routing tables and manifests of checkpoints, for benchmarks and tests without a master."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -16,32 +16,32 @@ from whole_run import manifest
 
 
 def spread_evenly(count: int, servers: int) -> tuple[int, ...]:
-    """Owners of `count` buckets or pieces: contiguous shares that differ by at most one."""
+    """Returns the owners of `count` buckets or pieces: contiguous shares whose sizes differ by at most one."""
     return tuple(number * servers // count for number in range(count))
 
 
 def even_table(servers: int) -> RoutingTable:
-    """The first routing table of so many servers, which have no addresses."""
+    """Returns the first routing table of `servers` servers, without addresses."""
     addresses = tuple(PsAddress(index, "i", "", "") for index in range(servers))
     return RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
 
 
 def owned(servers: int, index: int) -> Ownership:
-    """What one of so many servers owns in the first routing table."""
+    """Returns what one of `servers` servers owns in the first routing table."""
     return Ownership.of(even_table(servers), index)
 
 
 def write_snapshot(
     snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work, weight_bits: int = 0
 ) -> list[CheckpointFile]:
-    """Writes all rows of one server, as a checkpoint on which none builds, and commits the snapshot."""
+    """Writes all rows of one server, for a checkpoint that no other builds on, and commits the snapshot."""
     written, _ = write_part(snapshot, specs, share, uri, work, weight_bits)
     snapshot.commit()
     return written
 
 
 def checkpoint_manifest(files: Iterable[CheckpointFile] = (), **changes: Any) -> CheckpointManifest:
-    """The manifest of a checkpoint of one server that holds these files; `changes` are other fields."""
+    """Returns the manifest of a checkpoint with these files, by default of one server; `changes` are other fields."""
     fields: dict[str, Any] = {
         "id": "00000001",
         "number": 1,
@@ -73,6 +73,6 @@ def checkpoint_manifest(files: Iterable[CheckpointFile] = (), **changes: Any) ->
 
 
 def write_manifest(folder: Path, files: Iterable[CheckpointFile] = (), **changes: Any) -> str:
-    """Completes the checkpoint in a folder by its manifest, whose fields are as above; returns its URI."""
+    """Completes the checkpoint in a folder with a manifest (see `checkpoint_manifest`); returns its URI."""
     (folder / "manifest.json").write_text(checkpoint_manifest(files, **changes).to_json())
     return str(folder)

@@ -48,12 +48,12 @@ _STEP = 1 << 16
 
 
 def store() -> TableStore:
-    """Empty tables."""
+    """Returns empty tables."""
     return TableStore(SPECS, DensePieces.of(np.zeros(PARAMETERS, np.float32), OptimizerSpec(type=OptimizerType.ADAM)))
 
 
 def fill(index: int, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[TableStore, Share]:
-    """What server `index` holds of the keys."""
+    """Returns the tables and the share of server `index` after pushes of all keys."""
     share = Share(index, owned(SERVERS, index), AppliedBatches(), PARAMETERS)
     mine = keys[share.owned.buckets[buckets_of(keys)]]
     tables = store()
@@ -64,14 +64,14 @@ def fill(index: int, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of processor time that it takes: what the wall clock says depends on who else computes."""
+    """Returns the CPU seconds of `work`; wall-clock time would depend on other work on the machine."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def measure(partitions: list[tuple[TableStore, Share]], folder: Path) -> dict[str, float]:
-    """One round: bytes a second of the first server's save and loads."""
+    """Measures one round: bytes/s of the first server's save and loads."""
     files: list[CheckpointFile] = []
 
     def save(index: int) -> None:
@@ -102,7 +102,7 @@ def main() -> None:
     for number in range(rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             rates = measure(partitions, Path(folder))
-        if number:  # the first compiles
+        if number:  # the first round compiles kernels
             results.append(rates)
             say(f"round {number}: " + ", ".join(f"{name} {rate / 1e6:.0f} MB/s" for name, rate in rates.items()))
     medians = {name: statistics.median(result[name] for result in results) for name in results[0]}

@@ -13,11 +13,11 @@ _END_SECONDS = 30.0
 class MemoryGroups:
     """One cgroup for each process; the kernel kills a process that outgrows its own.
 
-    A process brings no charge into a cgroup for what it has already. Its cgroup therefore allows the rest: the limit
-    less its resident bytes. Pages that it shared with its parent and then writes are charged although they were
-    resident, so the kernel kills it a little below the limit rather than above.
+    A cgroup is not charged for memory that a process already has when it joins, so its limit is the rest: the process's
+    limit minus its resident bytes. Pages that it shared with its parent and then writes are charged although they were
+    resident, so the kernel kills it slightly below its limit rather than above.
 
-    Raises OSError where cgroups cannot be made.
+    Raises OSError if cgroups cannot be made.
     """
 
     def __init__(self, limit: int) -> None:
@@ -28,7 +28,7 @@ class MemoryGroups:
         self._probe()
 
     def hold(self, pid: int) -> None:
-        """Limits one more process; one that has gone is fine."""
+        """Limits one more process; ignores one that has ended."""
         resident = resident_bytes(pid)
         if pid in self._groups or not resident:
             return
@@ -41,19 +41,19 @@ class MemoryGroups:
 
     @property
     def killed(self) -> int:
-        """How many processes the kernel has killed."""
+        """The number of processes that the kernel has killed."""
         file = "memory.oom_control" if self._v1 else "memory.events"
         counts = [dict(line.split() for line in (g / file).read_text().splitlines()) for g in self._groups.values()]
         return sum(int(count["oom_kill"]) for count in counts)
 
     def close(self) -> None:
-        """Removes the cgroups, once their processes have gone."""
+        """Removes the cgroups once their processes have ended."""
         deadline = time.monotonic() + _END_SECONDS
         for group in self._groups.values():
             while True:
                 try:
                     group.rmdir()
-                except OSError:  # a process that was killed counts until it is reaped
+                except OSError:  # a killed process counts until it is reaped
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.05)
@@ -73,7 +73,7 @@ class MemoryGroups:
 
 
 def resident_bytes(pid: int) -> int:
-    """The resident bytes of a process; 0 where it has gone."""
+    """Returns the resident bytes of a process; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):

@@ -36,10 +36,10 @@ from whole_run import EMBERSCALE, RunningJob, manifest, synthesise
 
 SAMPLES = 1_000_000
 ROWS = 1_330_000
-"""About as many rows as these samples touch."""
+"""About the number of rows that these samples touch."""
 
 ROW_HEADER = 12
-"""Bytes of a row beside its weights and its optimizer state."""
+"""The bytes of a row besides its weights and its optimizer state."""
 
 FLOAT = 4
 GB = 1_000_000_000
@@ -50,9 +50,9 @@ BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
 
 @dataclass(frozen=True)
 class Moved:
-    """One move: `barrier` and `seconds` in seconds, `bytes` that were copied, `lost` as a share of the samples.
+    """One move: `barrier` and `seconds` in seconds, the copied `bytes`, `lost` as a share of the samples.
 
-    `copying`: the share of them that the cores would have trained in the CPU that the servers took for the move.
+    `copying` is the share of samples that the cores would have trained in the CPU time that the move took the servers.
     """
 
     servers: int
@@ -87,14 +87,14 @@ class MigratingJob(RunningJob):
         super().__init__(folder, job)
 
     def rate(self) -> float:
-        """Samples/s over the next seconds."""
+        """Measures the samples/s over the next STEADY_SECONDS."""
         began, before, _ = self.latest()
         self.expect(lambda: self.latest()[0] >= began + STEADY_SECONDS)
         ended, after, _ = self.latest()
         return (after - before) / (ended - began)
 
     def server_seconds(self) -> float:
-        """The CPU that all parameter servers have taken."""
+        """Returns the CPU seconds of all parameter servers so far."""
         seconds = 0.0
         for process in psutil.Process(self._process.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -104,11 +104,11 @@ class MigratingJob(RunningJob):
         return seconds
 
     def moves(self) -> list[dict[str, float]]:
-        """What the master logged of the moves so far."""
+        """Returns the master's log entries of finished moves."""
         return [json.loads(line) for line in self.master_log() if '"event": "moved"' in line]
 
     def scale(self, servers: int) -> Moved:
-        """Moves the rows to so many servers, and measures."""
+        """Moves the rows to `servers` servers, and measures the move."""
         known, idle, since = len(self.moves()), self.server_seconds(), self.latest()[0]
         before = self.rate()
         began, first, _ = self.latest()
@@ -133,7 +133,7 @@ class MigratingJob(RunningJob):
         )
 
     def restart(self, servers: int) -> float:
-        """Stops the job with a checkpoint and resumes it on so many servers; seconds without a trained sample."""
+        """Stops the job with a checkpoint, and resumes it on `servers` PS; returns the seconds without a new sample."""
         self._process.send_signal(signal.SIGINT)
         samples, at = self.latest()[1], time.monotonic()
         while self._process.poll() is None:
@@ -146,7 +146,7 @@ class MigratingJob(RunningJob):
 
 
 def grown(folder: Path, data: Path, size: float) -> MigratingJob:
-    """A job with so many gigabytes of rows, all of which its training has touched."""
+    """Starts a job with `size` GB of rows; returns it once training has touched all of them."""
     dimension = max(4, round((size * GB / ROWS - ROW_HEADER) / (2 * FLOAT) / 4) * 4)
     training = MigratingJob(folder, data, dimension)
     training.expect(lambda: training.latest()[1] > SAMPLES)
@@ -156,7 +156,7 @@ def grown(folder: Path, data: Path, size: float) -> MigratingJob:
 
 
 def measure(data: Path, size: float, moves: int, restarts: bool) -> tuple[list[Moved], float]:
-    """Moves of a job of this size, 2 -> 3 -> 2 PS and so on, and its pause for a restart (0 without)."""
+    """Measures moves of a job of this size, 2 -> 3 -> 2 PS and so on, and the pause of a restart (0 without one)."""
     with tempfile.TemporaryDirectory() as folder:
         training = grown(Path(folder), data, size)
         try:
@@ -175,7 +175,7 @@ def measure(data: Path, size: float, moves: int, restarts: bool) -> tuple[list[M
 
 
 def draw(path: Path, sizes: dict[float, list[Moved]], restart: float) -> None:
-    """The barriers over the size, beside the restart."""
+    """Draws the barriers over the size, next to the restart."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     for size, moved in sizes.items():

@@ -49,19 +49,19 @@ ON, OFF, WITHIN = "forecast on", "forecast off", "within limits"
 COURSES = ("steady", "slow start", "bursts", "slowing down", "skewed")
 BATCH = 1024
 StartUps = Mapping[str, Sequence[tuple[float, float]]]
-"""(seconds, seconds of standstill) of start-ups, by role."""
+"""The seconds and the seconds of standstill of start-ups, by role."""
 CAP_SECONDS = 240.0
 _MIGRATING = threading.Lock()
-"""Alembic keeps the migration under way in module variables."""
+"""Held during migrations, since Alembic keeps the current one in module variables."""
 SERVER_BYTES = 350 << 20
-"""Of a PS without rows, roughly."""
+"""The approximate memory of a PS without rows."""
 ROW_EXTRA = 53
-"""Bytes of a row beside its weights, in the slab and in the index."""
+"""The bytes of a row besides its weights, in the slab and in the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedJob:
-    """A job: `columns` of ids, `limit` bytes for each of `servers` PS."""
+    """A job with `columns` columns of ids, and `limit` bytes for each of `servers` PS."""
 
     number: int
     course: str
@@ -72,13 +72,13 @@ class LimitedJob:
     limit: int
 
     def describe(self) -> str:
-        """What differs between scenarios."""
+        """Describes the differences between scenarios."""
         return f"{self.number:2} {self.course}, {self.dimension} floats, {self.servers} PS of {self.limit >> 20} MiB"
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedRun:
-    """How a run went; seconds are of training, None for never. `peak` is of the largest PS, relative to the limit."""
+    """The outcome of a run, in seconds of training; None for never. `peak` is the largest PS's share of the limit."""
 
     killed: float | None
     planned: float | None
@@ -89,7 +89,7 @@ class LimitedRun:
 
 
 def scenarios(count: int, outgrow: bool) -> list[LimitedJob]:
-    """The jobs that outgrow their PS, or those that stay within; drawn once from fixed seeds."""
+    """Draws, from fixed seeds, jobs that outgrow their PS, or ones that stay within their limits."""
     made = []
     for number in range(count):
         random = np.random.default_rng([number, outgrow])
@@ -105,7 +105,7 @@ def scenarios(count: int, outgrow: bool) -> list[LimitedJob]:
 
 
 def _news(course: str, records: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The chance that an id is new, by record."""
+    """Returns the probability that an id is new, by record."""
     progress = np.arange(records) / records
     match course:
         case "slow start":
@@ -136,7 +136,7 @@ def write(scenario: LimitedJob, file: Path) -> None:
 
 
 def job_of(scenario: LimitedJob, file: Path, *, forecast: bool) -> dict[str, Any]:
-    """The manifest of a job."""
+    """Returns the manifest of a job."""
     number: dict[str, Any] = {"minReplicas": scenario.servers, "maxReplicas": 4 * scenario.servers}
     ids = [f"c{column}" for column in range(scenario.columns)]
     return manifest(
@@ -209,7 +209,7 @@ def remember(scenario: LimitedJob, share: Path, start_ups: StartUps) -> None:
 
 
 def start_ups_in(share: Path) -> StartUps:
-    """What a brain has learned about start-ups."""
+    """Returns what a brain has learned about start-ups."""
     store = HistoryStore.open(f"sqlite:///{default_database({**os.environ, 'XDG_DATA_HOME': str(share)})}")
     try:
         return store.start_ups(8)
@@ -218,9 +218,9 @@ def start_ups_in(share: Path) -> StartUps:
 
 
 def run(scenario: LimitedJob, start_ups: StartUps, *, forecast: bool) -> tuple[LimitedRun, StartUps]:
-    """Runs a job until it has ended, or one of its PS was killed; also returns the start-ups that the brain knows then.
+    """Runs a job until it ends, one of its PS is killed, or CAP_SECONDS pass.
 
-    Those given are what it knows before.
+    The brain begins with the given start-ups; those that it knows at the end are returned, too.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -231,7 +231,7 @@ def run(scenario: LimitedJob, start_ups: StartUps, *, forecast: bool) -> tuple[L
         settings = [f"{key}={value}" for key, value in SETTINGS.items()]
         command = [EMBERSCALE, "run", str(folder / "job.yaml"), "--workdir", str(folder / "run")]
         command += [part for setting in settings for part in ("--brain-set", setting)]
-        environment = {**os.environ, "XDG_DATA_HOME": str(folder / "share")}  # a history of its own
+        environment = {**os.environ, "XDG_DATA_HOME": str(folder / "share")}  # with its own history
         groups = MemoryGroups(scenario.limit)
         with open(folder / "output", "wb") as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -246,14 +246,14 @@ def run(scenario: LimitedJob, start_ups: StartUps, *, forecast: bool) -> tuple[L
 
 
 def _watch(process: subprocess.Popen[bytes], scenario: LimitedJob, groups: MemoryGroups, logs: Path) -> float:
-    """Limits each PS as soon as it is seen, until the job has ended or one was killed. Returns the highest use."""
+    """Limits each PS once it appears, until the job ends, a PS is killed, or CAP_SECONDS pass. Returns the peak use."""
     peak, deadline = 0, time.monotonic() + CAP_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         for pid in _servers(process.pid):
             groups.hold(pid)
             peak = max(peak, resident_bytes(pid))
         if groups.killed or any("memory limit exceeded" in log.read_text() for log in logs.glob("ps-*.log")):
-            time.sleep(1.0)  # the master notes it
+            time.sleep(1.0)  # the master logs it
             break
         time.sleep(0.05)
     return peak / scenario.limit
@@ -300,7 +300,7 @@ def _at(event: Mapping[str, Any]) -> float:
 
 
 def draw(path: Path, measured: Mapping[str, Mapping[int, LimitedRun]]) -> None:
-    """When each job is planned, moved and killed, and how much of their limits the others use."""
+    """Draws when each job is planned, moved and killed, and the share of the limits that the others use."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, off in measured[OFF].items():

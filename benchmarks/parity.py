@@ -42,16 +42,16 @@ class MeasuredJob(RunningJob):
         self._protects = contender == WITH
 
     def samples(self) -> int:
-        """Samples that are trained."""
+        """Returns the trained samples."""
         return self.latest()[1]
 
     def is_protected(self) -> bool:
-        """Whether each PS has said that its rows are protected, if they are to be."""
+        """Whether each PS has logged that its rows are protected; true without parity."""
         logs = [self.root / "logs" / f"ps-{index}.log" for index in range(self._servers)]
         return not self._protects or all(log.exists() and "rows_protected" in log.read_text() for log in logs)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """The CPU time of all processes of a role so far."""
+        """Returns the CPU seconds of all processes so far, by role."""
         used = dict.fromkeys(ROLES, 0.0)
         for process in psutil.Process(self._process.pid).children(recursive=True):
             title = " ".join(process.cmdline())
@@ -63,7 +63,7 @@ class MeasuredJob(RunningJob):
 
 
 def measure(data: Path, contender: str, batch_size: int, servers: int, warm: int, samples: int) -> dict[str, float]:
-    """Microseconds of CPU a sample, by role."""
+    """Measures the CPU microseconds per sample, by role."""
     with tempfile.TemporaryDirectory() as folder:
         job = MeasuredJob(Path(folder), data, contender, batch_size, servers)
         try:
@@ -77,7 +77,7 @@ def measure(data: Path, contender: str, batch_size: int, servers: int, warm: int
 
 
 def draw(path: Path, measured: Mapping[str, list[dict[str, float]]]) -> None:
-    """CPU time a sample, by contender and role."""
+    """Draws the CPU time per sample, by contender and role."""
     figure = Figure(figsize=(5, 4), layout="constrained")
     axis = figure.subplots()
     bottoms = np.zeros(len(measured))

@@ -44,39 +44,39 @@ TOTAL, BETWEEN = 56 * HOUR, 28 * HOUR
 """The job that the paper emulates: its length, and the time between its failures (section 5.1)."""
 
 PAPER_OVERHEADS = {"Kaggle": (0.085, 0.044, 0.0053), "Terabyte": (0.082, 0.044, 0.0068)}
-"""Of full recovery, of partial recovery at the same interval, and of CPR with a target PLS of 0.1 (figure 7)."""
+"""Overheads of full recovery, of partial recovery at its interval, and of CPR with a target PLS of 0.1 (figure 7)."""
 
 PAPER_LOSSES = {Priority.NONE: 0.0003, Priority.SCAR: 0.0001, Priority.MFU: 0.0001, Priority.SSU: 0.0002}
-"""AUC below that of full recovery, at a target PLS of 0.1, the worse of both data sets (section 6.1)."""
+"""The loss of AUC against full recovery at a target PLS of 0.1, on the worse of both data sets (section 6.1)."""
 
 PAPER_R = {"Kaggle": 0.8764, "Terabyte": 0.8175}
-"""The correlation of PLS and loss of AUC (figure 11)."""
+"""The correlation of PLS with the loss of AUC (figure 11)."""
 
 ALLOWED_LOSS = {Priority.MFU: 0.0002, Priority.SSU: 0.0005}
 TARGET_PLS = 0.1
 TARGETS = (0.02, 0.1, 0.2)
-"""Of the paper's figure 9."""
+"""The targets of the paper's figure 9."""
 
 SHARES = (8, 4, 2)
-"""Emulated servers, of which a failure takes one: 12.5%, 25% and 50% of the rows."""
+"""The numbers of emulated servers; a failure takes one, with 12.5%, 25% or 50% of the rows."""
 
 MOST_ROWS = 8192
-"""Of a table: accesses a row are then about as many as in Criteo's Kaggle data."""
+"""The most rows of a table, for about as many accesses per row as in Criteo's Kaggle data."""
 
 SERVERS = 16
-"""Of a random run, which loses one to eight of them at a time."""
+"""The servers of a random run, which loses one to eight of them at a time."""
 
 PLANS, SEEDS = 24, 3
-"""Random plans, and the seeds that each is run with: of the model, of the order of its records, and of which rows a
-server has."""
+"""The random plans, and the seeds of each: of the model, the order of the records, and the rows of each server."""
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Shares of a job's time: by full recovery, by partial recovery at the same interval, and at that of the target.
+    """Shares of a job's time: for full recovery, and for partial recovery at the same interval and at the target's.
 
-    `whole_saves` is the last one with as many saves as fit into the job, and `floor` what no interval can avoid of it:
-    loading and rescheduling. All follow from printed figures of two digits, and may be off by 0.15% of the job's time.
+    `whole_saves` is `partial` with the whole saves that fit into the job, and `floor` the part of it that no interval
+    avoids: loading and rescheduling. All follow from printed figures of two digits, and may be off by 0.15% of the
+    job's time.
     """
 
     full: float
@@ -87,10 +87,10 @@ class Overheads:
 
 
 def paper_costs(full: float, same_interval: float, servers: int) -> FailureCosts:
-    """The costs with which full recovery has these overheads at its best interval.
+    """Returns the costs that give full recovery these overheads at its best interval.
 
-    What partial recovery avoids is the repeated work, T_save / 2 T_fail. At the best interval that is also what saving
-    costs, O_save / T_save; what remains is loading and rescheduling.
+    Partial recovery avoids the repeated work, T_save / 2 T_fail. At the best interval, that equals the cost of saves,
+    O_save / T_save; the rest is loading and rescheduling.
     """
     repeated = full - same_interval
     interval = 2 * repeated * BETWEEN
@@ -106,7 +106,7 @@ def paper_costs(full: float, same_interval: float, servers: int) -> FailureCosts
 
 
 def overheads(data: str, servers: int) -> Overheads:
-    """The overheads of the job that the paper emulates on this data set, by the brain."""
+    """Computes, with the brain's equations, the overheads of the paper's emulated job on this data set."""
     full, same_interval, _ = PAPER_OVERHEADS[data]
     costs = paper_costs(full, same_interval, servers)
     ours, partial = full_recovery(costs), partial_recovery(costs)
@@ -121,12 +121,12 @@ def overheads(data: str, servers: int) -> Overheads:
 
 
 def saves_within(total: float, interval: float) -> int:
-    """The saves at multiples of the interval while a job trains. The one at its end, which every job takes, is none."""
+    """Counts the saves at multiples of the interval during training, without the final one that every job takes."""
     return math.ceil(total / interval - 1e-9) - 1
 
 
 def dlrm(data: Path, seed: int) -> TrainingJob:
-    """The example job, in smaller."""
+    """Returns a smaller version of the example job."""
     spec = {
         "data": {"train": [str(data / "train-*.tsv")], "evaluation": [str(data / "evaluation.tsv")]},
         "model": {"architecture": "DLRM", "embeddings": {"dimension": 16}},
@@ -136,7 +136,7 @@ def dlrm(data: Path, seed: int) -> TrainingJob:
 
 
 def random_plan(random_of: random.Random, batches: int) -> Plan:
-    """1 to 32 failures, each of 6.25 to 50% of the rows, and an interval by which 0 to 1 of PLS is expected."""
+    """Draws 1 to 32 failures, each of 6.25 to 50% of the rows, and an interval with an expected PLS of 0 to 1."""
     failures, lost = 2 ** random_of.randint(0, 5), 2 ** random_of.randint(0, 3)
     expected = random_of.random()
     interval = min(2 * expected * batches * SERVERS / lost / failures, 2.0 * batches)
@@ -151,7 +151,7 @@ def _failures(random_of: random.Random, batches: int, count: int, servers: int, 
 
 @dataclass(frozen=True)
 class Run:
-    """A run with failures: its PLS, how far its AUC is below that of the run without, and rows saved over all rows.
+    """A run with failures: its PLS, the `loss` of AUC against the run without failures, and rows saved over all rows.
 
     `printed_pls` is that of equation 3 as the paper prints it.
     """
@@ -162,27 +162,27 @@ class Run:
     saves: float
 
     def pls_of(self, as_printed: bool) -> float:
-        """The PLS of either kind."""
+        """Returns the PLS, as a job counts it or as the paper prints it."""
         return self.printed_pls if as_printed else self.pls
 
 
 @dataclass
 class Accuracy:
-    """What the emulated runs lost: those of each random plan, by seed, and those with a target PLS and a priority."""
+    """The emulated runs: those of each random plan, by seed, and those with a target PLS and a priority."""
 
     random: list[list[Run]]
     targeted: dict[tuple[float, Priority], list[Run]]
 
     def plans(self, *, as_printed: bool = False) -> list[tuple[float, float]]:
-        """PLS and mean loss of each random plan. The PLS is the same with every seed."""
+        """Returns PLS and mean loss of each random plan. The PLS is the same with every seed."""
         return [(runs[0].pls_of(as_printed), mean(run.loss for run in runs)) for runs in self.random]
 
     def correlation(self, *, as_printed: bool = False) -> float:
-        """Pearson's r of PLS and the mean loss of the plans."""
+        """Returns Pearson's r of PLS and the mean loss of the plans."""
         return _correlation(self.plans(as_printed=as_printed))
 
     def correlation_of_runs(self, *, as_printed: bool = False) -> float:
-        """Pearson's r of PLS and the loss of single runs, as in the paper's figure 11."""
+        """Returns Pearson's r of PLS and the loss of single runs, as in the paper's figure 11."""
         return _correlation([(run.pls_of(as_printed), run.loss) for runs in self.random for run in runs])
 
 
@@ -210,7 +210,7 @@ def measure_accuracy(folder: Path, quick: bool, parts: Collection[str]) -> Accur
 
 
 def _targeted(random_of: random.Random, batches: int, quick: bool) -> Iterator[tuple[float, Priority, Plan]]:
-    """The same failures under each target and priority."""
+    """Yields plans with the same failures under each target and priority."""
     for servers in SHARES[1:2] if quick else SHARES:
         failures = _failures(random_of, batches, 2, servers, 1)
         for target in TARGETS[1:] if quick else TARGETS:
@@ -234,14 +234,14 @@ def _run(job: TrainingJob, data: NumberedData, plan: Plan, undisturbed: float) -
 PARTS = ("pls", "priorities", "kills")
 INTERVAL_SECONDS = 20.0
 WARM_UP = 2
-"""Checkpoints before the kill."""
+"""The checkpoints before the kill."""
 
 SINCE_SAVED = 200_000
-"""Samples that are trained since the checkpoint when a server is killed."""
+"""The samples trained between the checkpoint and the kill."""
 
 WINDOW_SECONDS = 3.0
 BACK = 0.8
-"""The part of the samples/s before the kill at which it is back, over a window."""
+"""The rate counts as back at this part of the samples/s before the kill, over WINDOW_SECONDS."""
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "full": {"strategy": "FullRecovery"},
@@ -251,10 +251,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Loss:
-    """A server killed: seconds until training began again, until samples/s were back, and until the samples of the kill
-    were reached again; the samples trained again; those forgotten on a share of the rows.
+    """The loss of a server, in seconds after the kill.
 
-    `line` is (seconds after the kill, samples beyond those of the kill).
+    Training begins again after `trains`, samples/s are back after `rate_back`, and the samples at the kill are reached
+    again after `caught_up`. `repeated` samples are trained again, and `forgotten` are lost on a share of the rows.
+    `line` is (seconds, samples minus those at the kill).
     """
 
     trains: float
@@ -293,7 +294,7 @@ def kill(folder: Path, data: Path, strategy: str) -> Loss:
 
 
 def _saved_samples(job: LosingJob) -> int:
-    """The samples in the newest checkpoint."""
+    """Returns the samples in the newest checkpoint."""
     newest = max(job.root.glob(f"checkpoints/*/{MANIFEST_NAME}"))
     return CheckpointManifest.from_json(newest.read_bytes(), str(newest)).applied_samples
 
@@ -332,7 +333,7 @@ def measure_kills(folder: Path, rounds: int) -> dict[str, list[Loss]]:
 
 
 def draw(path: Path, accuracy: Accuracy, kills: dict[str, list[Loss]]) -> None:
-    """Overheads, loss by PLS, loss by priority, and samples after a kill."""
+    """Draws overheads, loss by PLS, loss by priority, and samples after a kill."""
     figure = Figure(figsize=(14, 10), layout="constrained")
     axes = figure.subplots(2, 2)
     _draw_overheads(axes[0][0])

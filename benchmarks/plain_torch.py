@@ -1,4 +1,4 @@
-"""The reference: the same model, trained on the same rows by PyTorch alone, in one process."""
+"""The reference: PyTorch alone trains the same model on the same rows, in one process."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class HeldOut:
 
 
 class PlainModel(nn.Module):
-    """The job's dense model, of any architecture, over columns of one id a record.
+    """The job's dense model, of any architecture, over columns of single ids.
 
-    Tables of one dimension lie end to end in one `nn.Embedding`, `rows` rows together: one call instead of one a table.
+    Tables of one dimension are end to end in one `nn.Embedding`, so that one call serves them all.
     """
 
     def __init__(self, job: TrainingJob, firsts: NDArray[np.int64]) -> None:
-        """Of column i the rows are [firsts[i], firsts[i + 1])."""
+        """Builds the model; the rows of column i are [firsts[i], firsts[i + 1])."""
         super().__init__()
         resolved = resolve_model(job.spec)
         self.dense_model = build_model(job.spec.model, resolved, job.spec.training.seed)
@@ -51,7 +51,7 @@ class PlainModel(nn.Module):
             self._columns.append([table.column for table in group])
 
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [B] from dense features and row numbers int64 [B, columns]."""
+        """Returns logits float32 [B] from dense features and row numbers int64 [B, columns]."""
         vectors = [
             embedding(rows[:, columns]).flatten(1)
             for columns, embedding in zip(self._columns, self.embeddings, strict=True)
@@ -71,9 +71,9 @@ class NumberedBatch:
 
 @dataclass(frozen=True)
 class NumberedData:
-    """A job's batches in its order, all epochs, and the rows of its tables.
+    """A job's batches of all epochs, in its order, and the rows of its tables.
 
-    `firsts` is int64 [columns + 1]: where the rows of each column begin, and how many there are in all.
+    `firsts` is int64 [columns + 1]: the first row of each column, and the number of all rows.
     """
 
     training: list[NumberedBatch]
@@ -82,7 +82,7 @@ class NumberedData:
 
 
 def numbered(job: TrainingJob, most_rows: int = 0) -> NumberedData:
-    """Reads a job's data. With `most_rows`, ids of a table share so many rows, as by DLRM's `--max-ind-range`."""
+    """Reads a job's data. With `most_rows`, a table's ids share that many rows, as with DLRM's `--max-ind-range`."""
     source = indexed(job)
     training = _batches(source, Split.TRAINING, job.spec.training.epochs)
     evaluation = _batches(source, Split.EVALUATION, 1)
@@ -97,7 +97,7 @@ def numbered(job: TrainingJob, most_rows: int = 0) -> NumberedData:
 
 
 class PlainTraining:
-    """A model under training. Its rows are `tables.weights` and `tables.accumulators`, one pair a dimension."""
+    """A model under training. Its rows are `tables.weights` and `tables.accumulators`, one pair per dimension."""
 
     def __init__(self, job: TrainingJob, firsts: NDArray[np.int64]) -> None:
         torch.manual_seed(job.spec.training.seed)
@@ -120,7 +120,7 @@ class PlainTraining:
 
     @torch.no_grad()
     def held_out(self, batches: Iterable[NumberedBatch]) -> HeldOut:
-        """The quality on these batches."""
+        """Returns the quality on these batches."""
         predictions = [(batch.labels, torch.sigmoid(self.model(batch.dense, batch.rows))) for batch in batches]
         labels = torch.cat([wanted for wanted, _ in predictions]).numpy()
         probabilities = torch.cat([predicted for _, predicted in predictions]).numpy().astype(np.float64)
@@ -134,7 +134,7 @@ def train(
 ) -> HeldOut:
     """Trains on the job's rows in the job's order, and evaluates.
 
-    `data` are those that `numbered` reads. `before` is called ahead of each batch, with its number.
+    `data` is what `numbered` reads. `before` is called before each batch, with its number.
     """
     data = numbered(job) if data is None else data
     training = PlainTraining(job, data.firsts)
@@ -149,7 +149,7 @@ Batches = list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]
 
 
 def indexed(job: TrainingJob) -> BatchSource:
-    """The job's data, indexed as its workers would."""
+    """Returns the job's data, indexed as by its workers."""
     data, training = job.spec.data, job.spec.training
     reader = record_format(data)
 
@@ -174,9 +174,10 @@ def indexed(job: TrainingJob) -> BatchSource:
 
 
 def number_rows(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers, of the shape of `ids`, int64 [records, columns], in one table of all columns end to end.
+    """Numbers the rows of `ids`, int64 [records, columns], in one table of all columns end to end.
 
-    And int64 [columns + 1]: where the rows of each column begin, and how many there are in all.
+    Returns the numbers in the shape of `ids`, and int64 [columns + 1]: the first row of each column, and the number of
+    all rows.
     """
     numbers, firsts = np.empty_like(ids), np.zeros(ids.shape[1] + 1, np.int64)
     for column in range(ids.shape[1]):

@@ -29,7 +29,7 @@ SELECTION_TARGET = 0.97
 
 
 def job(seed: int) -> JobProblem:
-    """A random job: 131,072 shapes on the default bounds, fewer where its tables need many PS."""
+    """Draws a job with 131,072 shapes on the default bounds; fewer if its tables need many PS."""
     random = np.random.default_rng(seed)
     a, b, c, d, e, f = (np.array([3.48, 2.36, 0.68, 2.45, 2.45, 0.6]) * np.exp(random.normal(0, 0.8, 6))).tolist()
     fit = ThroughputFit((a, b, c, d, e, f), ((0.0,) * 6,) * 6, 0.05, 0.05, 10, 10)
@@ -48,14 +48,14 @@ def job(seed: int) -> JobProblem:
 
 
 def drifted(problem: JobProblem, seed: int) -> JobProblem:
-    """The same job after more profiles: each coefficient has moved by some 10%."""
+    """Returns the job after more profiles: each coefficient has moved by about 10%."""
     factors = np.exp(np.random.default_rng(seed).normal(0, 0.1, 6))
     a, b, c, d, e, f = (np.array(problem.fit.coefficients) * factors).tolist()
     return replace(problem, fit=replace(problem.fit, coefficients=(a, b, c, d, e, f)))
 
 
 def compare_fronts(jobs: int) -> tuple[list[float], list[float], list[float], dict[str, float], tuple[Front, Front]]:
-    """Hypervolume ratios from scratch, from the last population and of the start alone; mean seconds; one pair."""
+    """Returns hypervolume ratios from scratch, from the last population, of the start alone; mean seconds; one pair."""
     cold, warm, start, seconds = [], [], [], {"exact": 0.0, "cold": 0.0, "warm": 0.0}
     shown = None
     for seed in range(jobs):
@@ -81,7 +81,7 @@ def compare_fronts(jobs: int) -> tuple[list[float], list[float], list[float], di
 
 
 def cluster(seed: int, rho: float) -> tuple[list[Options], ClusterCapacity, dict[str, Quota]]:
-    """A random cluster of 2 to 12 jobs, each with 32 points of its exact front."""
+    """Draws a cluster of 2 to 12 jobs, each with 32 points of its exact front."""
     random = np.random.default_rng(seed)
     jobs = []
     for number in range(int(random.integers(2, 13))):
@@ -107,10 +107,10 @@ def cluster(seed: int, rho: float) -> tuple[list[Options], ClusterCapacity, dict
 
 
 def compare_selections(clusters: int, rho: float) -> tuple[list[tuple[float, float]], int, float, float]:
-    """(greedy, optimum) per cluster; clusters where not all running jobs fit; mean seconds of each.
+    """Returns (greedy, optimum) per cluster, the number of crowded clusters, and the mean seconds of each.
 
-    Where not all running jobs fit, the objective is negative (a job that must run and does not costs more than all
-    others gain); those are counted, and compared by how many jobs run.
+    In a crowded cluster, not all running jobs fit, and the objective is negative: a job that must run and does not
+    costs more than all others gain. Crowded clusters are compared by the number of running jobs that go on.
     """
     pairs, crowded, greedy_seconds, optimal_seconds = [], 0, 0.0, 0.0
     for seed in range(clusters):
@@ -139,7 +139,7 @@ def compare_selections(clusters: int, rho: float) -> tuple[list[tuple[float, flo
 
 
 def draw(path: Path, found: Front, exact: Front, cold: list[float]) -> None:
-    """One job's two fronts, and the hypervolume ratios of all."""
+    """Draws one job's two fronts, and the hypervolume ratios of all."""
     figure = Figure(figsize=(13, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(exact.cost, exact.throughput, drawstyle="steps-post", label=f"exact ({len(exact)} points)")
@@ -154,7 +154,7 @@ def draw(path: Path, found: Front, exact: Front, cold: list[float]) -> None:
 
 
 def main() -> None:
-    """Runs both comparisons; medians and, since the claim is about every job and cluster, the worst of all."""
+    """Runs both comparisons; reports medians and the worst, since the claim is about every job and cluster."""
     options = arguments(__doc__).parse_args()
     count = 15 if options.quick else 100
     cold, warm, start, seconds, shown = compare_fronts(count)

@@ -40,7 +40,7 @@ ANSWER_SECONDS = 0.05
 
 
 def job(number: int) -> JobView:
-    """A running job with coefficients, sizes and progress of its own."""
+    """Draws a running job with its own coefficients, sizes and progress."""
     random = np.random.default_rng(number)
     metadata = JobMetadata(
         architecture="DLRM",
@@ -80,7 +80,7 @@ def profile(
     random: np.random.Generator,
     samples: float,
 ) -> JobProfile:
-    """One measurement with 5% noise; 60 bytes of table a sample."""
+    """Returns a measurement with 5% noise; tables take 60 bytes per sample."""
     seconds = float(shape_features(constants, shape) @ truth) * float(np.exp(0.05 * random.standard_normal()))
     return JobProfile(
         time=at,
@@ -96,7 +96,7 @@ def profile(
 
 
 def advanced(view: JobView, now: float) -> JobView:
-    """The job a minute later: two more profiles, slower than any before, and less left to do."""
+    """Returns the job a minute later: with two more profiles, slower than the last one, and less left to do."""
     last = view.profiles[-1]
     fresh = tuple(
         replace(last, time=now - 30 * i, throughput=last.throughput * 0.8, samples=last.samples + 1000) for i in (1, 0)
@@ -105,9 +105,9 @@ def advanced(view: JobView, now: float) -> JobView:
 
 
 def measure(jobs: Sequence[JobView]) -> tuple[float, float, float]:
-    """Seconds of a full plan, of one after which a tenth of the jobs has changed, and processor seconds of the first.
+    """Measures the seconds of a full plan and of one after a tenth of the jobs changed; and CPU seconds of the first.
 
-    How cost grows is judged by processor seconds, which other work on the machine does not lengthen.
+    The growth of cost is judged by CPU seconds, which other work on the machine does not lengthen.
     """
     capacity = ClusterCapacity(60.0 * len(jobs), 400 * GIB * len(jobs))
     quotas = {f"owner-{owner}": Quota(cpu=4.0 * len(jobs)) for owner in range(20)}
@@ -128,7 +128,7 @@ def measure(jobs: Sequence[JobView]) -> tuple[float, float, float]:
 
 
 def draw(path: Path, sizes: Sequence[int], full: Sequence[float], changed: Sequence[float]) -> None:
-    """Seconds against jobs."""
+    """Draws seconds over jobs."""
     figure = Figure(figsize=(7, 5), layout="constrained")
     axis = figure.subplots()
     axis.loglog(sizes, full, "o-", label="full plan")

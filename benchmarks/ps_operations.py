@@ -41,14 +41,14 @@ MESSAGES = 200
 
 
 def distinct_ids(random: np.random.Generator) -> list[NDArray[np.int64]]:
-    """The distinct row numbers of one batch in each table: Zipf's law with exponent 1.05 over IDS_A_TABLE of them."""
+    """Draws the distinct row numbers of a batch in each table, by Zipf's law with exponent 1.05 over IDS_A_TABLE."""
     weights = 1.0 / np.arange(1, IDS_A_TABLE + 1) ** 1.05
     edges = np.cumsum(weights / weights.sum())
     return [np.unique(np.minimum(np.searchsorted(edges, random.random(BATCH)), IDS_A_TABLE - 1)) for _ in range(TABLES)]
 
 
 class OurServers:
-    """Two stores, each with half the buckets, each stepped by a thread of its own."""
+    """Two stores, each with half of the buckets and its own thread."""
 
     def __init__(self, batches: list[list[NDArray[np.int64]]], random: np.random.Generator) -> None:
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=LEARNING_RATE, epsilon=EPSILON)
@@ -91,7 +91,7 @@ class OurServers:
 
 
 class HandWritten:
-    """`index_select`, and row-wise Adagrad in a few tensor operations, for all tables laid end to end in one."""
+    """`index_select`, and row-wise Adagrad in a few tensor operations, on all tables end to end in one."""
 
     def __init__(self, batches: list[NDArray[np.int64]]) -> None:
         self._weights = torch.rand(TABLES * IDS_A_TABLE, DIMENSION)
@@ -111,7 +111,7 @@ class HandWritten:
 
 
 class TorchOptim:
-    """`index_select`, and torch.optim.Adagrad on sparse gradients, for all tables laid end to end in one."""
+    """`index_select`, and torch.optim.Adagrad on sparse gradients, on all tables end to end in one."""
 
     def __init__(self, batches: list[NDArray[np.int64]]) -> None:
         self._weights = torch.rand(TABLES * IDS_A_TABLE, DIMENSION, requires_grad=True)
@@ -138,14 +138,14 @@ class TorchOptim:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Wall time of one call."""
+    """Returns the wall-clock time of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def measure_rows(pairs: int) -> dict[str, Ratio]:
-    """Rates of ours over those of the references."""
+    """Measures our rates over those of the references."""
     torch.set_num_threads(SERVERS)
     random = np.random.default_rng(0)
     batches = [distinct_ids(random) for _ in range(20)]
@@ -153,7 +153,7 @@ def measure_rows(pairs: int) -> dict[str, Ratio]:
     numbers = [np.concatenate([ids + IDS_A_TABLE * table for table, ids in enumerate(batch)]) for batch in batches]
     ours, by_hand, optim = OurServers(batches, random), HandWritten(numbers), TorchOptim(numbers)
     for contender in (ours, by_hand, optim):
-        contender.run()  # rows come into being, and memory is touched
+        contender.run()  # creates rows, and touches memory
     measured = [(seconds(ours.run), seconds(by_hand.run), seconds(optim.run)) for _ in range(pairs)]
     for name, column in zip(
         ("ours", "index_select + row-wise Adagrad by hand", "torch.optim.Adagrad"),
@@ -172,7 +172,7 @@ def measure_rows(pairs: int) -> dict[str, Ratio]:
 
 
 def serve(kind: str, address: str) -> None:
-    """The other end: takes messages of MESSAGE bytes and answers each with a few bytes, until it is killed."""
+    """Runs the server: takes messages of MESSAGE bytes and answers each with a few bytes, until it is killed."""
     if kind == "grpc":
         asyncio.run(_serve_grpc(address))
         return
@@ -209,12 +209,12 @@ async def _serve_grpc(address: str) -> None:
 
 
 def send_frames(address: str) -> Callable[[], None]:
-    """MESSAGES messages by our frames."""
+    """Connects; returns a function that sends MESSAGES messages as our frames."""
     return exchange(Connection(connect(address, 5.0)))
 
 
 def exchange(connection: Connection) -> Callable[[], None]:
-    """MESSAGES messages over a connection, each answered."""
+    """Returns a function that sends MESSAGES messages over a connection, and waits for each answer."""
     payload = np.ones(MESSAGE, np.uint8)
     header = Header(Kind.PUSH, payload_bytes=MESSAGE)
 
@@ -227,7 +227,7 @@ def exchange(connection: Connection) -> Callable[[], None]:
 
 
 def send_bare(address: str) -> Callable[[], None]:
-    """MESSAGES messages by sendall."""
+    """Connects; returns a function that sends MESSAGES messages by sendall."""
     stream = connect(address, 5.0)
     payload = bytes(MESSAGE)
 
@@ -240,7 +240,7 @@ def send_bare(address: str) -> Callable[[], None]:
 
 
 def send_grpc(address: str) -> Callable[[], None]:
-    """MESSAGES messages by grpc.aio, one after another, on one channel."""
+    """Connects; returns a function that sends MESSAGES messages by grpc.aio, one after another, on one channel."""
     loop = asyncio.new_event_loop()
     payload = bytes(MESSAGE)
 
@@ -258,7 +258,7 @@ def send_grpc(address: str) -> Callable[[], None]:
 
 
 def measure_bytes(pairs: int) -> dict[str, Ratio]:
-    """Rates of our frames over those of the references."""
+    """Measures the rates of our frames over those of the references."""
     senders = {"frames": send_frames, "bare": send_bare, "grpc": send_grpc}
     servers = []
     with tempfile.TemporaryDirectory() as folder:
@@ -290,7 +290,7 @@ def measure_bytes(pairs: int) -> dict[str, Ratio]:
 
 
 def draw(path: Path, ratios: dict[str, Ratio]) -> None:
-    """Every pair, and the targets."""
+    """Draws every pair, and the targets."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axis = figure.subplots()
     for number, (label, ratio) in enumerate(ratios.items()):

@@ -26,7 +26,7 @@ SEEDS = range(3)
 
 
 def job(data: Path, architecture: Architecture, seed: int, workers: int, ps: int) -> dict[str, Any]:
-    """The example job with another model."""
+    """Returns the example job with another model."""
     return manifest(
         "quality",
         {
@@ -40,7 +40,7 @@ def job(data: Path, architecture: Architecture, seed: int, workers: int, ps: int
 
 
 def draw(path: Path, differences: Mapping[str, list[float]]) -> None:
-    """Every seed's difference, by model and shape."""
+    """Draws every seed's difference, by model and shape."""
     figure = Figure(figsize=(10, 5), layout="constrained")
     axis = figure.subplots()
     for number, values in enumerate(differences.values()):

@@ -42,10 +42,10 @@ from whole_run import manifest, run, synthesise
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[Any]
-"""Vectors, or records with them."""
+"""Vectors, or records that contain them."""
 
 DIMENSION = 64
-"""As in the paper (section 2.1)."""
+"""The paper's dimension (section 2.1)."""
 
 ROWS, KMEANS_ROWS, LIBRARY_ROWS = 200_000, 4_000, 100
 KMEANS_ITERATIONS = 15
@@ -58,13 +58,13 @@ EVEN = "k-means from even values"
 METHODS = ("symmetric", "asymmetric", "greedy search", "adaptive asymmetric", "k-means per vector")
 SYMMETRIC, ASYMMETRIC, GREEDY, ADAPTIVE, K_MEANS = METHODS
 LAYOUT = RowLayout(DIMENSION, 1)
-"""Of rows with row-wise Adagrad."""
+"""The layout of rows with row-wise Adagrad."""
 
 WITHIN, FASTER, SPEED = 1.1, 50.0, 300.0
 
 
 def trained_rows(folder: Path, records: int) -> Vectors:
-    """The embedding vectors of a DLRM that is trained in `folder`, float32 [n, DIMENSION]."""
+    """Trains a DLRM in `folder`; returns its embedding vectors, float32 [n, DIMENSION]."""
     synthesise(folder / "data", records)
     checkpoints = folder / "checkpoints"
     spec: dict[str, Any] = {
@@ -90,7 +90,7 @@ def trained_rows(folder: Path, records: int) -> Vectors:
 
 
 def records_of(vectors: Vectors) -> NDArray[np.uint8]:
-    """Rows with these weights, random keys, and as many pushes as rows of a long tail have."""
+    """Returns rows with these weights, random keys, and long-tailed numbers of pushes."""
     random = np.random.default_rng(1)
     records = LAYOUT.empty(len(vectors))
     fields = LAYOUT.fields(records)
@@ -102,14 +102,14 @@ def records_of(vectors: Vectors) -> NDArray[np.uint8]:
 
 
 def restored(vectors: Vectors, quantizer: Quantizer) -> Vectors:
-    """The vectors as a checkpoint gives them back."""
+    """Returns the vectors as a checkpoint restores them."""
     packed = PackedRows(quantizer, LAYOUT)
     weights: Vectors = LAYOUT.fields(packed.unpack(packed.pack(records_of(vectors))))["weights"]
     return weights
 
 
 def quantizer_of(method: str, bits: int) -> Quantizer:
-    """The quantiser of a method, other than k-means; with 8 bits, those that search have the settings of 4."""
+    """Returns the quantiser of a method other than k-means; at 8 bits, searches have the settings of 4 bits."""
     if method == GREEDY:
         return PAPER_QUANTIZERS[bits] if bits < 8 else replace(PAPER_QUANTIZERS[4], bits=8)
     if method == ADAPTIVE:
@@ -174,18 +174,18 @@ def _k_means(vectors: Vectors, bits: int, *, stops: bool = False, even: bool = F
 
 
 def library_k_means(vectors: Vectors, clusters: int) -> None:
-    """The same by scikit-learn."""
+    """Clusters the weights of each vector with scikit-learn."""
     for vector in vectors:
         KMeans(clusters, init="random", n_init=1, max_iter=KMEANS_ITERATIONS, random_state=1).fit(vector[:, None])
 
 
 def loss(vectors: Vectors, quantised: Vectors) -> float:
-    """The mean l2 loss (section 4.2)."""
+    """Returns the mean l2 loss (section 4.2)."""
     return float(np.linalg.norm(vectors - quantised, axis=1).mean())
 
 
 def losses(vectors: Vectors) -> dict[str, dict[int, float]]:
-    """Figure 5: by method and bits. k-means would have more clusters than weights with 8 bits."""
+    """Returns the losses of figure 5, by method and bits. At 8 bits, k-means would have more clusters than weights."""
     found: dict[str, dict[int, float]] = {
         method: {bits: loss(vectors, restored(vectors, quantizer_of(method, bits))) for bits in QUANTIZERS}
         for method in METHODS[:-1]
@@ -196,12 +196,12 @@ def losses(vectors: Vectors) -> dict[str, dict[int, float]]:
 
 
 def gain(vectors: Vectors, naive: float, quantizer: Quantizer) -> float:
-    """What the search gains over asymmetric quantisation, in percent of its loss."""
+    """Returns the gain of the search over asymmetric quantisation, in percent of the latter's loss."""
     return 100 * (1 - loss(vectors, restored(vectors, quantizer)) / naive)
 
 
 def speeds(vectors: Vectors, turns: int) -> dict[tuple[str, int], list[float]]:
-    """MB/s of CPU time by method and bits, one number a turn."""
+    """Measures the MB per second of CPU time by method and bits, one number per turn."""
     measured: dict[tuple[str, int], list[float]] = {}
 
     def time_one(key: tuple[str, int], rows: Rows, quantise: Callable[[Rows], object]) -> None:
@@ -230,7 +230,7 @@ def draw(
     by_ratio: dict[int, list[float]],
     fast: dict[tuple[str, int], list[float]],
 ) -> None:
-    """Figures 5, 6 and 7, and the speeds."""
+    """Draws figures 5, 6 and 7, and the speeds."""
     figure = Figure(figsize=(13, 9), layout="constrained")
     (of_loss, of_speed), (of_bins, of_ratio) = figure.subplots(2, 2)
     for axis, title, heights in (
@@ -265,7 +265,7 @@ def draw(
 def main() -> None:
     """Trains, measures and reports."""
     options = arguments(__doc__).parse_args()
-    warnings.simplefilter("ignore", ConvergenceWarning)  # of vectors with fewer distinct weights than clusters
+    warnings.simplefilter("ignore", ConvergenceWarning)  # for vectors with fewer distinct weights than clusters
     with tempfile.TemporaryDirectory() as folder:
         rows = trained_rows(Path(folder), 200_000 if options.quick else 1_000_000)
     random = np.random.default_rng(0)
@@ -284,7 +284,7 @@ def main() -> None:
         by_ratio[bits] = [gain(sample, naive, Quantizer(bits, bins=bins, ratio=ratio)) for ratio in RATIOS]
         say(f"{bits} bits, gain over asymmetric by bins: " + _pairs(BINS, by_bins[bits]))
         say(f"{bits} bits, by ratio with {bins} bins: " + _pairs(RATIOS, by_ratio[bits]))
-    speeds(sample, 1)  # so that all is compiled and in memory
+    speeds(sample, 1)  # so that kernels are compiled and data is in memory
     fast = speeds(rows, 3 if options.quick else TURNS)
     for method in (*METHODS, STOPPING, LIBRARY):
         shown = ", ".join(

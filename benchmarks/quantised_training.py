@@ -36,22 +36,22 @@ from whole_run import manifest, synthesise
 
 SERVERS = 2
 ALLOWED = 0.01
-"""Percent of accuracy that the paper allows to lose."""
+"""The loss of accuracy that the paper allows, in percent."""
 
 PAPER = {2: 1, 3: 3, 4: 20, 8: 100}
-"""By bits, the restores that stay below it in the paper (section 5.2.1)."""
+"""The restores that stay below this loss in the paper, by bits (section 5.2.1)."""
 
 RESTORES = {0: (5,), 2: (1, 2, 4), 3: (1, 3, 6), 4: (5, 20), 8: (20,)}
-"""With as few from 8 bits as from 4: they take long, and lose less than can be seen."""
+"""The restores, by bits; 8 bits get no more than 4 bits, since restores take long and lose too little to see."""
 
 SEEDS, QUICK_SEEDS = 8, 4
 IN_MEMORY = Path("/dev/shm")
 Setting = tuple[int, int]
-"""Bits, and how often rows are restored."""
+"""Bits, and the number of restores."""
 
 
 def job(data: Path, seed: int) -> TrainingJob:
-    """The example job, in smaller."""
+    """Returns a smaller version of the example job."""
     return parse_manifest(
         manifest(
             "quantised-training",
@@ -74,7 +74,7 @@ class Data:
 
 
 def restore(training: InProcessTraining, folder: Path, bits: int) -> None:
-    """Writes a checkpoint, and has the servers begin anew from it."""
+    """Writes a checkpoint, and loads it into new servers."""
     files = []
     for index, store in enumerate(training.stores):
         share = Share(index, owned(SERVERS, index), AppliedBatches(), store.dense_parameters)
@@ -88,7 +88,7 @@ def restore(training: InProcessTraining, folder: Path, bits: int) -> None:
 
 
 def auc_after(of: TrainingJob, data: Data, folder: Path, bits: int, restores: int) -> float:
-    """Trains with restores at even distances, and evaluates."""
+    """Trains with evenly spaced restores; returns the held-out AUC."""
     training = InProcessTraining(of, SERVERS)
     due = {round(len(data.training) * number / (restores + 1)) for number in range(1, restores + 1)}
     for number, batch in enumerate(data.training):
@@ -99,13 +99,13 @@ def auc_after(of: TrainingJob, data: Data, folder: Path, bits: int, restores: in
 
 
 def auc(training: InProcessTraining, batches: Sequence[Batch]) -> float:
-    """The held-out AUC."""
+    """Returns the held-out AUC."""
     predicted = np.concatenate([training.predict(batch) for batch in batches]).astype(np.float64)
     return float(roc_auc_score(np.concatenate([batch.labels for batch in batches]), predicted))
 
 
 def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
-    """The loss by restores, a line for each number of bits, with the paper's bounds."""
+    """Draws the loss by restores, one line per number of bits, with the paper's bounds."""
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     axis = figure.subplots()
     for bits in sorted({bits for bits, _ in lost if bits}):
@@ -127,7 +127,7 @@ def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
 
 
 def _most(bits: int) -> int:
-    """The restores from so many bits that are held against the paper's bound."""
+    """Returns the number of restores from `bits` bits that is compared with the paper's bound."""
     return min(PAPER[bits], max(RESTORES[bits]))
 
 

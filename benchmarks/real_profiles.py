@@ -1,9 +1,8 @@
-"""Profiles of a real `emberscale run` that is led through many shapes while it trains.
+"""Profiles of a real `emberscale run` that goes through many shapes while it trains.
 
-The run is as a person's would be, with the brain beside it, but for the planner, which goes through a list of shapes
-instead of choosing. Fractions of cores are quotas of the kernel; where none can be set nothing is measured. The job
-trains on rows that exist, with the bound on staleness that it ends with: a model of shapes says nothing of a job's
-first minutes.
+The run is like a user's, with a brain, except for the planner, which goes through a list of shapes instead of choosing.
+Fractions of cores are quotas of the kernel; if none can be set, nothing is measured. The job trains on existing rows,
+with its final bound on staleness, since a model of shapes does not cover a job's first minutes.
 """
 
 import json
@@ -31,17 +30,17 @@ from whole_run import EMBERSCALE, synthesise
 
 BATCH = 512
 MOST_CORES_SHARE = 0.8
-"""What all members may have of the machine; the rest is for the master, its store and the brain."""
+"""The share of the cores for all members; the rest is for the master, its store and the brain."""
 WARM_UP = JobShape(1, 1, 1.0, 0.5, 2 * GIB, 2 * GIB)
-"""Where a tour begins; it is left when every row has come into being."""
+"""The first shape of a tour; its profiles are dropped, since rows are still being created."""
 
 
 class NotMeasurableError(Exception):
-    """This machine cannot measure what is asked for."""
+    """This machine cannot take the requested measurement."""
 
 
 def shapes_for(cores: int, count: int, seed: int) -> list[JobShape]:
-    """Different shapes of 1 to 3 workers and PS, with tenths of cores, that fit on so many cores together."""
+    """Draws distinct shapes of 1 to 3 workers and PS with tenths of cores, each within its share of the cores."""
     choice = random.Random(seed)
     found: dict[JobShape, None] = {}
     while len(found) < count:
@@ -55,7 +54,7 @@ def shapes_for(cores: int, count: int, seed: int) -> list[JobShape]:
 def measure(
     shapes: Sequence[JobShape], profiles: int, interval: float, rows: int, hear: Callable[[str], None]
 ) -> tuple[list[JobProfile], ModelConstants]:
-    """Trains through the shapes, and returns the undisturbed profiles, `profiles` a shape or more, and the constants.
+    """Trains through the shapes; returns undisturbed profiles, at least `profiles` per shape, and the constants.
 
     `interval` is the length of a profile in seconds. Raises NotMeasurableError.
     """
@@ -92,8 +91,8 @@ def measure(
 def _await_tour(
     run: "subprocess.Popen[bytes]", progress: Path, shapes: Sequence[JobShape], hear: Callable[[str], None]
 ) -> None:
-    """Until the last shape is measured or the run has ended."""
-    ended, lines = os.pidfd_open(run.pid), os.open(progress, os.O_RDWR)  # not only to read: no writer is no end
+    """Waits until the last shape is measured or the run has ended."""
+    ended, lines = os.pidfd_open(run.pid), os.open(progress, os.O_RDWR)  # also for writing: no writer is no end
     try:
         with selectors.DefaultSelector() as events, open(lines, closefd=False) as reader:
             events.register(ended, selectors.EVENT_READ)
@@ -150,7 +149,7 @@ def _brain_settings() -> list[str]:
 
 
 def _installed_planner(site: Path) -> Path:
-    """A folder for PYTHONPATH in which the tour is a planner."""
+    """Makes a folder for PYTHONPATH that installs the tour as a planner."""
     about = site / "tour_planner-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tour-planner\nVersion: 1.0\n")

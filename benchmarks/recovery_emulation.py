@@ -1,12 +1,12 @@
-"""Partial recovery emulated in one process, as in section 5.1 of CPR: failures take rows back to what was saved last.
+"""Partial recovery emulated in one process, as in section 5.1 of CPR: failures return rows to their last save.
 
-A model is trained by plain PyTorch. Its rows belong to emulated servers at random. Every so many batches the rows are
-saved; a failure loads what was saved for the rows of the servers that it takes. Dense parameters are never lost: in the
-paper, trainers hold them, each a copy.
+Plain PyTorch trains a model. Its rows belong to emulated servers at random. Rows are saved at a fixed interval of
+batches; a failure loads the saved rows of the servers that it takes. Dense parameters are never lost: in the paper,
+each trainer has a copy of them.
 
-With a priority, rows are saved 1 / SHARE times as often, but at each save only the SHARE of them that comes first
-(section 4.2): the bytes written stay about the same, and what many samples have changed is rarely old. As in the paper
-(section 5.1), this is for the largest tables, which have 99% of the rows; each save has all rows of the others.
+With a priority, saves are 1 / SHARE times as frequent, but each has only the SHARE of the rows with the highest
+priority (section 4.2): the bytes written stay about the same, and saves of often trained rows are rarely old. As in the
+paper (section 5.1), this is for the largest tables, which have 99% of the rows; each save has all rows of the others.
 """
 
 import math
@@ -22,30 +22,30 @@ from emberscale_api.job import TrainingJob
 from plain_torch import NumberedData, PlainTraining, train
 
 SHARE = 0.125
-"""r of the paper: the part of the rows in a prioritised save, and of the interval between two of them."""
+"""r of the paper: the part of the rows in a prioritised save, and the part of the interval between two of them."""
 
 PRIORITISED = 0.99
-"""The largest tables that have so many of the rows together get a priority. In the paper these are 7 of 26."""
+"""The largest tables with this part of all rows have a priority. In the paper these are 7 of 26."""
 
 SAMPLED_EVERY = 2
-"""Of so many samples, SSU looks at one."""
+"""SSU looks at one sample in this many."""
 
 
 class Priority(StrEnum):
-    """Which rows a save takes first."""
+    """The rows that a save takes first."""
 
     NONE = "None"
     MFU = "MFU"
-    """Those accessed most since they were saved last, by a counter a row."""
+    """The rows with the most accesses since their last save, by one counter per row."""
     SSU = "SSU"
-    """Those that a sample of the samples accessed, of which a list keeps as many as a save takes."""
+    """The rows that some of the samples accessed, in a list of as many rows as a save takes."""
     SCAR = "SCAR"
-    """Those that changed most since they were saved last, by the L2 norm: the reference, which needs a second copy."""
+    """The rows with the largest change since their last save, by the L2 norm: the reference, which needs a copy."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The loss of emulated servers, by index, ahead of a batch."""
+    """The loss of emulated servers, by index, before a batch."""
 
     batch: int
     servers: tuple[int, ...]
@@ -53,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: how many servers there are, the batches between saves (T_save), the priority, and what fails."""
+    """A run: the number of servers, the batches between saves (T_save), the failures, and the priority."""
 
     servers: int
     interval: float
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The held-out AUC of a run, its portion of lost samples, and how often each row was saved, on average.
+    """The held-out AUC of a run, its portion of lost samples, and the mean number of saves of a row.
 
     `printed_pls` is that of equation 3 as the paper prints it.
     """
@@ -75,16 +75,16 @@ class Outcome:
 
 
 def lost_samples(plan: Plan, batches: int, *, as_printed: bool = False) -> float:
-    """The PLS of a run: the progress of lost rows since the last save or their last loss, whichever is later.
+    """Returns the PLS of a run: the progress of lost rows since the last save or their last loss, whichever is later.
 
-    So it is counted in a job, too: what a server has lost already it does not lose again. Equation 3 as printed counts
-    from the last save alone, and so what is lost between two saves as often as the server is (`as_printed`). A priority
+    A job counts in the same way, since a server cannot lose the same progress twice. Equation 3 as printed counts from
+    the last save alone, and so counts the progress again at each loss between two saves (`as_printed`). A priority
     changes neither.
     """
     gone_back = [0] * plan.servers
     lost = 0
     for failure in sorted(plan.failures, key=lambda one: one.batch):
-        saved = math.ceil(failure.batch // plan.interval * plan.interval - 1e-9)  # a save is ahead of a batch
+        saved = math.ceil(failure.batch // plan.interval * plan.interval - 1e-9)  # a save comes before a batch
         for server in failure.servers:
             lost += failure.batch - (saved if as_printed else max(saved, gone_back[server]))
             gone_back[server] = failure.batch
@@ -92,7 +92,7 @@ def lost_samples(plan: Plan, batches: int, *, as_printed: bool = False) -> float
 
 
 def prioritised_columns(firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The fewest tables that have PRIORITISED of all rows, by column; `firsts` as in NumberedData."""
+    """Returns the columns of the fewest tables with PRIORITISED of all rows; `firsts` as in NumberedData."""
     sizes = np.diff(firsts)
     largest = np.argsort(-sizes, kind="stable")
     needed = np.searchsorted(np.cumsum(sizes[largest]), PRIORITISED * firsts[-1]) + 1
@@ -100,7 +100,7 @@ def prioritised_columns(firsts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class SavedRows:
-    """What was saved of each row, and which rows the next save takes."""
+    """The last save of each row, and the choice of rows for the next save."""
 
     def __init__(self, plan: Plan, data: NumberedData, training: PlainTraining, seed: int) -> None:
         rows = int(data.firsts[-1])
@@ -124,11 +124,11 @@ class SavedRows:
         return self._plan.interval * (1.0 if self._plan.priority is Priority.NONE else SHARE)
 
     def _parts(self) -> list[torch.Tensor]:
-        """Weights and optimizer state, whose first dimension counts rows."""
+        """Returns weights and optimizer state, with rows along the first dimension."""
         return [*self._training.tables.weights, *self._training.tables.accumulators]
 
     def trained(self, rows: NDArray[np.int64]) -> None:
-        """Notes the rows, int64 [B, columns], of a batch that was just trained."""
+        """Records the rows, int64 [B, columns], of the last trained batch."""
         match self._plan.priority:
             case Priority.MFU:
                 distinct, counts = np.unique(rows, return_counts=True)
@@ -140,7 +140,7 @@ class SavedRows:
 
     @torch.no_grad()
     def save_if_due(self, batch: int) -> None:
-        """Saves ahead of a batch."""
+        """Saves rows before this batch if a save is due."""
         if batch < self._next_save:
             return
         self._next_save += self._between_saves
@@ -150,7 +150,7 @@ class SavedRows:
         self.rows_saved += len(rows)
 
     def _next_rows(self) -> NDArray[np.int64]:
-        """The rows of this save, which begin anew with what decides about the next."""
+        """Returns the rows of this save, and resets their priority for the next."""
         if self._plan.priority is Priority.NONE:
             return np.arange(len(self._counters))
         if self._plan.priority is Priority.SSU:
@@ -162,7 +162,7 @@ class SavedRows:
         return np.concatenate([first, self._always])
 
     def _changes(self) -> NDArray[np.float32]:
-        """How far the weights of each row are from those that were saved, as L2 norms."""
+        """Returns the distance of each row's weights from the saved ones, as L2 norms."""
         weights = self._training.tables.weights
         squares = sum((now - saved).square().sum(1) for now, saved in zip(weights, self._saved, strict=False))
         assert isinstance(squares, torch.Tensor), "a model has a table"
@@ -171,14 +171,14 @@ class SavedRows:
 
     @torch.no_grad()
     def lose(self, servers: Iterable[int]) -> None:
-        """The rows of these servers go back to what was saved."""
+        """Returns the rows of these servers to their last save."""
         lost = torch.isin(self._server_of, torch.tensor(sorted(servers)))
         for saved, part in zip(self._saved, self._parts(), strict=True):
             part[lost] = saved[lost]
 
 
 def emulate(job: TrainingJob, data: NumberedData, plan: Plan) -> Outcome:
-    """Trains a model whose servers fail as planned."""
+    """Trains a model with servers that fail as planned."""
     found: list[SavedRows] = []
 
     def before(number: int, training: PlainTraining) -> None:

@@ -20,16 +20,16 @@ from whole_run import OPTIMIZERS
 DIMENSION, TABLES, DENSE = 16, 26, 13
 BOTTOM, TOP = (64, 32), (64, 32)
 WARM_UP = 20
-"""Batches that the rate leaves out."""
+"""The first batches, which do not count for the rate."""
 
 _EPSILON = 1e-8
 _SPARSE_RATE, _DENSE_RATE = (OPTIMIZERS[part]["learningRate"] for part in ("sparse", "dense"))
 
 
 class RowWiseAdagrad:
-    """Adagrad with one accumulator a row, the mean of the squared gradient's elements, as Emberscale and FBGEMM step.
+    """Adagrad with one accumulator per row, of the mean of the squared elements, as in Emberscale and FBGEMM.
 
-    `torch.optim.Adagrad` keeps one for each element, and is slower.
+    `torch.optim.Adagrad` has one for each element, and is slower.
     """
 
     def __init__(self, weights: Sequence[Tensor], learning_rate: float, epsilon: float) -> None:
@@ -62,7 +62,7 @@ class _Optimizer(Protocol):
 
 
 class _DLRM(nn.Module):
-    """Naumov et al. (2019) around embeddings float32 [B, TABLES, DIMENSION] that a subclass looks up."""
+    """The model of Naumov et al. (2019); subclasses look up its embeddings, float32 [B, TABLES, DIMENSION]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _DLRM(nn.Module):
         self._pairs = lower[0] * vectors + lower[1]
 
     def logits(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """Logits float32 [B] from dense features [B, DENSE]."""
+        """Returns logits float32 [B] from dense features [B, DENSE] and embeddings."""
         vectors = torch.cat([self.bottom(dense).unsqueeze(1), embeddings], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).view(len(dense), -1)
         logits: Tensor = self.top(torch.cat([vectors[:, 0], products.index_select(1, self._pairs)], dim=1))
@@ -81,7 +81,7 @@ class _DLRM(nn.Module):
 
 
 class PlainDLRM(_DLRM):
-    """All tables end to end in one `nn.EmbeddingBag(sparse=True)`: 1.5 times as fast as one call a table."""
+    """All tables end to end in one `nn.EmbeddingBag(sparse=True)`: 1.5 times as fast as one call per table."""
 
     def __init__(self, rows_of_tables: list[int], batch: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class PlainDLRM(_DLRM):
         self._offsets = torch.arange(batch * TABLES)
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        """Logits float32 [B] from dense features [B, DENSE] and row numbers [B * TABLES], sample by sample."""
+        """Returns logits float32 [B] from dense features [B, DENSE] and row numbers [B * TABLES], sample by sample."""
         return self.logits(dense, self.table(ids, self._offsets).view(len(dense), TABLES, DIMENSION))
 
 
@@ -113,7 +113,7 @@ class FbgemmDLRM(_DLRM):
         self._offsets = torch.arange(batch * TABLES + 1)
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        """Logits float32 [B] from dense features [B, DENSE] and row numbers [TABLES * B], table by table."""
+        """Returns logits float32 [B] from dense features [B, DENSE] and row numbers [TABLES * B], table by table."""
         return self.logits(dense, self.tables(ids, self._offsets).view(len(dense), TABLES, DIMENSION))
 
 
@@ -146,9 +146,9 @@ REFERENCES: dict[str, _Builder] = {"plain": _plain, "fbgemm": _fbgemm}
 
 
 def train(reference: str, records: Path, threads: int, batch: int) -> float:
-    """Samples/s over the records; waits for a line on standard input before it starts.
+    """Trains over the records after a line on standard input; returns the samples/s.
 
-    Row numbers lie ready in the order in which the reference looks them up.
+    Row numbers are prepared beforehand, in the order in which the reference looks them up.
     """
     torch.set_num_threads(threads)
     with np.load(records) as loaded:

@@ -1,4 +1,4 @@
-"""What benchmarks and tests judge the product by: exact optima, and fits from scratch."""
+"""References for the product in benchmarks and tests: exact optima, and fits from scratch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 def select_optimally(
     jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[str, Quota], seconds: float = 60.0
 ) -> list[int | None]:
-    """As `selection.select`, with the largest total value there is; raises RuntimeError if `seconds` do not suffice."""
+    """Selects as `selection.select` does, with the maximal total value. Raises RuntimeError after `seconds`."""
     if not jobs:
         return []
     table = SelectionTable.of(jobs, capacity, quotas)
@@ -59,7 +59,7 @@ def select_optimally(
 
 
 def hypervolume(cost: Floats, throughput: Floats, reference: tuple[float, float]) -> float:
-    """Area that a front dominates in (cost, 1 / throughput), up to a reference point (cost, 1 / throughput)."""
+    """Returns the area that a front dominates in (cost, 1 / throughput), up to a reference point."""
     order = non_dominated(cost, throughput)
     costs, inverses = cost[order], 1 / throughput[order]
     inside = (costs < reference[0]) & (inverses < reference[1])
@@ -69,7 +69,7 @@ def hypervolume(cost: Floats, throughput: Floats, reference: tuple[float, float]
 
 
 def hypervolume_ratio(front: Front, exact: Front) -> float:
-    """Hypervolume of a front over that of the exact one; the reference is 10% of its extent beyond its nadir."""
+    """Returns the hypervolume of a front over the exact one's; the reference is 10% of its extent beyond its nadir."""
     inverse = 1 / exact.throughput
     reference = (
         float(exact.cost.max() + 0.1 * np.ptp(exact.cost) + 1e-12),
@@ -81,7 +81,7 @@ def hypervolume_ratio(front: Front, exact: Front) -> float:
 def fit_profiles(
     profiles: tuple[JobProfile, ...], constants: ModelConstants, now: float, prior: Prior | None = None
 ) -> ThroughputFit | None:
-    """Fits profiles from scratch; None where neither a usable profile nor a prior is there."""
+    """Fits profiles from scratch; returns None if there is neither a usable profile nor a prior."""
     window = ProfileWindow().add(profiles, now)
     prior = prior or first_prior(profiles, window, constants)
     return None if prior is None else fit_window(window, constants, prior, now)

@@ -1,4 +1,4 @@
-"""How benchmarks report: readable text and a picture, or one JSON object as the last thing on stdout."""
+"""Reports of benchmarks: readable text and a picture, or one JSON object as the last thing on stdout."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ class Ratio:
 
 
 def arguments(description: str, plot: bool = True) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+    """Returns a parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output", choices=["text", "json"], default="text")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions; the targets are the same")
@@ -40,7 +40,7 @@ def arguments(description: str, plot: bool = True) -> argparse.ArgumentParser:
 
 
 def say(text: str) -> None:
-    """Progress and readable results; stdout stays free for JSON."""
+    """Prints progress and readable results to stderr; stdout stays free for JSON."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -35,7 +35,7 @@ WANTED = 0.7
 
 
 def chain_of(folder: Path, rows: int, bits: int) -> Server:
-    """A server whose newest checkpoint in `folder` needs all that it wrote."""
+    """Returns a server whose newest checkpoint needs all files that it wrote to `folder`."""
     keys = np.arange(rows, dtype=np.int64)
     server, random = Server(IncrementalMode.CONSECUTIVE, folder, keys, bits), np.random.default_rng(3)
     server.save(1)
@@ -46,12 +46,12 @@ def chain_of(folder: Path, rows: int, bits: int) -> Server:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files of the checkpoints in a folder."""
+    """Returns all files of the checkpoints in a folder."""
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def dropped(files: list[Path]) -> None:
-    """Has the system forget the content of files."""
+    """Drops the content of files from the page cache."""
     for path in files:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -67,14 +67,14 @@ def read(files: list[Path]) -> None:
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and seconds of CPU of all threads."""
+    """Returns the seconds of a call, and the CPU seconds of all threads."""
     began, cpu = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - began, time.process_time() - cpu
 
 
 def measure(folder: Path, rows: int, bits: int, turns: int) -> tuple[int, list[tuple[float, float, float]]]:
-    """The bytes of a chain, and of each turn the seconds of a read, of a restore, and of its CPU."""
+    """Returns the bytes of a chain and, for each turn, the seconds of a read, a restore, and the restore's CPU."""
     server = chain_of(folder, rows, bits)
     files = files_in(folder)
     size, found = sum(path.stat().st_size for path in files), []
@@ -82,7 +82,7 @@ def measure(folder: Path, rows: int, bits: int, turns: int) -> tuple[int, list[t
     def restore() -> None:
         load_partition(server.newest(), owned(1, 0), server.empty(), DENSE)
 
-    restore()  # kernels are compiled
+    restore()  # so that kernels are compiled
     for _ in range(turns):
         dropped(files)
         raw, _ = timed(lambda: read(files))

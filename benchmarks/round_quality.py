@@ -49,14 +49,14 @@ WARMUPS = (96, 1, 0)
 
 
 def job(data: Path, batch: int, seed: int) -> dict[str, Any]:
-    """The example model."""
+    """Returns a job with the example model."""
     paths = {"train": [str(data / "train-*.tsv")], "evaluation": [str(data / "evaluation.tsv")]}
     return manifest("round-quality", {"data": paths, "training": {"batchSize": batch, "seed": seed}})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Held-out AUC, batches of a round on average, and bytes of rounds relative to those of their batches."""
+    """Held-out AUC, mean batches of a round, and bytes of rounds relative to those of their batches."""
 
     auc: float
     length: float = 1.0
@@ -74,13 +74,13 @@ class Servers:
         self.rounds = KeyPlanner(even_table(1), replica.tables, len(initial), dense.type)
 
     def pull(self, plan: KeyPlan, *, state: bool = False) -> Pulled:
-        """Rows and dense pieces, with their state if asked for."""
+        """Returns rows and dense pieces, on request with their state."""
         answer = np.empty(self._store.values_per_request(plan.counts[0], state=state), np.float32)
         self._store.pull(plan.counts[0], plan.keys[0], answer, state=state)
         return Pulled(answer[: plan.values].copy(), answer[plan.values :].copy(), 1)
 
     def push(self, plan: KeyPlan, rows: NDArray[np.float32], dense: NDArray[np.float32], changes_of: int = 0) -> None:
-        """Gradients, or the changes of so many batches."""
+        """Pushes gradients, or the changes of `changes_of` batches."""
         self._store.push(plan.counts[0], plan.keys[0], np.concatenate([rows, dense]), changes_of=changes_of)
 
 
@@ -98,13 +98,13 @@ class Emulation:
         self._round_bytes = self._single_bytes = 0
 
     def in_order(self) -> None:
-        """Trains batch by batch, nothing being stale."""
+        """Trains batch by batch, so that nothing is stale."""
         for batch in self._batches:
             plan = self._servers.singles.plan(batch.ids, batch.lists)
             self._push_gradients(batch, plan, self._servers.pull(plan))
 
     def run(self, workers: int, *, rounds: bool) -> None:
-        """Trains all batches. Raises RuntimeError if nobody can go on."""
+        """Trains all batches. Raises RuntimeError if no worker can go on."""
         going = {index: self._rounds(index) if rounds else self._one_by_one(index) for index in range(workers)}
         clocks = {index: index / workers for index in going}
         refused: set[int] = set()
@@ -129,7 +129,7 @@ class Emulation:
             clocks[index] = now + 1
 
     def outcome(self, evaluation: list[Batch]) -> Outcome:
-        """The quality of what was trained."""
+        """Returns the quality of the trained model."""
         predicted = []
         for batch in evaluation:
             plan = self._servers.singles.plan(batch.ids, batch.lists)
@@ -146,7 +146,7 @@ class Emulation:
             yield self._batches[first : first + LEASE]
 
     def _one_by_one(self, index: int) -> Generator[bool]:
-        """A worker; yields False for each unit of time, and True where it has to wait for others."""
+        """Runs a worker; yields False for each unit of time, and True if it has to wait for others."""
         pulled: list[tuple[Batch, Ticket, KeyPlan, Pulled]] = []
         for lease in self._leases():
             left = list(lease)
@@ -165,7 +165,7 @@ class Emulation:
                 self._bound.completed(ticket)
 
     def _rounds(self, index: int) -> Generator[bool]:
-        """A worker, as `_one_by_one`."""
+        """Runs a worker that trains in rounds; yields as `_one_by_one` does."""
         local = LocalRows(self._replica.tables, self._job.spec.optimizers.dense, self._replica.parameters)
         for lease in self._leases():
             place = 0
@@ -192,7 +192,7 @@ class Emulation:
                 self._bound.completed(ticket)
 
     def _admits(self, ticket: Ticket) -> bool:
-        """Whether the bound admits a pull; notes it, or that the worker waits for it."""
+        """Whether the bound admits a pull; records the pull, or that the worker waits for it."""
         if not self._bound.may_pull(ticket):
             self._bound.waits(ticket, 0)
             return False

@@ -51,7 +51,7 @@ TARGET_MEMORY = 1.1
 
 
 def job_of(data: Path, processes: int) -> TrainingJob:
-    """A DLRM with so many workers, and as many servers, of one core each."""
+    """Returns a DLRM job with `processes` workers and as many servers, of one core each."""
     role = {"replicas": processes, "resources": {"limits": {"cpu": 1}}}
     spec = {
         "data": {"train": [str(data / "train-*.tsv")]},
@@ -67,7 +67,7 @@ def job_of(data: Path, processes: int) -> TrainingJob:
 
 
 class SharedWindow:
-    """The span of time that jobs beside each other are measured in: all are warm, until enough samples are trained."""
+    """The time in which concurrent jobs are measured: from when all are warm until enough samples are trained."""
 
     def __init__(self, jobs: int, samples: int) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class SharedWindow:
         self.cancelled = False
 
     def is_over(self, job: int, snapshot: RunView) -> bool:
-        """Of what one of the jobs, each in a thread of its own, sees of itself."""
+        """Takes a job's own view, from the job's thread; returns whether the window is over."""
         status = snapshot.status
         if status is None or status.phase is not JobPhase.TRAINING:
             return self.cancelled
@@ -99,7 +99,7 @@ class SharedWindow:
         return self.cancelled or None not in self._after
 
     def samples_per_cpu_second(self) -> float:
-        """Of all processes of all the jobs together."""
+        """Returns the samples per CPU second of all processes of all jobs."""
         samples, seconds = 0.0, 0.0
         for before, after in zip(self._before, self._after, strict=True):
             if before is None or after is None:
@@ -111,7 +111,7 @@ class SharedWindow:
 
 
 def samples_per_cpu_second(data: Path, jobs: int, processes: int, samples: int) -> float:
-    """Of jobs beside each other that have so many workers, and as many servers, each."""
+    """Measures the samples per CPU second of concurrent jobs, each with `processes` workers and as many servers."""
     window = SharedWindow(jobs, samples)
     with ThreadPoolExecutor(jobs) as threads:
         runs = [
@@ -128,7 +128,7 @@ def samples_per_cpu_second(data: Path, jobs: int, processes: int, samples: int) 
 
 
 def bytes_per_row(rows: int) -> float:
-    """Growth of the resident memory of a process of its own that fills one table."""
+    """Returns the growth of resident memory per row, in a new process that fills one table."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -156,7 +156,7 @@ def _filled(rows: int) -> int:
 def draw(
     path: Path, speeds: Sequence[Sequence[float]], controls: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]]
 ) -> None:
-    """Every measurement, and the medians; the line of memory is what perfectly proportional cost would be."""
+    """Draws every measurement, and the medians; the line of memory is perfectly proportional cost."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     speed, memory = figure.subplots(1, 2)
     for beside, shapes, colour, label in (

@@ -28,22 +28,22 @@ Measure = Callable[[SeedOutcome], float]
 
 
 def mean(jcts: Sequence[float]) -> float:
-    """Mean completion time, seconds."""
+    """Returns the mean completion time in seconds."""
     return float(np.mean(jcts))
 
 
 def percentile(percent: float) -> Statistic:
-    """A percentile of completion times."""
+    """Returns a function for a percentile of completion times."""
     return lambda jcts: float(np.percentile(jcts, percent))
 
 
 def by_seed(outcomes: Sequence[SeedOutcome], name: str) -> dict[int, SeedOutcome]:
-    """A scheduler's outcomes."""
+    """Returns a scheduler's outcomes, by seed."""
     return {outcome.seed: outcome for outcome in outcomes if outcome.scheduler == name}
 
 
 def paired_jcts(first: SeedOutcome, second: SeedOutcome) -> tuple[list[float], list[float]]:
-    """Completion times of the jobs that completed under both, in the same order."""
+    """Returns the completion times of the jobs that completed under both, in the same order."""
     others = {job.job: job.jct for job in second.jobs}
     both = [
         (job.jct, other) for job in first.jobs if job.jct is not None and (other := others.get(job.job)) is not None
@@ -52,37 +52,37 @@ def paired_jcts(first: SeedOutcome, second: SeedOutcome) -> tuple[list[float], l
 
 
 def pairs(outcomes: Sequence[SeedOutcome], ours: str, statistic: Statistic, other: str) -> list[tuple[float, float]]:
-    """(ours, the other's) for each seed, over the jobs that completed under both."""
+    """Returns (ours, the other's) for each seed, over the jobs that completed under both."""
     first, second = by_seed(outcomes, ours), by_seed(outcomes, other)
     both = [paired_jcts(first[seed], second[seed]) for seed in sorted(first)]
     return [(statistic(own), statistic(others)) for own, others in both if own]
 
 
 def quantities(outcomes: Sequence[SeedOutcome], measure: Measure, other: str) -> list[tuple[float, float]]:
-    """(ours, the other's) of what concerns all jobs, for each seed."""
+    """Returns (ours, the other's) for each seed, of a measure of all jobs."""
     first, second = by_seed(outcomes, OURS), by_seed(outcomes, other)
     return [(measure(first[seed]), measure(second[seed])) for seed in sorted(first)]
 
 
 def core_hours(outcome: SeedOutcome) -> float:
-    """Cores times hours that all jobs had together."""
+    """Returns the core-hours of all jobs together."""
     return outcome.core_hours
 
 
 def levels(outcomes: Sequence[SeedOutcome], measure: Measure) -> list[tuple[float, float]]:
-    """(ours, 1) for each seed."""
+    """Returns (ours, 1) for each seed."""
     return [(measure(outcome), 1.0) for outcome in outcomes if outcome.scheduler == OURS]
 
 
 def interval(ratio: Ratio) -> Estimate:
-    """The mean quotient over seeds and its 95% interval."""
+    """Returns the mean quotient over seeds and its 95% interval."""
     return estimate([ours / other for ours, other in ratio.pairs])
 
 
 def simulate(
     name: str, schedulers: Sequence[str], seeds: int, tuning: bool, pictures: Path | None, processes: int
 ) -> list[SeedOutcome]:
-    """The first seeds of a scenario."""
+    """Simulates the first `seeds` seeds of a scenario."""
     scenario = load_scenario(SCENARIOS / f"{name}.yaml")
     began = time.monotonic()
     outcomes = run_experiment(
@@ -109,7 +109,7 @@ def simulate(
 
 
 def say_two_by_two(outcomes: Sequence[SeedOutcome], baseline: str) -> None:
-    """Mean completion times of both decisions on both mechanics, and what each factor does alone."""
+    """Prints mean completion times of both decisions on both mechanics, and the effect of each factor alone."""
     for decisions in (OURS, baseline):
         row = [
             estimate([mean(one.completed_jcts) / 60 for one in by_seed(outcomes, decisions + mechanics).values()])

@@ -34,10 +34,10 @@ from whole_run import PATIENCE_SECONDS, RunningJob, manifest, synthesise
 SHARE = 0.03
 ROWS = 200_000
 WARM_SAMPLES = 4_000_000
-"""So many that there is a flash checkpoint by then."""
+"""Enough for a first flash checkpoint."""
 ON, NONE, RESTART = "intervention", "none", "stop and restart"
 PAPER = {"worker": {NONE: 0.485, RESTART: 0.37}, "ps": {NONE: 0.364, RESTART: 0.276}}
-"""By how much DLRover-RM shortens completion: figure 13 (straggler) and figure 12 (hot PS)."""
+"""The reductions of completion time by DLRover-RM: figure 13 (straggler) and figure 12 (hot PS)."""
 
 INTERVENTIONS = (
     "member_is_slow",
@@ -53,7 +53,7 @@ OFF = str(Path(__file__).with_name("without_intervention"))
 
 
 class SlowedJob(RunningJob):
-    """A job of which a process becomes slow."""
+    """A job with a process that becomes slow."""
 
     def __init__(self, folder: Path, data: Path, role: str, intervenes: bool) -> None:
         job = manifest(
@@ -69,11 +69,11 @@ class SlowedJob(RunningJob):
         super().__init__(folder, job, None if intervenes else {**os.environ, "PYTHONPATH": OFF})
 
     def samples(self) -> int:
-        """Samples trained, by the newest row of the metrics."""
+        """Returns the trained samples, by the newest row of the metrics."""
         return self.latest()[1]
 
     def pid(self, role: str, index: int) -> int:
-        """The process of a member."""
+        """Returns the process id of a member."""
         title = f"emberscale-{role} {index}"
         children = psutil.Process(self._process.pid).children(recursive=True)
         return next(child.pid for child in children if " ".join(child.cmdline()).strip() == title)
@@ -83,7 +83,7 @@ class SlowedJob(RunningJob):
         return any(f'"event": "{event}"' in line for line in self.master_log())
 
     def interventions(self) -> list[str]:
-        """What the master has logged of slow members: when, what and how much."""
+        """Returns the master's log entries about slow members: their times, events, subjects and problems."""
         lines = (self.root / "logs" / "master-0.log").read_text().splitlines()
         found = [json.loads(line) for line in lines if any(f'"event": "{event}"' in line for event in INTERVENTIONS)]
         return [f"{one['timestamp']} {one['event']} {one.get('subject', '')} {one.get('problem', '')}" for one in found]
@@ -96,7 +96,7 @@ class SlowedJob(RunningJob):
 
 
 def measure(data: Path, role: str, contender: str, samples: int, cap: float, found_after: float) -> tuple[float, float]:
-    """Seconds from when a member becomes slow until so many samples are trained, and until it was found (On only)."""
+    """Returns the seconds from a member's slow-down until `samples` more are trained, and until it is found (On)."""
     with tempfile.TemporaryDirectory() as folder, Throttle(SHARE) as throttle:
         training = SlowedJob(Path(folder), data, role, contender == ON)
         try:
@@ -122,7 +122,7 @@ def measure(data: Path, role: str, contender: str, samples: int, cap: float, fou
 
 
 def _until(training: SlowedJob, goal: int, began: float, cap: float) -> float:
-    """Seconds from `began` until the job has trained to the goal."""
+    """Returns the seconds from `began` until the job reaches the goal; extrapolates after `cap` seconds."""
     left = cap - (time.monotonic() - began)
     if training.wait(lambda: training.samples() >= goal, max(0.0, left / 2)):
         return time.monotonic() - began
@@ -136,7 +136,7 @@ def _until(training: SlowedJob, goal: int, began: float, cap: float) -> float:
 
 
 def draw(path: Path, measured: dict[str, dict[str, list[float]]]) -> None:
-    """Completion times by contender, beside the paper's ratios."""
+    """Draws completion times by contender, next to the paper's ratios."""
     figure = Figure(figsize=(6 * len(measured), 4), layout="constrained")
     axes = figure.subplots(1, len(measured), squeeze=False)
     for axis, (role, times) in zip(axes[0], measured.items(), strict=True):

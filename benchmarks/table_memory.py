@@ -36,7 +36,7 @@ from reporting import Ratio, arguments, report, say
 ROWS = 10_000_000
 DIMENSION = 16
 STEP = 4096
-"""New keys a push: more than a batch of 2048 brings to one of two servers."""
+"""New keys per push: more than a batch of 2048 has for one of two servers."""
 
 KEY_BYTES, STATE_BYTES, INDEX_BYTES = 8, 4, 16
 REFERENCE = KEY_BYTES + 4 * DIMENSION + STATE_BYTES + INDEX_BYTES
@@ -50,7 +50,7 @@ LONGEST_SWEEP_SECONDS = 0.005
 
 
 def table(admission: AdmissionSpec | None = None, eviction: EvictionSpec | None = None) -> TableStore:
-    """An empty store of one table."""
+    """Returns an empty store of one table."""
     return TableStore(
         [
             TableSpec(
@@ -69,7 +69,7 @@ def table(admission: AdmissionSpec | None = None, eviction: EvictionSpec | None 
 
 
 def fill(seed: int) -> dict[str, list[float]]:
-    """Fills a table; returns rows, gained bytes and pull seconds at POINTS moments, and every step's seconds."""
+    """Fills a table; returns rows and gained bytes at POINTS moments, and seconds and CPU seconds of every step."""
     random = np.random.default_rng(seed)
     store = table()
     counts = np.array([STEP], np.uint32)
@@ -93,7 +93,7 @@ def fill(seed: int) -> dict[str, list[float]]:
 
 
 def train(seed: int, *, bounded: bool) -> dict[str, list[float]]:
-    """Pushes skewed ids; returns the rows and gained bytes of the end, and the seconds of all pushes and sweeps."""
+    """Pushes skewed ids; returns the final rows and gained bytes, and the seconds of all pushes and sweeps."""
     random = np.random.default_rng(seed)
     store = table(AdmissionSpec(min_count=MIN_COUNT), EvictionSpec(max_rows=MOST_ROWS)) if bounded else table()
     eviction, owned = Eviction(store), np.ones(BUCKETS, np.bool_)
@@ -116,14 +116,14 @@ def train(seed: int, *, bounded: bool) -> dict[str, list[float]]:
 
 
 def in_a_process(seed: int, what: str = "--fill") -> dict[str, list[float]]:
-    """A run in a new process, so that memory which another run has freed is not counted."""
+    """Runs in a new process, so that memory that another run freed is not counted."""
     done = subprocess.run([sys.executable, __file__, what, str(seed)], stdout=subprocess.PIPE, check=True, text=True)
     filled: dict[str, list[float]] = json.loads(done.stdout)
     return filled
 
 
 def draw(path: Path, runs: list[dict[str, list[float]]]) -> None:
-    """Memory over rows, and the distribution of waits."""
+    """Draws memory over rows, and the distribution of waits."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     memory, waits = figure.subplots(1, 2)
     for run in runs:

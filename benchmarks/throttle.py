@@ -15,10 +15,10 @@ _V2 = Path("/sys/fs/cgroup")
 
 
 class Throttle:
-    """Holds processes to a share of one core while the body runs: by a cgroup where that may be made.
+    """Limits processes to a share of one core while the body runs, by a cgroup if one can be made.
 
-    Elsewhere a duty cycle of SIGSTOP and SIGCONT does it: a process then stands still for most of each tenth of a
-    second, whether or not it has work.
+    Otherwise by a duty cycle of SIGSTOP and SIGCONT: a process then stands still for most of each tenth of a second,
+    whether or not it has work.
     """
 
     def __init__(self, share: float) -> None:
@@ -30,11 +30,11 @@ class Throttle:
 
     @property
     def how(self) -> str:
-        """How processes are held back, for people."""
+        """How processes are limited, for people."""
         return "cgroup" if self._group is not None else "SIGSTOP and SIGCONT"
 
     def add(self, pid: int) -> None:
-        """Holds one more process back; one that is gone by now is fine."""
+        """Limits one more process; ignores one that has ended."""
         self._pids.add(pid)
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ class Throttle:
                     (self._group.parent / "cgroup.procs").write_text(pid)
             try:
                 self._group.rmdir()
-            except OSError:  # a process that was killed counts until it is reaped
+            except OSError:  # a killed process counts until it is reaped
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
@@ -77,7 +77,7 @@ class Throttle:
 
 
 def _make_group(share: float) -> Path | None:
-    """A cgroup with this share of a core; None where none may be made."""
+    """Makes a cgroup with this share of a core; returns None if none can be made."""
     name = f"emberscale-throttle-{uuid.uuid4().hex[:8]}"
     microseconds = int(1e6 * _PERIOD_SECONDS)
     quota = max(1000, int(share * microseconds))

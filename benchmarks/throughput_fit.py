@@ -38,7 +38,7 @@ SPLITS = 6
 
 @dataclass(frozen=True)
 class Measured:
-    """What a tour brought."""
+    """The profiles of a tour, and the constants of its job."""
 
     profiles: tuple[JobProfile, ...]
     constants: ModelConstants
@@ -48,7 +48,7 @@ MEASURED: Codec[Measured] = Codec(Measured)
 
 
 def shapes(count: int, random: np.random.Generator) -> list[JobShape]:
-    """Random shapes of up to 16 workers, 8 PS and 8 cores each."""
+    """Draws shapes of up to 16 workers, 8 PS and 8 cores each."""
     return [
         JobShape(
             int(random.integers(1, 17)),
@@ -63,7 +63,7 @@ def shapes(count: int, random: np.random.Generator) -> list[JobShape]:
 
 
 def profiles(measured: list[JobShape], repeats: int, outliers: float, random: np.random.Generator) -> list[JobProfile]:
-    """Each shape measured `repeats` times; a share of the profiles is 2 to 6 times too slow."""
+    """Returns `repeats` profiles of each shape; the share `outliers` of them is 2 to 6 times too slow."""
     made: list[JobProfile] = []
     for shape in measured:
         for _ in range(repeats):
@@ -75,7 +75,7 @@ def profiles(measured: list[JobShape], repeats: int, outliers: float, random: np
 
 
 def held_out(measured: list[JobShape]) -> NDArray[np.float64]:
-    """Features of all shapes of the grid but the measured ones."""
+    """Returns the features of all shapes of the grid except the measured ones."""
     seen = {(s.workers, s.ps, s.worker_cpu, s.ps_cpu) for s in measured}
     axes = np.meshgrid(np.arange(1, 17), np.arange(1, 9), np.arange(1, 9), np.arange(1, 9), indexing="ij")
     rows = np.column_stack([axis.ravel() for axis in axes])
@@ -84,7 +84,7 @@ def held_out(measured: list[JobShape]) -> NDArray[np.float64]:
 
 
 def trial(seed: int, count: int, repeats: int, outliers: float) -> tuple[ThroughputFit, NDArray[np.float64], float]:
-    """A fit, its relative errors on held-out shapes, and the share of them within its 90% intervals."""
+    """Returns a fit, its relative errors on held-out shapes, and the share of them within its 90% intervals."""
     random = np.random.default_rng(seed)
     measured = shapes(count, random)
     fit = fit_profiles(tuple(profiles(measured, repeats, outliers, random)), UNITS, now=1e9)
@@ -98,7 +98,7 @@ def trial(seed: int, count: int, repeats: int, outliers: float) -> tuple[Through
 
 
 def draw(path: Path, seed: int) -> None:
-    """Measured points and the fitted curve along each dimension, after DLRover-RM figure 11."""
+    """Draws measured points and the fitted curve along each dimension, after DLRover-RM figure 11."""
     random = np.random.default_rng(seed)
     base = {"workers": 8, "ps": 4, "worker_cpu": 4.0, "ps_cpu": 4.0}
     ranges = {"workers": range(1, 17), "ps": range(1, 9), "worker_cpu": range(1, 9), "ps_cpu": range(1, 9)}
@@ -122,7 +122,7 @@ def draw(path: Path, seed: int) -> None:
 
 
 def main() -> None:
-    """Runs the trials and reports the error that the issue bounds, and what it is made of."""
+    """Runs the trials, and reports the errors against their targets."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", choices=["synthetic", "real"], help="one half")
     parser.add_argument("--profiles", type=Path, metavar="FILE", help="keeps the real half's profiles, to go on from")
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def synthetic(trials: int) -> dict[str, Ratio]:
-    """The error on the paper's coefficients."""
+    """Measures the error on the paper's coefficients."""
     ratios = {}
     for count, repeats, outliers in ((12, 20, 0.0), (24, 20, 0.0), (24, 20, 0.1)):
         started = time.perf_counter()
@@ -164,9 +164,9 @@ def synthetic(trials: int) -> dict[str, Ratio]:
 
 
 def measured_tour(quick: bool, file: Path | None, most: int | None) -> Measured | None:
-    """The tour's profiles, from the file as far as they are there; None while shapes are still missing.
+    """Returns the tour's profiles, if possible from the file; None while shapes are missing.
 
-    What is measured is added to the file, at most so many shapes a call: a machine is not for long without other work.
+    A call measures at most `most` shapes and adds them to the file, since a machine is rarely idle for long.
     """
     count, repeats, seconds, rows = (12, 4, 2.0, 100_000) if quick else (16, 6, 3.0, 200_000)
     tour = shapes_for(os.cpu_count() or 1, count, seed=1)
@@ -184,7 +184,7 @@ def measured_tour(quick: bool, file: Path | None, most: int | None) -> Measured 
 
 
 def real(profiles: Sequence[JobProfile], constants: ModelConstants, picture: Path | None) -> dict[str, Ratio]:
-    """The error on shapes of a real run that were held out of the fit."""
+    """Measures the error on shapes of a real run that were held out of the fit."""
     tour = list(dict.fromkeys(profile.shape for profile in profiles))
     measured = {
         shape: float(np.median([profile.throughput for profile in profiles if profile.shape == shape]))
@@ -213,7 +213,7 @@ def real(profiles: Sequence[JobProfile], constants: ModelConstants, picture: Pat
 
 
 def draw_real(path: Path, measured: Mapping[JobShape, float], predicted: Mapping[JobShape, Sequence[float]]) -> None:
-    """Predicted against measured throughput of shapes that were held out."""
+    """Draws predicted against measured throughput of held-out shapes."""
     points = [(measured[shape], guess) for shape, guesses in predicted.items() for guess in guesses]
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     axis = figure.subplots()

@@ -1,6 +1,6 @@
-"""A planner that leads a job through a list of shapes, to be measured at each; for `real_profiles.py`.
+"""A planner that leads a job through a list of shapes, to measure each; for `real_profiles.py`.
 
-It says how far it is in a FIFO that the benchmark reads: one line a shape that is measured, its number.
+It writes its progress to a FIFO that the benchmark reads: the number of each measured shape, one per line.
 """
 
 import json
@@ -17,7 +17,7 @@ PROGRESS = "EMBERSCALE_TOUR_PROGRESS"
 
 
 class TourPlanner:
-    """One shape after another, each for so many undisturbed profiles; the last one for ever."""
+    """Plans one shape after another, each until it has enough undisturbed profiles, and the last one for ever."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._shapes = [JobShape(*fields) for fields in json.loads(os.environ[SHAPES])]
@@ -26,7 +26,7 @@ class TourPlanner:
         self._at = 0
 
     def plan(self, cluster: ClusterView, now: float) -> Mapping[JobId, PlannedShape]:
-        """The shape that is due for the job."""
+        """Plans the due shape for each job that may be planned."""
         return {job.id: self._due(job) for job in cluster.jobs if not job.fixed}
 
     def _due(self, job: JobView) -> PlannedShape:

@@ -43,12 +43,12 @@ TARGETS = {
 
 
 def _cores() -> list[int]:
-    """The two cores that every contender has, whatever the machine has."""
+    """Returns the two cores that every contender gets on any machine."""
     return sorted(os.sched_getaffinity(0))[:2]
 
 
 def reference(kind: str, records: Path, processes: int, threads: int, batch: int) -> float:
-    """Samples/s of so many processes of a reference together, started at once."""
+    """Measures the total samples/s of `processes` processes of a reference, started at once."""
     program = [sys.executable, "-W", "ignore", reference_dlrm.__file__, kind, str(records), str(threads), str(batch)]
     cores = _cores()
     started = []
@@ -74,7 +74,7 @@ def reference(kind: str, records: Path, processes: int, threads: int, batch: int
 
 
 def ours(data: Path, batch: int, command: str = EMBERSCALE) -> dict[str, Any]:
-    """The summary of a whole run on the same records."""
+    """Returns the summary of a whole run on the same records."""
     return run(
         manifest(
             "throughput",
@@ -82,7 +82,7 @@ def ours(data: Path, batch: int, command: str = EMBERSCALE) -> dict[str, Any]:
                 "data": {"train": [str(data / "train-*.tsv")]},
                 "model": {"embeddings": {"dimension": DIMENSION}, "bottomMlp": [*BOTTOM], "topMlp": [*TOP]},
                 "training": {"batchSize": batch, "stalenessWarmup": 0},
-                "sharding": {"heartbeatInterval": "200ms"},  # which is how exactly the end of training is known
+                "sharding": {"heartbeatInterval": "200ms"},  # the precision of the end of training
                 "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
                 "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
             },
@@ -92,7 +92,7 @@ def ours(data: Path, batch: int, command: str = EMBERSCALE) -> dict[str, Any]:
 
 
 def prepare(folder: Path, samples: int) -> tuple[Path, Path]:
-    """Criteo-format text for ours, and the same records as arrays for the references."""
+    """Writes Criteo-format text for ours, and the same records as arrays for the references; returns both paths."""
     data, records = folder / "data", folder / "records.npz"
     synthesise(data, samples, "--evaluation-fraction", "0")
     source = indexed(parse_manifest(manifest("records", {"data": {"train": [str(data / "train-*.tsv")]}})))
@@ -106,7 +106,7 @@ def prepare(folder: Path, samples: int) -> tuple[Path, Path]:
 
 
 def draw(path: Path, rates: dict[str, list[float]]) -> None:
-    """Every run's rate, by contender."""
+    """Draws every run's rate, by contender."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axis = figure.subplots()
     for number, (label, values) in enumerate(rates.items()):
@@ -121,7 +121,7 @@ def draw(path: Path, rates: dict[str, list[float]]) -> None:
 
 
 def measure(data: Path, records: Path, batch: int, before: str | None) -> dict[str, float]:
-    """Samples/s of each contender, once, by its label."""
+    """Measures the samples/s of each contender once, by label."""
     summary = ours(data, batch)
     rates = {OURS: float(summary["samples_per_second"])}
     say(f"B = {batch}: stages {summary['stages']}")

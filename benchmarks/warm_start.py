@@ -34,17 +34,17 @@ Cores = Callable[[JobShape], float]
 
 
 def worker_cores(shape: JobShape) -> float:
-    """Cores of all workers."""
+    """Returns the cores of all workers."""
     return shape.workers * shape.worker_cpu
 
 
 def ps_cores(shape: JobShape) -> float:
-    """Cores of all PS."""
+    """Returns the cores of all PS."""
     return shape.ps * shape.ps_cpu
 
 
 def scenario_file(folder: Path, jobs: int) -> Path:
-    """A month with this many jobs, on a cluster with room for them, and the two ways to start."""
+    """Writes a scenario of a month with this many jobs, on a cluster with room for them, and both ways to start."""
     document = yaml.safe_load(SCENARIO.read_text())
     share = jobs / document["workload"]["jobs"]
     document["horizon"] = "35d"
@@ -63,7 +63,7 @@ def scenario_file(folder: Path, jobs: int) -> Path:
 
 
 def with_history(outcome: SeedOutcome) -> dict[str, JobOutcome]:
-    """Completed jobs that were submitted after the first week."""
+    """Returns the completed jobs that were submitted after the first week, by name."""
     return {
         job.job: job
         for job in outcome.jobs
@@ -72,7 +72,7 @@ def with_history(outcome: SeedOutcome) -> dict[str, JobOutcome]:
 
 
 def accuracy(job: JobOutcome, cores: Cores) -> float:
-    """The smaller over the larger of first and last cores of a role, 0 to 1."""
+    """Returns the smaller over the larger of a role's first and last cores, 0 to 1."""
     if job.first_shape is None or job.final_shape is None:
         return math.nan
     first, last = cores(job.first_shape), cores(job.final_shape)
@@ -80,7 +80,7 @@ def accuracy(job: JobOutcome, cores: Cores) -> float:
 
 
 def scaling_seconds(job: JobOutcome) -> float:
-    """From the job's start until both roles first have about the cores that they end with."""
+    """Returns the seconds from the job's start until both roles first have about their final cores."""
     (began, _), (_, last) = job.shapes[0], job.shapes[-1]
     return next(
         at - began
@@ -90,7 +90,7 @@ def scaling_seconds(job: JobOutcome) -> float:
 
 
 def draw(path: Path, warm: Sequence[JobOutcome], cold: Sequence[JobOutcome]) -> None:
-    """First against last cores of both roles, after DLRover-RM figure 9, and the times that scaling takes."""
+    """Draws first against last cores of both roles, after DLRover-RM figure 9, and the scaling times."""
     figure = Figure(figsize=(15, 4.5), layout="constrained")
     axes = figure.subplots(1, 3)
     for axis, (name, cores) in zip(axes, (("workers", worker_cores), ("PS", ps_cores)), strict=False):

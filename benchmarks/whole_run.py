@@ -1,4 +1,4 @@
-"""Whole jobs for benchmarks, started as a person starts them."""
+"""Whole jobs for benchmarks, started as a user starts them."""
 
 import json
 import subprocess
@@ -18,11 +18,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sparse": {"type": "RowWiseAdagrad", "learningRate": 0.02},
     "dense": {"type": "Adagrad", "learningRate": 0.01},
 }
-"""Those of the example job."""
+"""The optimizers of the example job."""
 
 
 def manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A TrainingJob."""
+    """Returns the manifest of a TrainingJob."""
     metadata = {"name": name}
     return {
         "apiVersion": "emberscale.io/v1alpha1",
@@ -43,7 +43,7 @@ def run(
 ) -> dict[str, Any]:
     """Returns the summary of a run by the `emberscale` command of this or of another checkout.
 
-    Raises RuntimeError with what the command said unless the job is Complete.
+    Raises RuntimeError with the command's errors unless the job is Complete.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.yaml")
@@ -71,7 +71,7 @@ class RunningJob:
         return subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def latest(self) -> tuple[float, int, int]:
-        """The newest row of the metrics: seconds, samples, rows."""
+        """Returns the newest row of the metrics: seconds, samples, rows."""
         metrics = self.root / "metrics.csv"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
         if len(lines) < 2:
@@ -80,7 +80,7 @@ class RunningJob:
         return float(row["seconds"]), int(row["samples"]), int(row["rows"] or 0)
 
     def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
-        """Whether the condition holds within this time. Raises RuntimeError if the job ends."""
+        """Waits for the condition; returns whether it holds in time. Raises RuntimeError if the job ends."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -96,7 +96,7 @@ class RunningJob:
             raise RuntimeError(f"the job does not get on: see {self.root}/logs")
 
     def master_log(self) -> list[str]:
-        """What the master has logged, line by line."""
+        """Returns the lines of the master's log."""
         return (self.root / "logs" / "master-0.log").read_text().splitlines()
 
     def end(self) -> None:

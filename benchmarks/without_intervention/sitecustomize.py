@@ -1,6 +1,6 @@
-"""For `slow_members.py` alone: a master that finds no member slow, and sizes shards as if all workers were alike.
+"""For `slow_members.py` only: makes the master find no member slow, and size shards as if all workers were alike.
 
-Python imports this at its start where PYTHONPATH names the folder.
+Python imports this module at its start if PYTHONPATH names the folder.
 """
 
 import math
