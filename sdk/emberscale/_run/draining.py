@@ -1,4 +1,4 @@
-"""Drains a parameter server of a run under way: it gives its rows away, and another process takes its place."""
+"""Drains a parameter server of a run under way: its rows move away, and another process takes its place."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ _REASON = "`emberscale drain`"
 def drain_run(root: Path, index: int) -> None:
     """Begins to drain and replace a parameter server of the run in this folder.
 
-    Raises InvalidError with the reason where the server cannot be drained, and UnavailableError if the master does
-    not answer.
+    Raises InvalidError with the reason if the server cannot be drained, and UnavailableError if the master does not
+    answer.
     """
     with open_master(root, folder_under_way(root)) as channel:
         stub: MasterStub = MasterStub(channel)
@@ -30,7 +30,7 @@ def drain_run(root: Path, index: int) -> None:
 
 
 def _replace(stub: MasterStub, index: int) -> None:
-    """Raises InvalidError, and grpc.RpcError for any other answer of the master."""
+    """Raises InvalidError if the server cannot be drained, and grpc.RpcError if the call fails."""
     status = status_from_wire(stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS))
     servers = live_servers(status)
     check_runs(index, servers)

@@ -21,7 +21,7 @@ from emberscale_api.job import TrainingJob
 from emberscale_operator.local import RunFolder, end_edits
 
 _LOOK_SECONDS = 1.0
-"""How long a new run waits for `emberscale scale`, which briefly holds the folder to see whether a run does."""
+"""How long a new run waits for `emberscale scale`, which briefly holds the folder to see whether a run holds it."""
 _ENDED = frozenset({RunStatus.COMPLETE, RunStatus.FAILED})
 
 
@@ -43,7 +43,7 @@ class Run:
         self.paths = paths
         self.record = record
         self.scaled = scaled or {}
-        """By role, numbers that an earlier launch was scaled to, and that this one begins with."""
+        """The numbers, by role, to which an earlier launch was scaled; this launch begins with them."""
         self._lock = lock
 
     @property
@@ -90,9 +90,8 @@ class Run:
 def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run:
     """Takes a folder for a run; nothing in it changes before `Run.begin`.
 
-    A new run replaces what an earlier one that Failed left there at once, and a Complete one at its own end. One that
-    can be resumed is replaced only with `overwrite`, and a folder with anything else in it never. Raises InvalidError,
-    or CompleteAlreadyError.
+    A new run replaces a Failed one at once, and a Complete one at its own end. It replaces a run that can be resumed
+    only with `overwrite`, and takes no folder with files but no run. Raises InvalidError or CompleteAlreadyError.
     """
     existed = root.exists()
     if existed and not root.is_dir():
@@ -105,7 +104,7 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
     lock = _lock(root)
     try:
         _take_place(RunPaths(root))
-        for paths in (RunPaths(root), RunPaths(root).next):  # a run that was killed has left its token
+        for paths in (RunPaths(root), RunPaths(root).next):  # a killed run leaves its token
             end_edits(RunFolder(paths.root))
         return _open_locked(RunPaths(root), job, resume, overwrite, lock)
     except BaseException:

@@ -22,10 +22,10 @@ _CALL_SECONDS = 5.0
 
 
 def hot_document(status: JobStatus) -> dict[str, Any]:
-    """Rounds in plain types: the `decision` in words, that of each of the `workers`, and what was measured.
+    """Returns rounds in plain types: the `decision` in words, that of each of the `workers`, and the measurements.
 
-    `hit_ratio` is the share of the rows of batches in rounds that an earlier batch of the round had brought;
-    `bytes_ratio` the bytes of rounds relative to those of their batches one by one, None without rounds.
+    `hit_ratio` is the share of the rows of batches in rounds that an earlier batch of the round had pulled;
+    `bytes_ratio` is the bytes of rounds relative to those of their batches one by one, None without rounds.
     """
     traffic, decisions = status.traffic, status.rounds
     if not decisions:
@@ -42,7 +42,7 @@ def hot_document(status: JobStatus) -> dict[str, Any]:
 
 
 def hot_in_words(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """The lines of a `hot_document`: the decision, and what was measured."""
+    """Returns the lines of a `hot_document`: the decision, and the measurements."""
     if not document:
         return ()
     in_rounds, saved = document["round_batches"], document["saved_bytes"]
@@ -55,12 +55,12 @@ def hot_in_words(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def hot_of_run(root: Path) -> Mapping[str, Any]:
-    """The `hot_document` of the run in this folder; empty where it disables hot embeddings or has yet to tell."""
+    """Returns the `hot_document` of the run in this folder; empty if it disables hot embeddings or has none yet."""
     try:
         with open_master(root, folder_under_way(root)) as channel:
             status = MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
             return hot_document(status_from_wire(status))
-    except (InvalidError, grpc.RpcError):  # it has ended, or is about to
+    except (InvalidError, grpc.RpcError):  # the run has ended, or is about to
         return _of_summary(RunPaths(root).summary)
 
 

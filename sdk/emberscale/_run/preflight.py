@@ -17,11 +17,11 @@ from emberscale_api.job import DataSpec, TrainingJob
 _CHECKED_FILES = 20
 _BLOCK_RECORDS = 8192
 _SMALL_BYTES = 1 << 20
-"""A larger file must hold records, as no header is as long."""
+"""A larger file must hold records, since no header is this long."""
 
 
 def local_path(uri: str) -> Path | None:
-    """The path that a URI means on this machine; None for a remote one."""
+    """Returns the local path of a URI; None for a remote one."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return Path(uri)
@@ -29,8 +29,9 @@ def local_path(uri: str) -> Path | None:
 
 
 def check_data(job: TrainingJob) -> None:
-    """Raises InvalidError for a local path or glob that names no readable file, and for a URI that no file system
-    here can read; what is at a remote URI is left to the job.
+    """Raises InvalidError for a local path or glob without a readable file, and for a URI without a file system.
+
+    The content at remote URIs is left to the job.
     """
     problems = []
     for field, uris in (("train", job.spec.data.train), ("evaluation", job.spec.data.evaluation)):
@@ -44,10 +45,9 @@ def check_data(job: TrainingJob) -> None:
 
 
 def check_columns(data: DataSpec) -> None:
-    """Raises InvalidError for local files without the columns that the manifest names, or with ones of another type,
-    and where there is no record to train.
+    """Raises InvalidError if local files lack columns of the manifest, have other types, or contain no records.
 
-    Remote URIs are left to the job, and so are all but the first files of a glob.
+    Remote URIs are left to the job, and so are the columns of all but the first files of a glob.
     """
     # slow to import, so only callers that are about to start processes pay for it
     from emberscale_trainer.data.files import expand
@@ -97,7 +97,7 @@ def _problem(path: Path) -> str | None:
 def check_model(job: TrainingJob) -> list[str]:
     """Loads the user's model in a separate process, as a worker will, and takes a dry step; returns remarks.
 
-    Raises InvalidError with the frames of their own code. Built-in models need no such check.
+    Raises InvalidError with the frames of the user's code. Built-in models need no such check.
     """
     entrypoint = job.spec.model.entrypoint
     if entrypoint is None:

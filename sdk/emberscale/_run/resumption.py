@@ -1,4 +1,4 @@
-"""Checks what `--resume` may change; refusals name each field, with its new and its old value."""
+"""Checks the changes of a manifest with `--resume`; refusals name each field, with its new and its old value."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def kept_by_a_run() -> str:
-    """Names the fields that must stay for a run to be resumed, for help texts."""
+    """Names the fields that must not change when a run is resumed, for help texts."""
     return ", ".join(fixed_fields(Keeper.RUN))
 
 
@@ -30,7 +30,7 @@ def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
 
 
 def refuse_changes_of_a_complete_run(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> None:
-    """Raises InvalidError, a line a change, unless the job and its data are those that the run was Complete with."""
+    """Raises InvalidError, with a line for each change, unless the job and its data are those of the Complete run."""
     changes = [_told(one) for one in differences(earlier.given, job)] + _changed_files(paths, job)
     if changes:
         raise InvalidError(
@@ -43,8 +43,8 @@ def refuse_changes_of_a_complete_run(paths: RunPaths, earlier: RunRecord, job: T
 
 
 def _changed_files(paths: RunPaths, job: TrainingJob) -> list[str]:
-    """Data files whose size is not the one that the run read."""
-    # takes a moment to import, which only those should pay who resume a Complete run
+    """Returns a line for each data file whose size is not the one that the run read."""
+    # slow to import, so only a resume of a Complete run pays for it
     from emberscale_trainer.data.files import expand
 
     manifest = paths.model / MANIFEST_NAME
@@ -59,7 +59,7 @@ def _changed_files(paths: RunPaths, job: TrainingJob) -> list[str]:
         ("spec.data.evaluation", job.spec.data.evaluation, read.evaluation_files),
     ):
         now = {file.uri: file.bytes for file in expand(uris)}
-        before = {uri: size for uri, size in trained.items() if uri in now}  # by the job before, and may be gone
+        before = {uri: size for uri, size in trained.items() if uri in now}  # trained by the job before; may be gone
         before |= {file.uri: file.bytes for file in files}
         changes += [
             f"{field}: {uri} {_size(now.get(uri))} and {_size(before.get(uri))} in the run"

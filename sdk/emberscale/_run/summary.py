@@ -23,19 +23,19 @@ class Summary:
 
     `auc` and `logloss` are those of the last evaluation (`measured_on: evaluation`), or else progressive ones over a
     recent window of the training itself. `normalized_entropy` is the log loss relative to that of always predicting the
-    mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry an epoch.
+    mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry per epoch.
     `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
-    by process; `restarts` by role. `truncated_records` had a list that was cut to its maxLength.
+    by process; `restarts` by role. `truncated_records` counts records with a list that was cut to its maxLength.
     `traffic` are the `bytes` that workers exchanged with parameter servers, and their `rounds` of `round_batches`:
     `round_bytes` of keys and rows, against the `single_bytes` that these batches would have taken one by one.
-    `samples` are all that were trained; `checkpoint_samples` are those that `checkpoint` holds, as `audit` counts them:
-    where a resume continues.
-    `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
-    ended with and why. `flash` is the newest flash checkpoint and what it cost; None where there was none.
+    `samples` counts all trained samples; `checkpoint_samples` those in `checkpoint`, as `audit` counts them: a resume
+    continues there.
+    `warnings` are signs that the job is not as intended, each with a remedy. `plan` is the final shape of the job and
+    its reason. `flash` is the newest flash checkpoint and its cost; None if there was none.
     `checkpoints` are the newest persistent ones, oldest first: the `seconds` that each took, the `held_seconds` for
     which it held pushes, the `written_bytes` in its own folder, and the `bytes` that a restore reads;
-    `restore_seconds` is how long it would read the newest of them, at the rate at which they were written. `pls` is the
-    portion of lost samples (CPR equation 3), and `forgotten` what each partial recovery lost.
+    `restore_seconds` is the time to read the newest of them, at the rate at which they were written. `pls` is the
+    portion of lost samples (CPR equation 3), and `forgotten` the loss of each partial recovery.
     """
 
     name: str
@@ -69,23 +69,23 @@ class Summary:
     checkpoints: tuple[Mapping[str, Any], ...] = ()
     restore_seconds: float | None = None
     admission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Of tables with admission or eviction: `admitted` ids, `refused` pushes and `evicted` rows."""
+    """For tables with admission or eviction: `admitted` ids, `refused` pushes and `evicted` rows."""
     pls: float = 0.0
     forgotten: tuple[Mapping[str, Any], ...] = ()
     rebuilds: int = 0
-    """Parameter servers whose rows were rebuilt from parity."""
+    """The number of parameter servers whose rows were rebuilt from parity."""
     hot_embeddings: Mapping[str, Any] = field(default_factory=dict)
-    """Whether rounds are trained, and what that saves: see `hot_document`. Empty where the manifest disables them."""
+    """Whether rounds are trained, and their savings: see `hot_document`. Empty if the manifest disables them."""
     origin: Mapping[str, Any] | None = None
-    """The checkpoint of another job that this one started from; None: from nothing."""
+    """The checkpoint of another job from which this one started; None if it started from nothing."""
 
     def as_document(self) -> dict[str, Any]:
-        """Plain types, for JSON."""
+        """Returns the summary in plain types, for JSON."""
         return asdict(self)
 
 
 def finite_json(document: Any) -> str:
-    """JSON text; numbers that JSON cannot say are null."""
+    """Returns JSON text; numbers that JSON cannot represent are null."""
     return json.dumps(_finite(document), indent=2)
 
 
@@ -98,7 +98,7 @@ def _finite(value: Any) -> Any:
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:
-    """`1 record`, `1,200 records`."""
+    """Returns a number with its noun: `1 record`, `1,200 records`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -117,7 +117,7 @@ def _flash(flash: FlashStatus | None) -> dict[str, Any] | None:
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
     """Puts the master's last status and the observations of the processes together.
 
-    `saved` is the audit of the newest checkpoint, which the status may be too old to know; None if there is none.
+    `saved` is the audit of the newest checkpoint, which may be newer than the status; None if there is none.
     """
     status = outcome.status or JobStatus()
     quality, measured_on = _quality(status)
@@ -162,7 +162,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
 
 
 def plan_document(plan: JobPlan | None, sizing: Sizing) -> dict[str, Any]:
-    """A plan in plain types: numbers and resources by role, and why."""
+    """Returns a plan in plain types: numbers and resources by role, and the reason."""
     shape = {
         str(role): {"replicas": one.replicas, "cpu": one.cpu_cores, "memory_bytes": one.memory_bytes}
         for role, one in (plan.shapes if plan is not None else {}).items()
@@ -179,7 +179,7 @@ def plan_document(plan: JobPlan | None, sizing: Sizing) -> dict[str, Any]:
 
 
 def _quality(status: JobStatus) -> tuple[EvaluationResult, str | None]:
-    """The last evaluation, or else the progressive loss and AUC; and on what they were measured."""
+    """Returns the last evaluation, or else the progressive loss and AUC; and the data of the measurement."""
     if status.evaluations:
         return status.evaluations[-1], "evaluation"
     if not status.samples:
