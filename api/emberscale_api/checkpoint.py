@@ -32,14 +32,14 @@ FLASH_PREFIX = "flash-"
 """Begins the id of a flash checkpoint; a number that both tiers share follows, as in other ids."""
 
 FLASH_KEPT_SECONDS = 3600
-"""The time for which Redis keeps the keys of a flash checkpoint that is not renewed."""
+"""How long Redis keeps the keys of a flash checkpoint that is not renewed."""
 
 
 PRIORITY_PREFIX = "priority-"
 """Begins the id of a save of priority rows; a number that it shares with checkpoints follows."""
 
 PRIORITY_SHARE = 0.125
-"""The part of the rows of a table in such a save, and of the interval between two: r of CPR (section 5.1)."""
+"""r of CPR (section 5.1): the part of a table's rows in such a save, and of the checkpoint interval between two."""
 
 
 def is_priority(checkpoint: str) -> bool:
@@ -58,7 +58,7 @@ def id_in(uri: str) -> str:
 
 
 def number_of(checkpoint: str) -> int:
-    """The number in the id of a checkpoint of either tier, or of priority rows: a later one has a larger number."""
+    """Returns the number in the id of a checkpoint or save of priority rows; later ones have larger numbers."""
     return int(checkpoint.rpartition("-")[2])
 
 
@@ -71,9 +71,9 @@ class _Part(BaseModel):
 
 
 class CheckpointFile(_Part):
-    """A file, its path relative to the checkpoint's folder; `crc32` is `zlib.crc32` of its content.
+    """A file of a checkpoint; `path` is relative to the folder, and `crc32` is `zlib.crc32` of the content.
 
-    `checkpoint` is the id of the earlier checkpoint in whose folder the file is; empty: it is in this one's.
+    `checkpoint` is the id of the earlier checkpoint whose folder has the file; empty: this checkpoint's own.
     """
 
     path: str
@@ -95,12 +95,12 @@ class DataFileIdentity(_Part):
 
 
 class Origin(_Part):
-    """The checkpoint of another history that a job started from.
+    """The checkpoint of another history from which a job started.
 
-    * `checkpoint`: the URI of its folder. `job`, `job_uid`: whose it is. `samples`: that its rows had seen.
-    * `continuation`: what the job made of its data.
+    * `checkpoint`: the URI of its folder. `job`, `job_uid`: its job. `samples`: the samples that its rows had seen.
+    * `continuation`: what the job did with the data of its origin.
     * `trained`: training files that count as trained before the job, which does not read them.
-    * `dense_steps`: how many steps each dense piece counts beyond the batches that are applied.
+    * `dense_steps`: the steps that each dense piece counts in addition to the applied batches.
     """
 
     checkpoint: str
@@ -113,7 +113,7 @@ class Origin(_Part):
 
 
 _QUANTISED, _FORMERLY_QUANTISED = re.compile(r"\.b([2348])"), re.compile(r"\.q[2348]")
-"""How names of files of quantised rows end: of blocks, and of records as they were before format 4."""
+"""The suffixes of files of quantised rows: of blocks, and of records before format 4."""
 
 
 def rows_suffix(weight_bits: int) -> str:
@@ -122,7 +122,7 @@ def rows_suffix(weight_bits: int) -> str:
 
 
 def weight_bits_of(path: str) -> int:
-    """The bits of each weight in a file, by its name; 0 for any but quantised rows."""
+    """Returns the bits of each weight in a file, by its name; 0 for anything but quantised rows."""
     match = _QUANTISED.fullmatch(_ending(path))
     return int(match[1]) if match else 0
 
@@ -132,20 +132,20 @@ def _ending(path: str) -> str:
 
 
 def _formerly_quantised(paths: Iterable[str]) -> str | None:
-    """The first file of rows that are quantised as before format 4; None: there is none."""
+    """Returns the first file of rows that are quantised as before format 4; None if there is none."""
     return next((path for path in paths if _FORMERLY_QUANTISED.fullmatch(_ending(path))), None)
 
 
 def fewest_weight_bits(paths: Iterable[str]) -> int:
-    """The fewest bits of a weight in any of these files; 0 if all are exact."""
+    """Returns the fewest bits of a weight in any of these files; 0 if all are exact."""
     return min(filter(None, map(weight_bits_of, paths)), default=0)
 
 
 def format_of(paths: Iterable[str], *, incremental: bool = False, partial_rows: str = "") -> Literal[1, 2, 3, 4]:
-    """The version of the format of a checkpoint with these files: the oldest that has all that they need.
+    """Returns the format version of a checkpoint with these files: the oldest that supports them.
 
-    `incremental`: some of them are in the folders of earlier checkpoints. `partial_rows`: as in the manifest. Raises
-    InvalidError for files of quantised rows that a server of an earlier version has written.
+    `incremental`: some of them are in folders of earlier checkpoints. `partial_rows`: as in the manifest. Raises
+    InvalidError for files of quantised rows that a server of an earlier version wrote.
     """
     paths = tuple(paths)
     if (file := _formerly_quantised(paths)) is not None:
@@ -170,13 +170,13 @@ class EpochApplied(_Part):
 class ForgottenShare(_Part):
     """Batches that count as applied everywhere, though the rows of lost servers have forgotten them.
 
-    * `servers`: who was lost, by index. `checkpoint`: the id of the one that their share was reloaded from.
-    * `epochs`: the batches. `samples`: how many samples these hold.
-    * `buckets`, `pieces`: [first, stop) ranges of the buckets and dense pieces that were lost.
-    * `pls`: what this adds to the portion of lost samples (CPR equation 3, with the share of all buckets that were
+    * `servers`: the indexes of the lost servers. `checkpoint`: the id of the one from which their share was reloaded.
+    * `epochs`: the batches. `samples`: the number of their samples.
+    * `buckets`, `pieces`: [first, stop) ranges of the lost buckets and dense pieces.
+    * `pls`: the addition to the portion of lost samples (CPR equation 3, with the share of all buckets that were
       lost for its 1 / N_emb).
-    * `priority_saves`: saves of priority rows that were loaded over the checkpoint. Of these rows less is lost than
-      `epochs` and `pls` say, which count them as all others.
+    * `priority_saves`: the saves of priority rows that were loaded over the checkpoint. These rows lost less than
+      `epochs` and `pls` say, which count them like all others.
     """
 
     servers: tuple[int, ...]
@@ -202,10 +202,10 @@ class CheckpointManifest(_Part):
     """The content of `manifest.json`.
 
     `format_version` is 4 if weights are quantised, 3 for priority rows, 2 if files of earlier checkpoints are needed,
-    which readers of version 1 do not know, and else 1. `partial_rows` is the id of the checkpoint of which these are
-    some rows, as they were later; empty: they are all rows. `forgotten` says what partial recoveries took from the rows
-    before the checkpoint. `restores` says how often the rows were restored from quantised weights before, by the bits
-    of these. `origin` is the checkpoint that the job started from; None: it started from nothing.
+    which readers of version 1 do not support, and otherwise 1. `partial_rows` is the id of an earlier checkpoint if
+    these are only some of its rows, as they were later; empty: they are all rows. `forgotten` lists what partial
+    recoveries took from the rows before the checkpoint. `restores` counts earlier restores of the rows from quantised
+    weights, by their bits. `origin` is the checkpoint from which the job started; None: it started from nothing.
 
     `seal` is the CRC-32 of the manifest itself, with `seal` set to 0, sorted keys and no spaces. It covers the document
     as written, including fields of a newer version, which are kept.
@@ -237,7 +237,7 @@ class CheckpointManifest(_Part):
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """The indexes of the servers that owned rows, and so wrote files."""
+        """The indexes of the servers that owned rows and therefore wrote files."""
         folders = {file.path.partition("/")[0] for file in self.files if not file.checkpoint}
         found = sorted(int(name.removeprefix("ps-")) for name in folders if _SERVER_FOLDER.fullmatch(name))
         return tuple(found) or tuple(range(self.ps_count))
@@ -249,22 +249,22 @@ class CheckpointManifest(_Part):
 
     @property
     def builds_on(self) -> tuple[str, ...]:
-        """The ids of the earlier checkpoints of which it needs files, oldest first; none: it has all rows itself."""
+        """The ids of the earlier checkpoints whose files it needs, oldest first; empty: it has all rows itself."""
         return tuple(sorted({file.checkpoint for file in self.files if file.checkpoint}, key=int))
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the files that were written for it."""
+        """The bytes of the files that were written for it."""
         return sum(file.bytes for file in self.files if not file.checkpoint)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all its files, which a restore reads."""
+        """The bytes of all its files, which a restore reads."""
         return sum(file.bytes for file in self.files)
 
     @property
     def applied_samples(self) -> int:
-        """The samples that the rows have seen, those of every epoch counted."""
+        """The samples that the rows have seen, over all epochs."""
         batches = sum(stop - start for epoch in self.applied for start, stop in epoch.ranges)
         last, missing = divmod(self.training_records, self.batch_size)
         short = self.batch_size - missing if missing else 0
@@ -273,13 +273,13 @@ class CheckpointManifest(_Part):
         )
 
     def to_json(self) -> str:
-        """The sealed manifest as text."""
+        """Returns the sealed manifest as text."""
         document = json.loads(self.model_dump_json(by_alias=True))
         return json.dumps({**document, "seal": _seal(document)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes, name: str) -> "CheckpointManifest":
-        """Reads a manifest; `name` is what errors call it. Raises DamagedCheckpointError."""
+        """Reads a manifest; errors call it `name`. Raises DamagedCheckpointError."""
         try:
             manifest = cls.model_validate_json(text, extra="allow")
         except ValidationError as error:

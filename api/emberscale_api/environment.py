@@ -20,7 +20,7 @@ TOKEN_FILE = "EMBERSCALE_TOKEN_FILE"
 OPERATOR_TOKEN_FILE = "EMBERSCALE_OPERATOR_TOKEN_FILE"
 """The token with which the operator steers the job. Only the master gets it."""
 TLS_FOLDER = "EMBERSCALE_TLS_FOLDER"
-"""Names a folder of certificates; where it is set, all servers of a process serve TLS, and all clients expect it."""
+"""Names a folder of certificates; if it is set, all servers of a process serve TLS, and all clients expect it."""
 REDIS_URL = "EMBERSCALE_REDIS_URL"
 FLASH_REDIS_URL = "EMBERSCALE_FLASH_REDIS_URL"
 """Names the Redis for flash checkpoints, with the credentials of the job; master and parameter servers have it."""
@@ -32,10 +32,10 @@ KERNEL_CACHE = "NUMBA_CACHE_DIR"
 """Names the folder of compiled kernels; Numba reads it when it is imported."""
 CPU_CORES = "EMBERSCALE_CPU_CORES"
 MEMORY_BYTES = "EMBERSCALE_MEMORY_BYTES"
-"""The memory above which the process is killed; only for processes without a container of their own."""
+"""The memory above which the process is killed; only for processes without their own container."""
 METRICS_PORT = "EMBERSCALE_METRICS_PORT"
 LEAVE_SECONDS = "EMBERSCALE_LEAVE_SECONDS"
-"""How long a parameter server that is told to end may take to give its rows away; it is killed later than that."""
+"""How long a parameter server that is told to end may take to give its rows away; the kill comes later than that."""
 ALONE = "EMBERSCALE_ALONE"
 """Set for a master that starts after all processes of the job have ended, such as the first one of a run."""
 BRAIN_ADDRESS = "EMBERSCALE_BRAIN_ADDRESS"
@@ -54,9 +54,9 @@ class ProcessIdentity:
     """The identity of a process, and its master's address.
 
     `incarnation` is never reused for the same role and index. `cpu_cores` is None if the manifest sets no limit.
-    `memory_bytes` is the limit at the start of a process without a container of its own, None where there is none.
+    `memory_bytes` is the limit at the start of a process without its own container, None if there is none.
     `socket_directory`, if set, is a folder for data sockets that all processes of the job share. `metrics_port` is 0
-    for any free port. `flash_redis_url` is empty where there are no flash checkpoints. `leave_seconds` is how long a
+    for any free port. `flash_redis_url` is empty without flash checkpoints. `leave_seconds` is how long a
     parameter server may take to give its rows away. Without `certificates` the process neither serves nor expects TLS.
     """
 
@@ -109,7 +109,7 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
 
 
 def required(name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The value of a variable that every process of a job has. Raises InvalidError where it is missing or empty."""
+    """Returns the value of a required variable. Raises InvalidError if it is missing or empty."""
     value = environment.get(name)
     if not value:
         raise InvalidError(
@@ -119,7 +119,7 @@ def required(name: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certificates | None:
-    """Reads the certificates that the environment names; None if it names none. Raises InvalidError."""
+    """Reads the certificates that the environment names; returns None if it names none. Raises InvalidError."""
     folder = environment.get(TLS_FOLDER)
     if not folder:
         return None
@@ -130,7 +130,7 @@ def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certifi
 
 
 def kernel_cache(environment: Mapping[str, str]) -> Path | None:
-    """Makes the folder of compiled kernels that all commands and jobs of a user share; None if it cannot be written."""
+    """Makes the folder of compiled kernels that a user's commands and jobs share; None if it cannot be written."""
     home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/nonexistent"), ".cache"))
     folder = Path(home, "emberscale", "numba")
     try:
@@ -141,7 +141,7 @@ def kernel_cache(environment: Mapping[str, str]) -> Path | None:
 
 
 def share_kernels(environment: MutableMapping[str, str]) -> None:
-    """Makes Numba use that folder, unless the environment names another or the folder cannot be written."""
+    """Makes Numba use the shared folder, unless the environment names another or the folder cannot be written."""
     folder = kernel_cache(environment)
     if folder is not None:
         environment.setdefault(KERNEL_CACHE, str(folder))
@@ -149,10 +149,10 @@ def share_kernels(environment: MutableMapping[str, str]) -> None:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pauses garbage collection, and exempts from it for good what is made meanwhile: for the imports of a process.
+    """Pauses garbage collection for the imports of a process, and exempts their objects from it for good.
 
-    They leave next to no garbage, and looking for it takes a seventh of their time. A collection in a process that was
-    forked later would touch, and so copy, every page that is shared.
+    Imports leave almost no garbage, and the search for it takes a seventh of their time. A collection in a process that
+    is forked later would touch, and so copy, every shared page.
     """
     gc.disable()
     try:

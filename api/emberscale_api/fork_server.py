@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """`role` is `ps` or `worker`; the output is appended to the file `log`; `cores` is None for all cores."""
+    """Asks for a process. `role` is `ps` or `worker`; its output goes to the end of `log`; `cores` None: all cores."""
 
     ticket: int
     role: str
@@ -21,7 +21,7 @@ class ForkRequest:
 
 @dataclass(frozen=True)
 class Forked:
-    """The process asked for under `ticket` runs."""
+    """The process of the request `ticket` runs."""
 
     ticket: int
     pid: int
@@ -29,7 +29,7 @@ class Forked:
 
 @dataclass(frozen=True)
 class Ended:
-    """The process asked for under `ticket` has ended; `code` is negative for a signal."""
+    """The process of the request `ticket` has ended; `code` is negative for a signal."""
 
     ticket: int
     code: int
@@ -41,12 +41,12 @@ _KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in (ForkRequ
 
 
 def encode(message: Message) -> bytes:
-    """One line."""
+    """Returns the message as one line."""
     return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of `encode`. Raises ValueError for anything else."""
+    """Parses a line of `encode`. Raises ValueError for anything else."""
     fields = json.loads(line)
     try:
         kind = _KINDS[fields.pop("kind")]
@@ -58,12 +58,12 @@ def decode(line: bytes) -> Message:
 
 
 class LineBuffer:
-    """Cuts what arrives on a stream into lines."""
+    """Splits the data of a stream into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def add(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes."""
+        """Returns the lines that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return lines

@@ -1,4 +1,4 @@
-"""Names of the Prometheus metrics that the components serve: prefix `emberscale_`, base units, few labels."""
+"""The names of the components' Prometheus metrics: prefix `emberscale_`, base units, few labels."""
 
 SAMPLES_TOTAL = "emberscale_samples_total"
 BATCHES_TOTAL = "emberscale_batches_total"
@@ -65,6 +65,6 @@ BRAIN_BACKLOG_CHANGES = "emberscale_brain_backlog_changes"
 BRAIN_LOST_CHANGES_TOTAL = "emberscale_brain_lost_changes_total"
 
 WAITS = ("wait_read", "wait_pull", "wait")
-"""What training waits for: a batch that is being read, rows that are being pulled, or else, such as for staleness."""
+"""What training waits for: the read of a batch, the pull of its rows, or something else, such as staleness."""
 WORKER_STAGES = ("read", "plan", "pull", "compute", "push", *WAITS)
-"""What the threads of a worker spend their time on, as STAGE_SECONDS_TOTAL labels it; threads overlap."""
+"""The stages of a worker's threads, as STAGE_SECONDS_TOTAL labels them; threads overlap."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, GREY, "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
-"""Colours of things that are compared, in this order; each differs clearly from its neighbours."""
+"""The colours of compared items, in this order; each differs clearly from its neighbours."""
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -26,16 +26,16 @@ STYLE: dict[Any, Any] = {
 
 
 def headline(figure: "Figure", text: str) -> None:
-    """Writes the name of a whole picture above it."""
+    """Writes the title of a whole picture above it."""
     figure.suptitle(text, x=0.01, ha="left", fontsize=14, fontweight="bold")
 
 
 def subject(figure: "Figure", text: str) -> None:
-    """Says above a picture, in lines of plain text, what it is about."""
+    """Writes the subject of a picture above it, in lines of plain text."""
     figure.suptitle(text, x=0.01, ha="left", fontsize=11)
 
 
 def say_instead(axes: "Axes", why: str) -> None:
-    """Shows why there is nothing to draw, in the place of empty axes."""
+    """Writes why there is nothing to draw in the place of empty axes."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=GREY, linespacing=1.6)

@@ -43,7 +43,7 @@ MAGIC = 0x4D424D45
 VERSION = 6
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
-"""The most bytes of HELLO's payload and of its answer: an untrusted peer must not make a process reserve memory."""
+"""The most bytes of HELLO's payload and of its answer, so that no untrusted peer makes a process reserve memory."""
 
 MAX_TABLES = 1 << 16
 
@@ -61,9 +61,9 @@ class Kind(IntEnum):
     PUSH = 3
     COMPLETE = 4
     OPEN = 5
-    """Begins a connection of the row stream that `shard` names; answered with OK and where the receiver stands."""
+    """Begins a connection of the row stream `shard`; answered with OK and the number of processed items."""
     ITEM = 6
-    """Item number `batch` of a row stream; answered with OK and the number up to which all are dealt with."""
+    """Item number `batch` of a row stream; answered with OK and the number up to which all items are processed."""
 
 
 class Status(IntEnum):
@@ -101,7 +101,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def counts_bytes(tables: int) -> int:
-    """Bytes that `counts` takes in a payload, its padding included."""
+    """Returns the bytes of `counts` in a payload, including padding."""
     return (tables * 4 + 7) & ~7
 
 
@@ -122,13 +122,13 @@ class Hello:
     token: str
 
     def pack(self) -> bytes:
-        """The payload of HELLO."""
+        """Returns the payload of HELLO."""
         meant = self.incarnation.encode()
         return _HELLO.pack(self.session, len(meant)) + meant + self.token.encode()
 
     @classmethod
     def unpack(cls, payload: bytes) -> "Hello":
-        """The same from a payload. Raises WireError."""
+        """Parses the payload of HELLO. Raises WireError."""
         if len(payload) < _HELLO.size:
             raise WireError("HELLO ends before the session")
         session, length = _HELLO.unpack_from(payload)
@@ -144,8 +144,8 @@ class Header(NamedTuple):
 
     `kind` is a Kind in requests and a Status in answers. `generation` and `version` are those of the routing table that
     the sender used. `epoch`, `batch`, `shard` and `token` name the batch and the lease as the ledger does; a round has
-    `batches`, the first of which is `batch`. In the answer to a pull, `batches` is how many the next round may have.
-    The order of the fields is that of the frame.
+    `batches` batches from `batch` on. In the answer to a pull, `batches` is the most that the next round may have. The
+    fields are in the order of the frame.
     """
 
     kind: int
@@ -167,12 +167,12 @@ class Header(NamedTuple):
         return range(self.batch, self.batch + self.batches)
 
     def pack(self) -> bytes:
-        """The header as `HEADER_BYTES` bytes."""
+        """Returns the header as `HEADER_BYTES` bytes."""
         return _HEADER.pack(MAGIC, VERSION, *self)
 
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview) -> "Header":
-        """The header in the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
+        """Parses the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
         magic, wire_version, *fields = _HEADER.unpack_from(buffer)
         if magic != MAGIC:
             raise WireError("not a frame of Emberscale")

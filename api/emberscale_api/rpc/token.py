@@ -1,9 +1,9 @@
 """Every call carries a token and its sender's version; a call without the token is refused.
 
-The token that one job's master shows to the brain: it names the job, and the brain's key signs it.
+A job's master shows a token to the brain, which names the job and is signed with the brain's key.
 
-The operator and the brain share the key; whoever holds it may speak for all jobs. A job's token opens the calls that
-are about this job, and no others. It needs no register: it is of no use once its job is gone.
+The operator and the brain share the key; its holder may act for all jobs. A job's token opens only the calls about
+this job. No register of tokens is needed, since a token is useless once its job is gone.
 """
 
 import base64
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     AsyncServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
     UnaryInterceptor = grpc.UnaryUnaryClientInterceptor[Any, Any]
     StreamInterceptor = grpc.UnaryStreamClientInterceptor[Any, Any]
-else:  # generic in the stubs only
+else:  # generic only in the stubs
     ServerInterceptor = grpc.ServerInterceptor
     AsyncServerInterceptor = grpc.aio.ServerInterceptor
     UnaryInterceptor = grpc.UnaryUnaryClientInterceptor
@@ -45,14 +45,14 @@ class JobClaims:
 
 
 def job_token(key: str, claims: JobClaims) -> str:
-    """The token of a job, in ASCII: `job.<claims in base64url>.<HMAC-SHA256 in hex>`."""
+    """Returns the token of a job, in ASCII: `job.<claims in base64url>.<HMAC-SHA256 in hex>`."""
     document = json.dumps({"job_uid": claims.job_uid, "owner": claims.owner}, separators=(",", ":"))
     body = base64.urlsafe_b64encode(document.encode()).decode("ascii")
     return f"{_PREFIX}{body}.{_signature(key, body)}"
 
 
 def claims_of(key: str, token: str) -> JobClaims | None:
-    """The claims of a token that this key has signed; None for any other text. Compares in constant time."""
+    """Returns the claims of a token that this key signed; None for any other text. Compares in constant time."""
     if not token.startswith(_PREFIX):
         return None
     body, _, signature = token.removeprefix(_PREFIX).partition(".")
@@ -70,7 +70,7 @@ _METADATA_KEY = "authorization"
 _VERSION_KEY = "emberscale-version"
 _SCHEME = "Bearer "
 MAX_MESSAGE_BYTES = 256 << 20
-# A peer that a partition hides closes nothing: TCP would wait for minutes, and after the partition for as long again.
+# A peer behind a partition closes no connection: TCP would wait for minutes, and as long again after the partition.
 _NOTICES_DEAD_PEERS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -84,7 +84,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # the least time that a connection gets to be made; TCP, TLS and HTTP/2 take four round trips
+    # the least time for an attempt to connect; TCP, TLS and HTTP/2 take four round trips
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     *_NOTICES_DEAD_PEERS,
@@ -95,12 +95,12 @@ _log = structlog.get_logger()
 
 
 def tokens_match(given: str, expected: str) -> bool:
-    """Compares in constant time."""
+    """Compares two tokens in constant time."""
     return hmac.compare_digest(given.encode("utf-8"), expected.encode("utf-8"))
 
 
 class TokenCheck(ServerInterceptor):
-    """Refuses calls without a token (UNAUTHENTICATED), and of an incompatible version (FAILED_PRECONDITION).
+    """Refuses calls without the token (UNAUTHENTICATED), and from incompatible versions (FAILED_PRECONDITION).
 
     With an `operator_token`, which opens every call, `token` does not open the calls named in `steering`, such as
     `Scale` (PERMISSION_DENIED).
@@ -113,7 +113,7 @@ class TokenCheck(ServerInterceptor):
         self._versions = CallerVersions()
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Passes a call with the right token on, and answers any other itself."""
+        """Passes calls with the right token on, and answers all others itself."""
         given = bearer_token(handler_call_details)
         steers = bool(self._operator) and tokens_match(given, self._operator)
         if not steers and not tokens_match(given, self._expected):
