@@ -46,7 +46,7 @@ def flash_redis(job: Job) -> psutil.Process:
 def assert_recovers(job: Job, times: int = 1) -> None:
     """Waits until the job has recovered this many times in all, and trains on."""
     assert job.wait_for(lambda: job.status().recoveries == times)
-    assert job.trains_on()
+    assert job.trains_on_since(job.status())
 
 
 def test_a_redis_that_hangs_holds_up_nothing_and_dead_servers_take_the_job_back_to_what_it_has(

@@ -107,6 +107,6 @@ def test_a_master_that_dies_while_rows_are_rebuilt_is_followed_by_another(make_j
     for process in [job.member("ps", 0), job.member("ps", 2)]:
         process.send_signal(signal.SIGKILL)
     assert job.wait_for(lambda: job.status().recoveries == before.recoveries + 1)
-    assert job.trains_on(5_000)
+    assert job.trains_on_since(job.status())
     finished = job.stop()
     assert finished.summary["recoveries"] == before.recoveries + 1

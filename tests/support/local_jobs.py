@@ -157,6 +157,13 @@ class Job:
         before = self.samples()
         return self.wait_for(lambda: self.samples() > before + samples)
 
+    def trains_on_since(self, before: pb.JobStatus, samples: int = 5_000) -> bool:
+        """Waits until the master has committed this many more samples than in an earlier status.
+
+        metrics.csv still has the samples from before a roll-back for a second. False if the job ended first.
+        """
+        return self.wait_for(lambda: self.status().samples > before.samples + samples)
+
     def stop(self) -> "Finished":
         """Interrupts the job, which then saves; checks that every server has applied each saved sample exactly once."""
         self.interrupt()
