@@ -108,6 +108,8 @@ def test_the_labels_of_a_profile_stay_apart(shares: tuple[float, float, float, f
 
 
 def test_a_plan_without_measurements_says_so_in_the_place_of_empty_axes() -> None:
-    for axes in plan_figure(pb.PlanExplanation()).axes:
+    figure = plan_figure(pb.PlanExplanation())
+    assert figure.axes
+    for axes in figure.axes:
         assert not axes.axison
-        assert [text.get_text() for text in axes.texts] != [""]
+        assert any(text.get_text() for text in axes.texts)

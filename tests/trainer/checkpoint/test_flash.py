@@ -291,7 +291,9 @@ def test_every_key_has_the_prefix_of_the_job_and_expires(server: FlashServer) ->
     trained = Trained(server.url)
     trained.push([1, 2, 3])
     trained.save("flash-00000001")
-    for key in server.client.scan_iter():
+    keys = list(server.client.scan_iter())
+    assert keys
+    for key in keys:
         assert key.startswith(f"emberscale:{UID}:flash:".encode())
         assert 0 < server.client.ttl(key) <= FLASH_KEPT_SECONDS
 
