@@ -106,7 +106,7 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
 
     assert other.poll() is None
     assert other.pid is not None
-    psutil.Process(other.pid).parent().kill()  # the server, which is still alive
+    psutil.Process(other.pid).parent().kill()  # type: ignore[union-attr]  # the server, which is still alive
     eventually(lambda: other.poll() == -signal.SIGKILL)
     pid = other.pid
     eventually(lambda: not psutil.pid_exists(pid))
