@@ -3,7 +3,6 @@
 Each starts real processes, trains long enough to be measured and changes shape, which takes half a minute.
 """
 
-import json
 import os
 import time
 import tomllib
@@ -13,10 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
-from typer.testing import CliRunner
 
 from certificates import certificate_folder
-from emberscale._cli import app
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
@@ -26,7 +23,7 @@ from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, S
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_operator.local.brain import default_database
-from local_jobs import BATCH, Job
+from local_jobs import BATCH, Job, emberscale_here
 
 PLUGIN = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "planner-plugin"
 OPEN: dict[str, Any] = {
@@ -84,8 +81,8 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
     assert (plan["ps"], plan["worker"]) != ({"replicas": 1, "cpu": 0.5}, {"replicas": 1, "cpu": 0.5})
     audit = job.exact_audit()
     assert audit["once"] == finished.summary["expected_samples"]
-    explained = CliRunner().invoke(app, ["explain-plan", str(job.run_folder), "--output", "json"])
-    assert explained.exit_code == 0, explained.output
+    explained = emberscale_here("explain-plan", str(job.run_folder), "--output", "json")
+    assert explained.returncode == 0, explained.stderr
     assert '"front"' in explained.stdout
 
 
@@ -94,14 +91,6 @@ def refusal(address: str, authority: bytes | None) -> grpc.StatusCode:
     with open_channel(address, "a guess", authority) as channel, pytest.raises(grpc.RpcError) as raised:
         MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=20)
     return raised.value.code()
-
-
-def master_address(job: Job) -> str:
-    """Reads the address from the master's log."""
-    log = job.run_folder / "logs" / "master-0.log"
-    job.wait_for(lambda: log.exists() and '"serving"' in log.read_text())
-    (line,) = (line for line in log.read_text().splitlines() if '"serving"' in line)
-    return str(json.loads(line)["address"])
 
 
 @pytest.mark.timeout(1200)
@@ -115,7 +104,8 @@ def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_l
     job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 4}})
     settings = ("planner.name=fair-share", "cluster.cpu=8", "bounds.maxWorkerCpu=1", "bounds.maxPsCpu=1")
     job.start(*(part for setting in (*settings, "planning.interval=1s") for part in ("--brain-set", setting)))
-    address = master_address(job)
+    assert job.wait_for(job.master_addresses)
+    (address,) = job.master_addresses()
     assert refusal(address, (certificates / "ca.crt").read_bytes()) is grpc.StatusCode.UNAUTHENTICATED
     assert refusal(address, None) is grpc.StatusCode.UNAVAILABLE
     finished = job.finish()

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from emberscale._cli import app
 from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_jobmaster.statistics import auc
 from emberscale_trainer.worker.statistics import add_to_histogram
-from local_jobs import Finished
+from local_jobs import Finished, emberscale_here
 
 # A whole job with real processes, though shared with other tests; exporting takes torch.export some seconds.
 pytestmark = pytest.mark.timeout(1200)
@@ -30,8 +28,8 @@ runpy.run_path("predict.py", run_name="__main__")
 def test_the_documented_script_predicts_what_the_job_evaluated(
     trained: Finished, dataset: Path, tmp_path: Path
 ) -> None:
-    exported = CliRunner().invoke(app, ["export", str(trained.job.run_folder), str(tmp_path / "served")])
-    assert exported.exit_code == 0, exported.stderr
+    exported = emberscale_here("export", str(trained.job.run_folder), str(tmp_path / "served"))
+    assert exported.returncode == 0, exported.stderr
     (script,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     (tmp_path / "predict.py").write_text(script)
     served = subprocess.run(

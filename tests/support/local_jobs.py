@@ -118,12 +118,16 @@ class Job:
         assert self.wait_for(lambda: title in map(_title, self.members(role)))
         return next(one for one in self.members(role) if _title(one) == title)
 
+    def master_addresses(self) -> list[str]:
+        """Returns the address of each master so far, oldest first, from their log."""
+        log = self.run_folder / "logs" / "master-0.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [json.loads(line)["address"] for line in lines if '"serving"' in line]
+
     def status(self) -> pb.JobStatus:
         """Asks the master for the job's status."""
-        log = self.run_folder / "logs" / "master-0.log"
-        served = [line for line in log.read_text().splitlines() if '"serving"' in line]
         token = RunFolder(self.run_folder).token.read_text()
-        with open_channel(json.loads(served[-1])["address"], token) as channel:
+        with open_channel(self.master_addresses()[-1], token) as channel:
             return MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=60, wait_for_ready=True)
 
     def kill(self, role: str, choice: random.Random) -> bool:
@@ -136,7 +140,7 @@ class Job:
         return bool(members)
 
     def audit(self) -> dict[str, Any]:
-        audited = CliRunner().invoke(app, ["audit", str(self.run_folder), "--output", "json"])
+        audited = emberscale_here("audit", str(self.run_folder), "--output", "json")
         assert audited.stdout, audited.stderr
         result: dict[str, Any] = json.loads(audited.stdout)
         return result
