@@ -77,15 +77,36 @@ class CheckpointFolder:
         return manifest
 
     def _check_sizes(self, identifier: str, files: Iterable[CheckpointFile]) -> None:
-        """Raises DamagedCheckpointError if a file of a checkpoint is missing or has another size."""
+        """Raises DamagedCheckpointError if a file of a checkpoint is missing or has another size.
+
+        Lists each checkpoint's folder once: on a store of objects, a request for each of thousands of files takes
+        longer than the master waits.
+        """
+        self._filesystem.invalidate_cache()  # another process may have removed what was there before
+        listings: dict[str, dict[str, int]] = {}
         for file in files:
-            place = f"{self._root}/{file.checkpoint or identifier}/{file.path}"
+            folder = f"{self._root}/{file.checkpoint or identifier}"
+            place = f"{folder}/{file.path}"
+            if folder not in listings:
+                listings[folder] = self._sizes(folder)
+            size = listings[folder].get(place)
             try:
-                size = self._filesystem.size(place)
+                size = self._filesystem.size(place) if size is None else size
             except FileNotFoundError:
                 raise DamagedCheckpointError(f"{place}: is missing") from None
             if size != file.bytes:
                 raise DamagedCheckpointError(f"{place}: has {size} bytes, and should have {file.bytes}")
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        """The sizes of the files below a folder, by path; empty if there is none.
+
+        Many file systems leave out what they cannot list at present, so a file that is not here may still exist.
+        """
+        try:
+            found = self._filesystem.find(folder, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path: entry["size"] for path, entry in found.items() if entry.get("size") is not None}
 
     def write(self, manifest: CheckpointManifest) -> None:
         """Completes a checkpoint by writing its manifest atomically.
@@ -95,7 +116,6 @@ class CheckpointFolder:
         completed a checkpoint of this id. Raises DamagedCheckpointError if a file of an earlier checkpoint on which it
         builds is missing.
         """
-        self._filesystem.invalidate_cache()  # another process may have removed what was there before
         self._check_sizes(manifest.id, [file for file in manifest.files if file.checkpoint])
         content = manifest.to_json().encode()
         path = self._manifest_path(manifest.id)

@@ -1,13 +1,17 @@
 """The folder of checkpoints: what counts as complete, what is refused, what is removed."""
 
 import errno
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 from tests.jobmaster.fakes import job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, EpochApplied
@@ -362,3 +366,122 @@ def test_nothing_builds_on_a_file_that_was_there_the_last_time() -> None:
     del RememberingFileSystem.store[lost]
     with pytest.raises(DamagedCheckpointError, match="00000001/ps-0/rows: is missing"):
         folder.write(manifest("00000003", files=base, format_version=2))
+
+
+class CountingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """In memory; counts the requests that a store of objects would get, and fails those that `fails` names."""
+
+    protocol = "counting"
+    store: dict[str, Any] = {}  # noqa: RUF012  # as MemoryFileSystem has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    requests = 0
+    fails: frozenset[str] = frozenset()
+
+    @classmethod
+    def asked(cls, what: str) -> None:
+        cls.requests += 1
+        if what in cls.fails:
+            raise OSError(errno.EIO, "the store has an error")
+
+    def info(self, path: str, **options: Any) -> Any:
+        self.asked("info")
+        return super().info(path, **options)
+
+    def ls(self, path: str, **options: Any) -> Any:
+        self.asked("ls")
+        return super().ls(path, **options)
+
+    def find(self, path: str, **options: Any) -> Any:
+        self.asked("find")
+        return super().find(path, **options)
+
+    def cat_file(self, path: str, **options: Any) -> Any:
+        self.asked("cat_file")
+        return super().cat_file(path, **options)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> Any:
+        self.asked("pipe_file")
+        return super().pipe_file(path, value, mode, **options)
+
+
+class WalkingFileSystem(CountingFileSystem):
+    """Lists folder by folder and leaves out those whose listing fails, as many file systems of fsspec do."""
+
+    protocol = "walking"
+
+    def find(self, path: str, **options: Any) -> Any:
+        return AbstractFileSystem.find(self, path, **options)
+
+
+fsspec.register_implementation("counting", CountingFileSystem, clobber=True)
+fsspec.register_implementation("walking", WalkingFileSystem, clobber=True)
+
+
+@pytest.fixture(params=["counting", "walking"])
+def stored(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CheckpointFolder:
+    """A folder in memory with checkpoint 1, which has 500 files of 5 servers, and the files of one that adds 5."""
+    CountingFileSystem.store.clear()
+    monkeypatch.setattr(CountingFileSystem, "requests", 0)
+    monkeypatch.setattr(CountingFileSystem, "fails", frozenset())
+    folder = CheckpointFolder(f"{request.param}://checkpoints")
+    for identifier, count in (("00000001", 100), ("00000002", 1)):
+        for server, number in product(range(5), range(count)):
+            folder._filesystem.pipe_file(f"{folder._root}/{identifier}/ps-{server}/rows-{number}", b"rows")
+    folder.write(manifest("00000001", ps_count=5, files=listed(100)))
+    return folder
+
+
+def listed(count: int, checkpoint: str = "") -> tuple[CheckpointFile, ...]:
+    """The files of 5 servers, `count` of each."""
+    return tuple(
+        CheckpointFile(path=f"ps-{server}/rows-{number}", bytes=4, crc32=9, checkpoint=checkpoint)
+        for server, number in product(range(5), range(count))
+    )
+
+
+def incremental(**changes: Any) -> CheckpointManifest:
+    """The manifest of a checkpoint that builds on all files of checkpoint 1."""
+    files = (*listed(1), *listed(100, "00000001"))
+    return manifest("00000002", ps_count=5, format_version=2, files=files, **changes)
+
+
+def requests(call: Callable[[], object]) -> int:
+    before = CountingFileSystem.requests
+    call()
+    return CountingFileSystem.requests - before
+
+
+def test_a_checkpoint_takes_no_more_requests_than_it_has_folders_and_a_few(stored: CheckpointFolder) -> None:
+    assert requests(lambda: stored.read("00000001")) <= 5 + 3
+    assert requests(lambda: stored.write(incremental())) <= 5 + 5
+    assert requests(lambda: stored.read("00000002")) <= 2 * 5 + 4
+
+
+def test_a_missing_folder_is_found_without_a_request_for_each_of_its_files(stored: CheckpointFolder) -> None:
+    for path in [path for path in CountingFileSystem.store if "00000001/ps-3/" in path]:
+        del CountingFileSystem.store[path]
+
+    def read() -> None:
+        with pytest.raises(DamagedCheckpointError, match="00000001/ps-3/rows-0: is missing"):
+            stored.read("00000001")
+
+    assert requests(read) <= 5 + 4
+
+
+@pytest.mark.parametrize("fails", [{"find", "ls"}, {"find", "ls", "info"}, {"ls", "info"}])
+def test_a_store_that_cannot_be_listed_damages_no_checkpoint(
+    stored: CheckpointFolder, monkeypatch: pytest.MonkeyPatch, fails: set[str]
+) -> None:
+    monkeypatch.setattr(CountingFileSystem, "fails", frozenset(fails))
+    for call in (lambda: stored.read("00000001"), lambda: stored.write(incremental())):
+        with suppress(OSError):  # raised where the file system says so, and passes
+            call()
+    monkeypatch.setattr(CountingFileSystem, "fails", frozenset())
+    assert stored.read("00000001").number == 1
+
+
+def test_a_file_that_a_listing_leaves_out_is_not_missing(
+    stored: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(stored._filesystem), "find", lambda *_, **__: {})
+    assert stored.read("00000001").number == 1
