@@ -122,6 +122,11 @@ class Membership:
         present = self.server(server.index)
         return present is not None and present.incarnation == server.incarnation
 
+    def keeps(self, server: PsAddress) -> bool:
+        """Whether a server of a routing table still has its slot, alive or silent: it may speak again."""
+        process = self.slot(Role.PS, server.index).process
+        return process is not None and process.incarnation == server.incarnation
+
     def register(self, role: Role, index: int, process: Process) -> "Membership":
         """Puts a process in its slot and replaces its predecessor. Registering twice has no further effect.
 

@@ -215,7 +215,7 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
         rounds=rounds,
     )
     state = state.without(operation).untroubled(KIND)
-    left = tuple(server for server in (*state.routing.left, *operation.leavers) if state.members.has(server))
+    left = tuple(server for server in (*state.routing.left, *operation.leavers) if state.members.keeps(server))
     state = replace(state, routing=Routing(operation.table, True, left, operation.shares))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
     state = _sized(state, operation)

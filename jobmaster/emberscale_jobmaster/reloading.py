@@ -184,7 +184,7 @@ def on_switched(
     if operation.table is None or len(operation.done) < len(operation.parties):
         return state.having(operation), ()
     lost = _forgotten(state, spec, operation, operation.applied)
-    left = tuple(one for one in state.routing.left if state.members.has(one))
+    left = tuple(one for one in state.routing.left if state.members.keeps(one))
     state = replace(
         state.without(operation),
         routing=Routing(operation.table, True, left, state.routing.shares),

@@ -62,7 +62,7 @@ NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owne
 class Routing:
     """The routing table, and whether every parameter server has adopted it. A table without servers assigns nothing.
 
-    * `left`: servers that have given away all that they owned in this generation.
+    * `left`: servers that have given away all that they owned in this generation, and may still speak.
     * `shares`: the shares by which the table was planned, by index; empty: all servers have equal shares.
     """
 

@@ -10,7 +10,7 @@ from emberscale_api.routing import BUCKETS
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import moving, retry
 from emberscale_jobmaster.effects import CallServer, CopyCall
-from emberscale_jobmaster.events import Advised, DrainWanted, HeartbeatReceived
+from emberscale_jobmaster.events import Advised, DrainWanted, Exited, HeartbeatReceived
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from eventually import unwrap
@@ -49,6 +49,33 @@ def test_a_late_heartbeat_of_a_server_that_has_left_changes_nothing() -> None:
         driven.tell(HeartbeatReceived(now=driven.now, member=left.member, generation=generation, version=version))
     assert driven.job.recoveries == 0
     assert driven.job.routing.ready
+
+
+def test_a_server_that_has_left_and_is_silent_during_another_move_may_speak_again() -> None:
+    driven = training(3)
+    left = driven.ps[2].member
+    driven.plan(2)
+    driven.quiet.add(left.slot)
+    driven.pass_time(20)
+    assert driven.job.members.process(Role.PS, 2) is None
+    version, leaving = driven.job.routing.table.version, driven.ps[1].member
+    driven.tell(DrainWanted(now=driven.now, index=1, incarnation=leaving.incarnation, why="its node goes"))
+    driven.pass_time(5)
+    assert driven.job.routing.table.version > version
+    driven.quiet.discard(left.slot)
+    driven.pass_time(2)
+    assert driven.job.members.process(Role.PS, 2) is not None
+    assert driven.job.recoveries == 0
+
+
+def test_a_server_that_has_left_is_forgotten_with_the_next_move_after_its_end() -> None:
+    driven = training(4)
+    left = driven.ps[3].member
+    driven.plan(3)
+    driven.quiet.add(left.slot)
+    driven.tell(Exited(now=driven.now, member=left, exit_code=0, reason="Completed"))
+    driven.plan(2)
+    assert [server.index for server in driven.job.routing.left] == [2]
 
 
 def test_a_server_that_dies_while_it_joins_fails_the_barrier_and_not_the_job() -> None:

@@ -196,3 +196,25 @@ def _told(shares: tuple[ForgottenShare, ...], kind: str, number: int) -> set[int
         for first, stop in part.ranges
         for batch in range(first, stop)
     }
+
+
+def test_a_server_that_has_left_and_is_silent_during_a_reload_may_speak_again() -> None:
+    driven = Driven(servers=2, interval=20.0, target_pls=1.0, sizes_open=True)
+    driven.start()
+    driven.plan(3)
+    driven.join(Role.PS, 2)
+    driven.plan(2)
+    driven.train(20)
+    driven.pass_time(22)
+    left = driven.ps[2].member
+    driven.quiet.add(left.slot)
+    driven.pass_time(20)
+    assert driven.job.members.process(Role.PS, 2) is None
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert driven.job.reloads == 1
+    driven.quiet.discard(left.slot)
+    driven.pass_time(2)
+    assert driven.job.members.process(Role.PS, 2) is not None
+    assert driven.job.recoveries == 0
