@@ -1,6 +1,6 @@
 """The members of a job: one slot per role and index, held by one incarnation at a time.
 
-An incarnation that was superseded, or whose end was reported, is never accepted again. A silent member may return,
+An incarnation that was superseded, or whose end was reported, is not accepted again. A silent member may return,
 without its leases.
 """
 
@@ -11,6 +11,13 @@ from enum import StrEnum
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.routing import PsAddress
+
+REMEMBERED = 64
+"""How many incarnations a slot remembers, the newest, since every save of the job's state has them all.
+
+Refused calls and repeated reports come from incarnations that ended lately. An older one would be told to register, and
+would take the slot; but the operator ends the process of a slot before it starts so many successors.
+"""
 
 
 class UnknownMemberError(Exception):
@@ -74,7 +81,12 @@ class Drain:
 
 @dataclass(frozen=True)
 class Slot:
-    """One role and index: the process that holds it, if any, and all incarnations that may no longer hold it."""
+    """One role and index: the process that holds it, if any, and incarnations that may no longer hold it.
+
+    * `past`: the newest incarnations that were superseded or expelled, or whose end was reported.
+    * `exits`: the newest incarnations that the operator reported as ended; a repeated report counts once.
+    * `given_up`: the incarnation to replace because it is silent or stuck; empty if there is none.
+    """
 
     role: Role
     index: int
@@ -82,9 +94,7 @@ class Slot:
     registrations: int = 0
     past: tuple[str, ...] = ()
     exits: tuple[str, ...] = ()
-    """Incarnations that the operator reported as ended; a repeated report counts once."""
     given_up: str = ""
-    """The incarnation to replace because it is silent or stuck; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,7 @@ class Membership:
         if before is not None and before.incarnation == process.incarnation:
             return self._with(replace(slot, process=process, given_up=""))
         slot = replace(slot, given_up="")
-        past = slot.past if before is None else (*slot.past, before.incarnation)
+        past = slot.past if before is None else _with_newest(slot.past, before.incarnation)
         return self._with(replace(slot, process=process, past=past, registrations=slot.registrations + 1))
 
     def check(self, member: MemberId) -> Process:
@@ -167,7 +177,7 @@ class Membership:
         """Expels a member that speaks but makes no progress: it is refused and replaced from now on."""
         self.check(member)
         slot = self.slot(member.role, member.index)
-        past = (*slot.past, member.incarnation)
+        past = _with_newest(slot.past, member.incarnation)
         return self._with(replace(slot, process=None, past=past, given_up=member.incarnation))
 
     def given_up(self) -> tuple[MemberId, ...]:
@@ -191,10 +201,15 @@ class Membership:
         current = slot.process
         if current is not None and current.incarnation == member.incarnation:
             current = None
-        past = slot.past if member.incarnation in slot.past else (*slot.past, member.incarnation)
+        past = _with_newest(slot.past, member.incarnation)
         given_up = "" if slot.given_up == member.incarnation else slot.given_up
-        exits = (*slot.exits, member.incarnation)
+        exits = _with_newest(slot.exits, member.incarnation)
         return self._with(replace(slot, process=current, past=past, exits=exits, given_up=given_up))
 
     def _with(self, slot: Slot) -> "Membership":
         return Membership({**self.slots, slot_name(slot.role, slot.index): slot})
+
+
+def _with_newest(known: tuple[str, ...], incarnation: str) -> tuple[str, ...]:
+    """Returns the incarnations with another one, without those that are too old to be remembered."""
+    return known if incarnation in known else (*known, incarnation)[-REMEMBERED:]

@@ -1,4 +1,5 @@
 import pytest
+from pydantic import TypeAdapter
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.membership import Membership, Process, SupersededMemberError, UnknownMemberError
@@ -80,3 +81,27 @@ def test_the_end_of_an_old_incarnation_leaves_the_new_one_alone() -> None:
     members = Membership().register(Role.WORKER, 0, process("a")).register(Role.WORKER, 0, process("b"))
     members = members.exited(member("a"))
     assert members.check(member("b")).alive
+
+
+def replaced(times: int) -> Membership:
+    """A slot whose process was replaced this many times; the operator has reported the end of each but the last."""
+    members = Membership()
+    for number in range(times + 1):
+        members = members.register(Role.WORKER, 0, process(f"{number:04}"))
+        if number < times:
+            members = members.exited(member(f"{number:04}"))
+    return members
+
+
+def test_a_slot_takes_no_more_room_however_often_its_process_is_replaced() -> None:
+    few, many = (len(TypeAdapter(Membership).dump_json(replaced(times))) for times in (100, 1000))
+    assert many - few <= 1  # the number of registrations has one digit more
+
+
+def test_of_many_replaced_incarnations_the_newest_are_refused_and_their_ends_count_once() -> None:
+    members = replaced(1000)
+    for number in range(1000 - 64, 1000):
+        with pytest.raises(SupersededMemberError):
+            members.register(Role.WORKER, 0, process(f"{number:04}"))
+        assert members.exited(member(f"{number:04}")) is members
+    assert members.check(member("1000")).alive
