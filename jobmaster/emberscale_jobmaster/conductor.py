@@ -14,6 +14,7 @@ from emberscale_jobmaster.effects import (
     Effect,
     FindCheckpoint,
     PruneCheckpoints,
+    SwitchCall,
     WriteManifest,
 )
 from emberscale_jobmaster.flash_manifests import FlashManifests
@@ -62,8 +63,8 @@ class Conductor:
     def _begin(self, effect: Effect) -> None:
         match effect:
             case CallServer(request=request):
-                if isinstance(request, AssignCall):
-                    self._servers.forget(keep=request.table.servers)
+                if isinstance(request, AssignCall | SwitchCall):  # a table comes into force: some may be replaced
+                    self._servers.forget(keep=self._runtime.snapshot()[0].members.servers())
                 self._servers.start(effect)
             case FindCheckpoint() | WriteManifest() | PruneCheckpoints() | DeleteCheckpoint():
                 if self._storage is not None:

@@ -125,7 +125,7 @@ class Membership:
         process = self.process(Role.PS, index)
         if process is None:
             return None
-        return PsAddress(index, process.incarnation, process.data_address, process.control_address)
+        return _address(index, process)
 
     def has(self, server: PsAddress) -> bool:
         """Whether a server of a routing table is alive and no other process has taken its slot."""
@@ -136,6 +136,11 @@ class Membership:
         """Whether a server of a routing table still has its slot, alive or silent: it may speak again."""
         process = self.slot(Role.PS, server.index).process
         return process is not None and process.incarnation == server.incarnation
+
+    def servers(self) -> tuple[PsAddress, ...]:
+        """The parameter servers that have a slot, alive or silent."""
+        found = ((slot.index, slot.process) for slot in self.slots.values() if slot.role is Role.PS)
+        return tuple(_address(index, process) for index, process in found if process is not None)
 
     def register(self, role: Role, index: int, process: Process) -> "Membership":
         """Puts a process in its slot and replaces its predecessor. Registering twice has no further effect.
@@ -208,6 +213,10 @@ class Membership:
 
     def _with(self, slot: Slot) -> "Membership":
         return Membership({**self.slots, slot_name(slot.role, slot.index): slot})
+
+
+def _address(index: int, server: Process) -> PsAddress:
+    return PsAddress(index, server.incarnation, server.data_address, server.control_address)
 
 
 def _with_newest(known: tuple[str, ...], incarnation: str) -> tuple[str, ...]:
