@@ -1,14 +1,17 @@
 """Row streams over real sockets, through a proxy that breaks connections."""
 
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from certificates import certificates
 from emberscale_api.wire import Header, Kind, Status
@@ -17,7 +20,14 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
 from emberscale_trainer.stream import sender as sender_module
 from emberscale_trainer.stream.receiver import Deliver
-from emberscale_trainer.transport import Buffer, Connection, ConnectionLostError, accept_connection, listen
+from emberscale_trainer.transport import (
+    Buffer,
+    Connection,
+    ConnectionLostError,
+    accept_connection,
+    listen,
+    open_connection,
+)
 from eventually import eventually
 
 SECONDS = 60.0
@@ -315,6 +325,60 @@ def test_a_stream_for_which_there_is_no_thread_is_tried_again(
     deliver(send(address), item(0))
     assert refused.is_set()
     assert len(received.items) == 1
+
+
+class Refusal:
+    """Refuses connections while it is set, and counts the attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.attempts = 0
+        self.refuses = True
+        self.opened: list[Connection] = []
+        self._open = open_connection
+        monkeypatch.setattr(sender_module, "open_connection", self.open)
+        monkeypatch.setattr(sender_module, "_FIRST_PAUSE", 0.001)
+        monkeypatch.setattr(sender_module, "_LONGEST_PAUSE", 0.002)
+
+    def open(self, address: str, context: ssl.SSLContext | None, seconds: float) -> Connection:
+        self.attempts += 1
+        if self.refuses:
+            raise ConnectionLostError("connection refused")
+        self.opened.append(self._open(address, context, seconds))
+        return self.opened[-1]
+
+
+def told(logs: list[MutableMapping[str, Any]]) -> list[int]:
+    """The numbers of attempts that are logged."""
+    return [entry["attempts"] for entry in logs if entry["event"] == "stream_broke"]
+
+
+def test_a_server_that_refuses_all_connections_is_logged_ever_less(
+    address: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Refusal(monkeypatch)
+    with capture_logs() as logs:
+        sender = send(address)
+        eventually(lambda: refusal.attempts > 128)
+        sender.close()
+    assert told(logs)[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert len(told(logs)) <= refusal.attempts.bit_length()
+
+
+def test_a_stream_that_breaks_again_after_it_got_on_is_logged_at_once(
+    received: Received, address: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Refusal(monkeypatch)
+    with capture_logs() as logs:
+        sender = send(address)
+        eventually(lambda: refusal.attempts > 4)
+        refusal.refuses = False
+        deliver(sender, item(0))
+        before = len(told(logs))
+        refusal.refuses = True
+        refusal.opened[-1].hang_up()
+        eventually(lambda: len(told(logs)) > before)
+        sender.close()
+    assert told(logs)[before] == 1
 
 
 @pytest.mark.parametrize("answers", [0, 1], ids=["HELLO", "OPEN"])

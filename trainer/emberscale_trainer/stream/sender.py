@@ -164,17 +164,22 @@ class StreamSender:
             raise StreamLostError("the stream is closed")
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        """Connects again and again, and logs the first failure and those whose number has doubled, until it gets on."""
+        pause, attempts = _FIRST_PAUSE, 0
         while not self._closed and self._problem is None:
-            before = self._window.acknowledged_count
+            before, problem = self._window.acknowledged_count, ""
             try:
                 self._serve()
             except (ConnectionLostError, OSError, MemoryError) as error:
-                log.info("stream_broke", address=self._address, problem=str(error))
+                problem = str(error) or type(error).__name__
             except (StreamLostError, WireError, ValueError) as error:
                 self._end(error)
                 return
-            pause = _FIRST_PAUSE if self._window.acknowledged_count > before else min(2 * pause, _LONGEST_PAUSE)
+            gets_on = self._window.acknowledged_count > before
+            pause = _FIRST_PAUSE if gets_on else min(2 * pause, _LONGEST_PAUSE)
+            attempts = (0 if gets_on else attempts) + bool(problem)
+            if problem and attempts.bit_count() == 1:  # a server may be out of reach for as long as the job runs
+                log.info("stream_broke", address=self._address, problem=problem, attempts=attempts)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
 
