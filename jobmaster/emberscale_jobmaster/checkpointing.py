@@ -3,6 +3,7 @@
     BARRIER -> SAVE -> WRITE -> done
        a server that fails or disagrees -> the barrier is released, the files are removed, another begins later
        a manifest that cannot be written -> retried: the files are there
+       a later one that is complete first -> given up: it would take the job back
        failing for too long -> a final checkpoint fails the job, a suspension rests at the previous checkpoint
 
 The next master undoes a barrier, and continues the phases after it.
@@ -265,7 +266,11 @@ def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Sav
 def on_manifest_written(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float
 ) -> tuple[JobState, tuple[Effect, ...]]:
-    """Completes the checkpoint, whose manifest is written, and continues with its purpose."""
+    """Completes the checkpoint, whose manifest is written, and continues with its purpose.
+
+    A persistent one ends those that began before it. The storage may still write their manifests: the folder then has
+    another older checkpoint, or pruning has removed theirs, and nothing is written.
+    """
     seconds = now - operation.began_at
     cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
     listed = [file for files in operation.files.values() for file in files]
@@ -300,7 +305,8 @@ def on_manifest_written(
         next_operation=pruning.id + 1,
     )
     for taking in state.checkpointings:
-        if taking.is_for_priority:  # it completes an older checkpoint, and pruning removes its folder
+        is_older = not taking.is_flash and taking.id < operation.id  # its late manifest would take the job back
+        if taking.is_for_priority or is_older:  # saved rows complete an older checkpoint, and pruning removes them
             state = state.without(taking)
     state = state.without(operation).untroubled(*_PERSISTENT, CheckpointPurpose.PRIORITY).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds, operation.weight_bits)
