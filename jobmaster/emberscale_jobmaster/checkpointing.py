@@ -44,7 +44,8 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import fail, suspend
-from emberscale_jobmaster.state import JobState, Stage, allowed_pls, committed_samples, newest_flash
+from emberscale_jobmaster.ranges import minus
+from emberscale_jobmaster.state import JobState, Stage, allowed_pls, applied_batches, committed_samples, newest_flash
 
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of a barrier."""
@@ -75,7 +76,12 @@ def interval(state: JobState, spec: TrainingJobSpec) -> float:
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Begins a checkpoint if one is due and none is under way; ends a suspension that cannot take one."""
+    """Begins a checkpoint if one is due and none is under way; ends a suspension that cannot take one.
+
+    If a periodic checkpoint or a save of priority rows would hold nothing new, the next interval begins instead. It
+    would hold pushes for nothing, and pruning would remove an older checkpoint for it. Flash checkpoints are taken
+    though nothing is new: Redis forgets them.
+    """
     if state.over or state.ends_with is not None:
         return state
     is_whole = state.routing.ready and state.rebuilding is None
@@ -85,13 +91,17 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         is_patient = is_rebuilt or now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
         waits = _would_lose(state) and spec.checkpoint.uri is not None and is_patient
         return state if waits else suspend(state, spec)
-    begun = _begun(state, spec, _due(state, spec, now), now) if can_save else state
+    due = _due(state, spec, now) if can_save else None
+    begun = _begun(state, spec, due, now)
+    if begun is not state and due is CheckpointPurpose.PERIODIC and _has_all(state, spec):
+        state = begun = replace(state, checkpointed_at=now)
     wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
     if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
     if begun is state and wants_flash and _wants_priority(state, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.PRIORITY, now)
-        begun = begun if begun is state else replace(begun, priority=replace(begun.priority, began_at=now))
+        if begun is not state:
+            begun = replace(state if _has_all(state, spec) else begun, priority=replace(state.priority, began_at=now))
     return begun
 
 
@@ -101,6 +111,19 @@ def _wants_priority(state: JobState, spec: TrainingJobSpec, now: float) -> bool:
         return False
     is_due = priority.is_due(state.priority, spec, state.checkpointed_at, interval(state, spec), now)
     return is_due and allowed_pls(state, spec) > 0
+
+
+def _has_all(state: JobState, spec: TrainingJobSpec) -> bool:
+    """Whether the newest checkpoint in the folder is this job's own and sound, and holds all that the job has done.
+
+    Another job may remove its checkpoint at any time. This compares whole epochs, and is called once in an interval.
+    """
+    newest, held = state.checkpoint, state.restored
+    if not newest or is_flash(newest) or newest in state.damaged:
+        return False
+    if (state.evaluations, state.forgotten) != (held.evaluations, held.forgotten):
+        return False
+    return not minus(applied_batches(state, spec), held.applied)
 
 
 def _would_lose(state: JobState) -> bool:

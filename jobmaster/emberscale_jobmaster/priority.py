@@ -19,7 +19,7 @@ class PriorityRows:
     * `checkpoint`: its id. `generation`: of the history that the saves belong to.
     * `saves`: their ids, oldest first.
     * `applied`: the batches that the rows of the newest have seen.
-    * `began_at`: when the last attempt began, on the job's clock.
+    * `began_at`: when the last attempt began, or would have had nothing to save, on the job's clock.
     """
 
     checkpoint: str = ""

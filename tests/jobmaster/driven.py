@@ -379,6 +379,13 @@ class Driven:
                     HeartbeatReceived(now=self.now, member=member, leases={task.token: self.committed[task.token]})
                 )
 
+    def train_for(self, seconds: float, every: float = 5.0) -> None:
+        """Lets time pass, in which a worker trains a batch every few seconds."""
+        end = self.now + seconds
+        while end - self.now >= TICK:
+            self.train(1)
+            self.pass_time(min(every, end - self.now))
+
     def train_all(self) -> None:
         while self.job.stage is Stage.TRAIN:
             self.train(1)

@@ -88,7 +88,7 @@ def test_a_chain_has_the_fewest_bits_of_its_files() -> None:
 
 
 def driven(mode: str, changed_bytes: int = 2) -> Driven:
-    driven = Driven(interval=INTERVAL, incremental=mode, changed_bytes=changed_bytes)
+    driven = Driven(interval=INTERVAL, incremental=mode, changed_bytes=changed_bytes, records=2000)
     driven.start()
     return driven
 
@@ -107,24 +107,24 @@ def test_each_mode_builds_on_its_own_checkpoint() -> None:
     ):
         job = driven(mode)
         job.train(3)
-        job.pass_time(4.2 * INTERVAL)
+        job.train_for(4.2 * INTERVAL)
         assert bases(job)[:4] == expected, mode
 
 
 def test_intermittent_writes_all_rows_again_when_most_of_them_change() -> None:
     job = driven("Auto", changed_bytes=9)
-    job.pass_time(12.5 * INTERVAL)
+    job.train_for(12.5 * INTERVAL)
     assert len([since for _, since in bases(job) if not since]) == 1
     job.changed_bytes = 10
-    job.pass_time(2.5 * INTERVAL)
+    job.train_for(2.5 * INTERVAL)
     assert len([since for _, since in bases(job) if not since]) == 2
 
 
 def test_a_checkpoint_that_failed_is_built_on_by_none() -> None:
     job = driven("Consecutive")
-    job.pass_time(1.2 * INTERVAL)
+    job.train_for(1.2 * INTERVAL)
     job.faults["Saved", 1] = Fault(code="ABORTED")
-    job.pass_time(2.0 * INTERVAL)
+    job.train_for(2.0 * INTERVAL)
     assert bases(job)[:3] == [(1, 0), (2, 1), (3, 1)]
 
 
@@ -134,7 +134,8 @@ def test_after_a_roll_back_the_next_checkpoint_has_all_rows() -> None:
     job.pass_time(1.2 * INTERVAL)
     job.kill(Role.PS, 0)
     job.join(Role.PS, 0)
-    job.pass_time(2.0 * INTERVAL)
+    job.join(Role.WORKER, 0)
+    job.train_for(2.0 * INTERVAL)
     assert [since for one, since in bases(job) if one > 1][:2] == [
         0,
         max(one for one, since in bases(job) if not since),
@@ -143,9 +144,9 @@ def test_after_a_roll_back_the_next_checkpoint_has_all_rows() -> None:
 
 def test_a_new_master_continues_the_chain() -> None:
     job = driven("OneShot")
-    job.pass_time(1.2 * INTERVAL)
+    job.train_for(1.2 * INTERVAL)
     job.master_dies()
-    job.pass_time(2.0 * INTERVAL)
+    job.train_for(2.0 * INTERVAL)
     assert [since for _, since in bases(job)][:2] == [0, 1]
 
 
@@ -161,16 +162,17 @@ def test_the_last_checkpoint_of_a_job_has_all_rows() -> None:
 def test_weights_of_more_bits_begin_a_new_chain() -> None:
     job = Driven(interval=INTERVAL, incremental="OneShot", quantization="2")
     job.start()
-    job.pass_time(2.2 * INTERVAL)
+    job.train_for(2.2 * INTERVAL)
     checkpoint = job.spec.checkpoint.model_copy(update={"quantization": Quantization.BITS_8})
     job.spec = job.spec.model_copy(update={"checkpoint": checkpoint})
-    job.pass_time(2 * INTERVAL)
+    job.train_for(2 * INTERVAL)
     assert bases(job)[:4] == [(1, 0), (2, 1), (3, 0), (4, 3)]
 
 
 def test_a_manifest_that_cannot_be_written_ends_the_chain() -> None:
     job = driven("OneShot")
     job.pass_time(1.2 * INTERVAL)
+    job.train(1)
     job.storage = "fails"
     job.pass_time(1000)
     assert job.job.chain == Chain()
@@ -182,10 +184,10 @@ def test_a_manifest_that_cannot_be_written_ends_the_chain() -> None:
 
 def test_the_status_says_what_each_checkpoint_cost() -> None:
     job = driven("OneShot", changed_bytes=3)
-    job.pass_time(2.2 * INTERVAL)
+    job.train_for(2.2 * INTERVAL)
     status = job_status(job.job, Observations(), job.spec, job.now)
     told = [(cost.checkpoint, cost.written_bytes, cost.bytes) for cost in status.checkpoints]
     assert told == [("00000001", 20, 20), ("00000002", 6, 26)]
     assert [cost.held_seconds for cost in status.checkpoints] == [0.01, 0.01]
-    job.pass_time(60 * INTERVAL)
+    job.train_for(60 * INTERVAL)
     assert len(job.job.checkpoint_costs) == COSTS_KEPT

@@ -46,7 +46,7 @@ def warnings(driven: Driven) -> str:
 def test_each_tier_has_its_own_interval() -> None:
     driven = Driven(flash_interval=5.0, interval=12.0)
     driven.start()
-    driven.pass_time(26)
+    driven.train_for(26)
     assert driven.job.flash.checkpoint == max(name for name in driven.checkpoints if is_flash(name))
     assert tiers(driven).count(False) == 2
     assert tiers(driven).count(True) >= 4

@@ -178,6 +178,17 @@ class TestRecovery:
         assert [file.uri for file in again.job.read_files] == ["/data/day_1"]
         assert committed_samples(again.job, again.spec) == 3 * BATCH
 
+    @pytest.mark.parametrize("continuation", ["Fresh", "Resume"])
+    def test_a_job_soon_has_a_checkpoint_of_its_own_though_it_has_trained_nothing(self, continuation: str) -> None:
+        """The other job may remove the one that it started from."""
+        driven = started(continuation, another(done=4), interval=5.0)
+        driven.pass_time(6)
+        (own,) = driven.checkpoints
+        assert driven.job.checkpoint == own
+        assert driven.written[own].image.origin == origin(driven)
+        driven.pass_time(20)
+        assert [*driven.checkpoints] == [own]
+
     def test_a_partial_recovery_never_reloads_the_other_jobs_rows(self) -> None:
         driven = started("Fresh", target_pls=1.0)
         driven.train(3)

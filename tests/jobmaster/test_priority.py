@@ -22,12 +22,14 @@ BETWEEN = INTERVAL / 8
 
 
 def saving(priority: str = "MFU", **settings: object) -> Driven:
-    """A job that has just taken its first checkpoint."""
-    driven = Driven(**{"interval": INTERVAL, "target_pls": 1.0, "priority": priority, **settings})  # type: ignore[arg-type]  # any of its fields
+    """A job that has just taken its first checkpoint, and trained a batch since."""
+    driven = Driven(**{"interval": INTERVAL, "target_pls": 1.0, "priority": priority, "records": 1000, **settings})  # type: ignore[arg-type]  # any of its fields
     driven.start()
     driven.train(20)
     driven.pass_time(driven.interval + 2)
     assert driven.job.checkpoint == "00000001"
+    driven.join(Role.WORKER, 0)  # the lease of the first is over
+    driven.train(1)
     return driven
 
 
@@ -52,11 +54,12 @@ def test_rows_are_saved_every_eighth_of_an_interval_and_complete_the_checkpoint(
     written = driven.written["priority-00000004"]
     assert written.partial_rows == driven.job.checkpoint == "00000001"
     assert [cost.checkpoint for cost in driven.job.checkpoint_costs] == ["00000001"]
-    driven.pass_time(INTERVAL)
+    driven.train_for(INTERVAL)
     newest = driven.job.checkpoint
     assert newest > "00000001"
     assert driven.job.priority.over("00000001", driven.job.routing.table.generation) == ()
-    driven.pass_time(BETWEEN)
+    driven.train_for(BETWEEN)
+    assert driven.job.priority.saves
     assert all(driven.written[save].partial_rows == newest for save in driven.job.priority.saves)
     assert [int(save[-2:]) for save in driven.checkpoints if is_priority(save)] == sorted(
         int(save[-2:]) for save in driven.job.priority.saves
@@ -65,7 +68,7 @@ def test_rows_are_saved_every_eighth_of_an_interval_and_complete_the_checkpoint(
 
 def test_seven_saves_lie_between_two_checkpoints() -> None:
     driven = saving()
-    driven.pass_time(3.5 * INTERVAL)
+    driven.train_for(3.5 * INTERVAL)
     completed = Counter(driven.written[save].partial_rows for save in driven.written if is_priority(save))
     whole = [one for one in driven.written if not is_priority(one)]
     assert [completed[one] for one in whole[1:-1]] == [7, 7]
@@ -87,7 +90,7 @@ def test_a_job_with_flash_checkpoints_warns_that_it_saves_hardly_any_rows() -> N
 @pytest.mark.parametrize("settings", [{"priority": "None"}, {"priority": "SSU", "incremental": "Consecutive"}])
 def test_checkpoints_are_as_without_them(settings: dict[str, str]) -> None:
     driven = saving(**settings)
-    driven.pass_time(2 * INTERVAL)
+    driven.train_for(2 * INTERVAL)
     built_on = {one: since for one, since in driven.built_on.items() if not is_priority(one)}
     consecutive = settings.get("incremental") == "Consecutive"
     before = ""
@@ -101,7 +104,7 @@ def test_a_lost_server_loads_the_checkpoint_and_then_the_saves() -> None:
     driven = saving()
     driven.pass_time(2.5 * BETWEEN)
     saves = driven.job.priority.saves
-    driven.train(5)
+    driven.train(4)
     driven.kill(Role.PS, 1)
     called = loaded(driven)
     driven.join(Role.PS, 1)
@@ -129,7 +132,8 @@ def test_after_a_roll_back_the_saves_of_before_are_loaded_by_none() -> None:
     called = loaded(driven)
     driven.join(Role.PS, 1)
     assert set(called) == {("00000001", ())}
-    driven.pass_time(1.5 * BETWEEN)
+    driven.join(Role.WORKER, 0)
+    driven.train_for(1.5 * BETWEEN)
     assert driven.job.priority.saves
     assert not {*driven.job.priority.saves} & {*before}
 
@@ -182,7 +186,7 @@ def test_servers_are_told_of_the_last_save_that_counts() -> None:
         "priority-00000003": "priority-00000002",  # which fails
         "priority-00000004": "priority-00000002",
     }
-    driven.pass_time(INTERVAL)
+    driven.train_for(INTERVAL)
     first = min(driven.job.priority.saves)
     assert driven.built_on[first] == driven.job.checkpoint
 
@@ -243,7 +247,7 @@ def test_a_save_whose_manifest_is_late_ends_with_its_checkpoint() -> None:
     newest = driven.job.checkpoint
     assert newest > "00000001"
     assert not any(one.is_for_priority for one in driven.job.checkpointings)
-    driven.pass_time(BETWEEN)
+    driven.train_for(BETWEEN)
     assert driven.job.priority.checkpoint == newest
 
 
