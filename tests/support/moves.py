@@ -1,5 +1,6 @@
 """Parameter servers that move rows between them, over real sockets and without a master."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, TableStore, keys_of
 from emberscale_trainer.transport import listen
+from eventually import eventually
 from master_stand_in import spread_evenly
 from snapshots import all_rows
 
@@ -46,6 +48,16 @@ def trained_tables(optimizer: OptimizerType) -> TableStore:
     return TableStore(specs, DensePieces.of(np.zeros(_PARAMETERS, dtype=np.float32), rule))
 
 
+def rows_in(tables: TableStore, buckets: NDArray[np.bool_]) -> int:
+    """Returns the number of rows in these buckets of all embedding tables."""
+    return sum(int(tables.bucket_rows(table)[buckets].sum()) for table in range(len(tables.specs) - 1))
+
+
+def await_removal(tables: TableStore, owned: Ownership) -> None:
+    """Waits until the tables have no embedding rows but those that are owned."""
+    eventually(lambda: not rows_in(tables, ~owned.buckets))
+
+
 class Batch:
     """The gradients of one batch, and each server's part of them."""
 
@@ -63,6 +75,27 @@ class Batch:
         keys = np.concatenate([*(named[mask] for named, mask in zip(self._keys, masks, strict=True)), pieces])
         values = [part[mask].reshape(-1) for part, mask in zip(self._gradients, masks, strict=True)]
         return counts, keys, np.concatenate([*values, self._dense[owned.pieces].reshape(-1)])
+
+
+class Gate:
+    """A protector of rows. The removal of rows stops after the first until the gate is open."""
+
+    def __init__(self) -> None:
+        self.stopped, self.open = threading.Event(), threading.Event()
+
+    def pushed(self, epoch: int, batch: int) -> None:
+        """Keeps nothing."""
+
+    def await_holders(self) -> None:
+        """Has no holders."""
+
+    def end(self) -> None:
+        """Keeps nothing."""
+
+    def catch_up(self) -> None:
+        """Waits until the gate is open."""
+        self.stopped.set()
+        assert self.open.wait(SECONDS)
 
 
 class MovingServer:

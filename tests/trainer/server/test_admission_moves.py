@@ -163,6 +163,7 @@ class ServersMachine(RuleBasedStateMachine):
             since = self.table.version if index < len(self.servers) else 0
             if server.prepare(self.moves, since, wanted, index).joins:
                 server.stage(self.moves, tables())
+            assert server.prepared(self.moves, SECONDS)
         self.moving, self.whole = (wanted, everyone), True
 
     @rule()

@@ -27,6 +27,7 @@ from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 from eventually import eventually, unwrap
+from moves import Gate
 from trained_run import TrainedRun
 from training_jobs import training_job
 
@@ -304,6 +305,28 @@ def test_a_switch_adopts_the_next_version(server: Server) -> None:
         server.control.Switch(request, CONTEXT)
         assert server.state.known == (1, 2)
     assert server.push(0) is Status.MOVED
+
+
+def test_a_server_with_rows_of_a_bucket_that_returns_is_asked_again(server: Server) -> None:
+    server.assign()
+    for batch in range(20):
+        server.push(batch)
+    away, gate = server.routing(1, 2), Gate()
+    away.servers.append(master_pb2.PsEndpoint(index=1, incarnation="i1"))
+    away.bucket_owners[:] = [1] * BUCKETS
+    with server.state.lock:
+        server.state.protect_by(gate)
+    server.control.Prepare(master_pb2.PrepareRequest(move=1, since=1, routing=away, incarnation="i"), CONTEXT)
+    server.hold()
+    server.settle()
+    server.control.Switch(master_pb2.SwitchRequest(barrier=barrier(1), move=1), CONTEXT)
+    assert gate.stopped.wait(SECONDS)
+    back = master_pb2.PrepareRequest(move=2, since=2, routing=server.routing(1, 3), incarnation="i")
+    assert not server.control.Prepare(back, CONTEXT).done
+    gate.open.set()
+    back.wait_seconds = SECONDS
+    assert server.control.Prepare(back, CONTEXT).done
+    assert not sum(server.state.figures().rows.values())
 
 
 def test_a_resume_gives_up_the_snapshot_of_its_barrier_and_no_later_one(

@@ -22,7 +22,19 @@ from emberscale_trainer.server.sending import CopyProgress
 from emberscale_trainer.table import Reader, Scan, TableStore, keys_of
 from eventually import eventually
 from master_stand_in import write_snapshot
-from moves import EVERYTHING, SECONDS, Batch, MovingServer, table_of, trained_tables
+from moves import (
+    EVERYTHING,
+    KEYS,
+    SECONDS,
+    TABLES,
+    Batch,
+    Gate,
+    MovingServer,
+    await_removal,
+    rows_in,
+    table_of,
+    trained_tables,
+)
 from snapshots import records_of, snapshot_of
 
 
@@ -55,8 +67,14 @@ class Servers:
             assert server.state.push(0, header, *part) is Status.OK
 
     def prepare(self, count: int) -> RoutingTable:
-        """Begins a move to `count` servers; its number is its version."""
-        wanted = table_of(self.table.version + 1, [server.address for server in self.all[:count]])
+        """Begins a move to `count` servers, for which all are ready; its number is its version."""
+        wanted = self.begin(count)
+        assert all(server.state.prepared(wanted.version, SECONDS) for server in self.all)
+        return wanted
+
+    def begin(self, count: int, number: int = 0) -> RoutingTable:
+        """Begins a move, for which servers may not be ready yet; 0: of the next number."""
+        wanted = table_of(number or self.table.version + 1, [server.address for server in self.all[:count]])
         for server in self.all:
             since = self.table.version if server.index < len(self.table.servers) else 0
             if server.state.prepare(wanted.version, since, wanted, server.index).joins:
@@ -93,14 +111,11 @@ class Servers:
                 mine = keys[owned.among(keys, dense=number == 2)].tolist()
                 expected[number] = {key: records[key] for key in mine}
             if server.index < len(self.table.servers):
-                self.barrier += 1
-                server.state.hold(1, self.table.version, self.barrier, SECONDS)
-                server.state.settle(1, self.barrier, [], SECONDS, 0)  # rows that moved away are gone after this
-                server.state.resume(1, self.barrier)
                 store = self.stores[server.index]
-                found = {
-                    number: records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)
-                }
+                await_removal(store, owned)
+                with server.state.lock:
+                    snapshot = store.snapshot(Reader.FLASH, server.state.lock)
+                    found = {number: records_of(snapshot, number) for number in range(3)}
                 assert found == expected, f"ps-{server.index}"
 
     def close(self) -> None:
@@ -184,20 +199,60 @@ def test_an_abandoned_move_leaves_nothing_behind(make_servers: Callable[[int, in
 
 
 @pytest.mark.parametrize("abandoned", [False, True])
-def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
-    make_servers: Callable[[int, int], Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abandoned: bool
+def test_a_bucket_that_returns_while_its_rows_are_removed_has_those_of_its_giver(
+    make_servers: Callable[[int, int], Servers], abandoned: bool
 ) -> None:
-    monkeypatch.setattr(Retirement, "_run", lambda *_: None)  # so that the rows of an abandoned move stay
-    servers = make_servers(3, 0)
-    servers.push()
-    table = servers.prepare(2)
+    servers = make_servers(3, 0) if abandoned else make_servers(2, 1)
+    for _ in range(5):
+        servers.push()
+    table, gate, server = servers.prepare(2 if abandoned else 3), Gate(), servers.all[0]
     servers.copied(table)
-    server = servers.all[0]
-    server.state.hold(1, 1, 9, SECONDS)
-    server.state.settle(1, 9, [], SECONDS, 0)
+    with server.state.lock:
+        server.state.protect_by(gate)
     if abandoned:
+        for one in servers.all:
+            one.mover.abandon(table.version)
+    else:
+        servers.switch(table)
+    assert gate.stopped.wait(SECONDS)
+    owned = server.state.owned
+    for one in servers.all:  # what else a stale row could undo: it changes, or leaves
+        keys = np.arange(0, KEYS, 3)
+        with one.state.lock:
+            for number in range(TABLES):
+                one.state.tables.retire(number, keys[one.state.owned.among(keys, dense=False)])
+    for number in range(TABLES):
+        servers.whole.retire(number, keys)
+    servers.push()
+    assert rows_in(servers.stores[0], ~owned.buckets)
+    back = servers.begin(2, table.version + 1)
+    assert not server.state.prepared(back.version, 0)
+    gate.open.set()
+    assert all(one.state.prepared(back.version, SECONDS) for one in servers.all)
+    servers.copied(back)
+    servers.push()
+    servers.switch(back)
+    servers.check()
+
+
+@pytest.mark.parametrize("ends", ["later", "abandoned", "switched"])
+def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
+    make_servers: Callable[[int, int], Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(Retirement, "_run", lambda *_: None)  # so that the rows of the move stay
+    servers = make_servers(2, 1) if ends == "switched" else make_servers(3, 0)
+    servers.push()
+    table = servers.prepare(3 if ends == "switched" else 2)
+    servers.copied(table)
+    if ends == "switched":
+        servers.switch(table)
+    server = servers.all[0]
+    server.state.hold(1, servers.table.version, 9, SECONDS)
+    server.state.settle(1, 9, [], SECONDS, 0)
+    if ends == "abandoned":
         server.state.abandon(table.version)
     owned = server.state.owned
+    assert rows_in(servers.stores[0], ~owned.buckets), "it holds rows that it does not own"
     snapshot, tables, applied = snapshot_of(server.state, 1, 9)
     share = Share(0, owned, applied, tables.dense_parameters)
     write_snapshot(snapshot, tables.specs, share, str(tmp_path / "saved"), Work())
@@ -293,6 +348,7 @@ def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
         if one.state.prepare(3, 1 if one.index < 2 else 0, table, one.index).joins:
             servers.stores[one.index] = tables()
             one.state.stage(3, servers.stores[one.index])
+        assert one.state.prepared(3, SECONDS)
     servers.copied(table)
     with monkeypatch.context() as late:
         late.setattr(server.state, "wanted", lambda number: earlier)  # as if asked before the later move was prepared

@@ -23,11 +23,22 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.parity_group import Group
-from emberscale_trainer.stream import StreamSender
+from emberscale_trainer.stream import Item, ItemKind, StreamSender
 from emberscale_trainer.table import DeltaLog, Reader, TableStore
 from eventually import eventually, unwrap
-from moves import EVERYTHING, KEYS, SECONDS, TABLES, Batch, MovingServer, table_of, trained_tables
-from snapshots import records_of
+from moves import (
+    EVERYTHING,
+    KEYS,
+    SECONDS,
+    TABLES,
+    Batch,
+    MovingServer,
+    await_removal,
+    rows_in,
+    table_of,
+    trained_tables,
+)
+from snapshots import all_rows, records_of
 
 
 def tables() -> TableStore:
@@ -336,6 +347,28 @@ def test_retired_rows_leave_nothing_in_the_parity(make_servers: Callable[[int], 
         for number in range(TABLES):
             servers.stores[1].retire(number, keys)
             servers.twins[1].retire(number, keys)
+    servers.push(servers.batch())
+    servers.replace(1)
+    servers.check()
+
+
+def test_rows_of_an_abandoned_move_leave_nothing_in_the_parity(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    for _ in range(5):
+        servers.push(servers.batch())
+    server, owned = servers.serving[1], Ownership.of(servers.table, 1)
+    gained = server.state.prepare(2, 1, table_of(2, ["", ""]), 1).gained
+    other = tables()
+    for _ in range(5):
+        other.push(*servers.batch().part(gained))
+    for number in range(TABLES):
+        server.state.receive(2, Item(ItemKind.ROWS, number, all_rows(other, number)))
+    servers.push(servers.batch())
+    assert rows_in(servers.stores[1], gained.buckets)
+    server.state.abandon(2)
+    servers.push(servers.batch())
+    await_removal(servers.stores[1], owned)
     servers.push(servers.batch())
     servers.replace(1)
     servers.check()

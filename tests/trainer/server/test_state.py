@@ -26,7 +26,7 @@ from emberscale_trainer.table.snapshot import Lock
 from emberscale_trainer.transport import ConnectionLostError, listen
 from eventually import eventually
 from memory_limit import refused_beyond
-from moves import EVERYTHING, table_that_owns
+from moves import EVERYTHING, await_removal, table_that_owns
 from snapshots import records_of
 from wire_client import WireClient
 
@@ -108,6 +108,7 @@ def held(state: ServerState, number: int = 1) -> None:
 def switched(state: ServerState, version: int, barrier: int, owned: Ownership) -> None:
     """Ends a barrier with a move to this table; the move's number is the version."""
     state.prepare(version, state.known[1], table_that_owns(owned, version), 0)
+    assert state.prepared(version, SECONDS)
     state.switch(1, barrier, version, AppliedBatches())
 
 
@@ -302,15 +303,16 @@ def test_rows_and_pieces_that_a_switch_gives_away_are_gone(served: Served) -> No
     served.connect().push(0, [list(range(1000)), [], list(range(DENSE_PIECES))], ones(4000 + DENSE_PIECES * LENGTH))
     held(served.state)
     served.state.settle(1, 1, [], 60, 0)
-    everything = EVERYTHING
-    switched(served.state, 2, 1, Ownership(np.arange(1024) < 512, np.arange(64) < 32))
+    half = Ownership(np.arange(1024) < 512, np.arange(64) < 32)
+    switched(served.state, 2, 1, half)
+    await_removal(served.state.tables, half)
     held(served.state, 2)
     served.state.settle(1, 2, [], 60, 0)
     left = served.state.figures().rows["C0"]
     assert 400 < left < 600
     client = served.connect()
     assert client.pull([[], [], [40]], version=1)[0] is Status.MOVED
-    switched(served.state, 3, 2, everything)
+    switched(served.state, 3, 2, EVERYTHING)
     _, weights = client.pull([[], [], [31, 40]], version=3)
     assert weights[0] == -1
     assert weights[LENGTH] == 0

@@ -375,7 +375,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             begins = transfer.orders and (transfer.joins or not self._state.orders)
             self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
-                return master_pb2.PrepareReply(done=True)
+                return master_pb2.PrepareReply(done=self._state.prepared(request.move, request.wait_seconds))
             job = TrainingJob.from_json(request.manifest_json)
             staging = self._staged(transfer, job, checkpoint, request.priority_uris)
             is_done = staging.background.result(request.wait_seconds) is not None

@@ -93,7 +93,7 @@ class ServerState:
         self._changed = threading.Condition(lock)
         self._eviction = BackgroundEviction(lock)
         self._core = ServerCore() if core is None else core
-        self._retirement = Retirement(lock, lambda: self._core.transfer is not None, self._catch_up, fatal)
+        self._retirement = Retirement(self._changed, lambda: self._core.transfer is not None, self._catch_up, fatal)
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
         self._protector: Protector | None = None
@@ -396,12 +396,11 @@ class ServerState:
     ) -> AppliedBatches:
         """Admits batches that other servers have applied, waits for them, and returns all applied batches.
 
-        Raises NotSettledError after `wait_seconds`.
+        Rows that were given away need not be gone. Raises NotSettledError after `wait_seconds`.
         """
         with self._changed:
             deadline = self._clock() + wait_seconds
             self._core.settle(generation, number, batches, seconds, self._clock())
-            self._retirement.finish()
             self._changed.notify_all()
             while True:
                 now = self._clock()
@@ -434,7 +433,7 @@ class ServerState:
         replaces: bool = False,
         lost: tuple[int, ...] = (),
     ) -> Transfer:
-        """As `ServerCore.prepare`. Drops the remains of an earlier move before rows of this one can arrive."""
+        """As `ServerCore.prepare`. Drops the remains of an earlier move; `prepared` waits until they are gone."""
         with self._changed:
             before = self._core.transfer
             transfer = self._core.prepare(number, since, table, index, self._clock(), replaces=replaces, lost=lost)
@@ -442,8 +441,31 @@ class ServerState:
                 self._drop_received(before)
                 if self._tables is not None and not self._core.serving:
                     self._drop_rows()
-                self._retirement.finish()
+                self._retirement.hurry(transfer.gained)
+                self._changed.notify_all()  # whoever waits for the move before
             return transfer
+
+    def prepared(self, number: int, wait_seconds: float) -> bool:
+        """Whether rows of a move may arrive: no rows are left that an earlier move has left in their buckets.
+
+        Waits up to `wait_seconds`. Raises NotHeldError.
+        """
+        with self._changed:
+            deadline = self._clock() + wait_seconds
+            while not self._has_room(self._core.moving(number)):
+                left = deadline - self._clock()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return True
+
+    def _has_room(self, transfer: Transfer) -> bool:
+        return transfer.joins or not self._retirement.has(transfer.gained)
+
+    def _require_room(self, transfer: Transfer) -> None:
+        """Raises NotHeldError while the removal of rows would also remove some that the move brings."""
+        if not self._has_room(transfer):
+            raise NotHeldError(f"move {transfer.number} is not prepared here: rows of an earlier one are being removed")
 
     def stage(self, number: int, tables: TableStore) -> None:
         """Provides the tables of a server that joins by a move. Raises NotHeldError."""
@@ -457,7 +479,10 @@ class ServerState:
             return self._core.wanted(number, self._clock())
 
     def receive(self, number: int, item: Item) -> None:
-        """Takes over rows of a move. Raises NotHeldError, and ValueError for rows that do not fit the tables."""
+        """Takes over rows of a move that is `prepared`.
+
+        Raises NotHeldError, and ValueError for rows that do not fit the tables.
+        """
         with self._changed:
             self._receiving(number).retire(item.table, item.keys)
         for first in range(0, len(item.records), _RECEIVED_ROWS):
@@ -472,6 +497,7 @@ class ServerState:
 
     def _receiving(self, number: int) -> TableStore:
         transfer = self._core.moving(number)
+        self._require_room(transfer)
         tables = self._staged if transfer.joins else self._tables
         if tables is None:
             raise NotHeldError(f"nothing is prepared here for move {number}")
@@ -505,12 +531,14 @@ class ServerState:
         settled: AppliedBatches,
         bound: StalenessBound | None = None,
     ) -> Outcome:
-        """As `ServerCore.switch`.
+        """As `ServerCore.switch`, of a move that is `prepared`.
 
-        Retires the rows that are given away: dense pieces at once, the rest bucket by bucket, and all of them before
-        another barrier is settled.
+        Retires the rows that are given away: dense pieces at once, the rest bucket by bucket, and before any row of
+        these buckets returns.
         """
         with self._changed:
+            if (current := self._core.transfer) is not None and current.number == move:
+                self._require_room(current)
             outcome, transfer = self._core.switch(generation, number, move, settled, bound, self._clock())
             if transfer is not None:
                 self._eviction.finish()
