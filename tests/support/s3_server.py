@@ -97,7 +97,8 @@ class S3Server:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, code = _ERRORS[fault]
             start_response(status, [("Content-Type", "application/xml")])
-            return [b"<?xml version='1.0'?><Error><Code>" + code + b"</Code><Message>no</Message></Error>"]
+            body = b"<?xml version='1.0'?><Error><Code>" + code + b"</Code><Message>no</Message></Error>"
+            return [] if method == "HEAD" else [body]
         answer: Iterable[bytes] = self._application(environ, start_response)
         if fault is Fault.UNANSWERED:
             list(answer)

@@ -18,6 +18,7 @@ from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import IncrementalMode
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_trainer.checkpoint import StorageUnreachableError, Work, work
+from emberscale_trainer.checkpoint.work import PATIENCE_SECONDS
 from eventually import eventually
 from master_stand_in import checkpoint_manifest
 
@@ -59,16 +60,16 @@ def place(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 def until_done(call: Callable[[], Any]) -> None:
     """Makes a call of the master to the storage, and repeats it as long as the storage fails."""
-    Work(patience_seconds=60).patiently("the folder", call)
+    Work().patiently("the folder", call)
 
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_a_chain_restores_exactly_whatever_fails_on_the_way(place: str, server: S3Server, seed: int) -> None:
     random = np.random.default_rng(seed)
-    life = Life(place, MODES[seed % len(MODES)], patience=60)
+    life = Life(place, MODES[seed % len(MODES)], patience=PATIENCE_SECONDS)
     for _ in range(5):
         life.push(random.integers(0, KEYS, 6).tolist())
-        server.faults.at_random(random, share=0.15)
+        server.faults.at_random(random, share=0.08)
         save(life)
         server.faults.none()
         assert life.newest() == (f"{life.number:08}", {})
