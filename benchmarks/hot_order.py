@@ -35,8 +35,8 @@ from emberscale_trainer.hot.profiler import TableProfile
 from emberscale_trainer.hot.sampler import SAMPLING_RATE
 from emberscale_trainer.hot.skew import INITIAL_RATE
 from emberscale_trainer.hot.traffic import RowCosts
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.models.architectures import build_model
+from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner, exchange_bytes
 from master_stand_in import even_table
 from reporting import arguments, say

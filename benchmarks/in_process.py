@@ -7,8 +7,8 @@ from torch import nn
 
 from emberscale_api.job import OptimizerSpec, OptimizerType, Pooling, ResolvedModel, TrainingJob, resolve_model
 from emberscale_trainer.data.source import Batch
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.models.architectures import build_model
+from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner

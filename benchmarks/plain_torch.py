@@ -16,7 +16,7 @@ from emberscale_api.job import InitializerType, TrainingJob, resolve_model
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
-from emberscale_trainer.models import build_model
+from emberscale_trainer.models.architectures import build_model
 from reference_dlrm import RowWiseAdagrad
 
 

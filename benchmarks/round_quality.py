@@ -28,8 +28,8 @@ from sklearn.metrics import roc_auc_score
 from emberscale_api.dataset import Split
 from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
 from emberscale_trainer.data.source import Batch
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.models.architectures import build_model
+from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.worker.compute import ModelReplica

@@ -1,11 +1,9 @@
 """Converts between the master's types and the brain's messages, and estimates a model's size before the job starts."""
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 
 from emberscale_api.job import (
-    Architecture,
     DataFormat,
     FaultToleranceStrategy,
     RecoveryPriority,
@@ -13,6 +11,7 @@ from emberscale_api.job import (
     TrainingJobSpec,
     resolve_model,
 )
+from emberscale_api.job.dense import dense_parameters
 from emberscale_api.routing import BUCKETS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import RoleShape
@@ -44,7 +43,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
         description=pb.JobDescription(
             architecture=str(spec.model.architecture or spec.model.entrypoint),
             batch_size=spec.training.batch_size,
-            dense_bytes=_FLOAT_BYTES * dense_parameters(spec),
+            dense_bytes=_FLOAT_BYTES * sum(one.length for one in dense_parameters(spec.model, model)),
             embedding_dimension=sum(dimensions),
             tables=len(dimensions),
             total_samples=records * spec.training.epochs,
@@ -122,31 +121,6 @@ def _is_limited(sizes: RoleShapes) -> bool:
     return sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None
 
 
-def dense_parameters(spec: TrainingJobSpec) -> int:
-    """Returns the exact number for a built-in model, and the number of an MLP with default widths for a custom one."""
-    model, columns = spec.model, resolve_model(spec)
-    dense, dimensions = len(columns.columns.dense), [table.dimension for table in columns.embeddings]
-    width = dense + sum(dimensions)
-    deep = _mlp([width, *model.deep_mlp, 1])
-    match model.architecture:
-        case Architecture.DLRM:
-            vectors, dimension = len(dimensions) + 1, model.embeddings.dimension
-            pairs = vectors * (vectors - 1) // 2
-            return _mlp([dense, *model.bottom_mlp, dimension]) + _mlp([dimension + pairs, *model.top_mlp, 1])
-        case Architecture.WIDE_AND_DEEP:
-            return dense + deep
-        case Architecture.XDEEPFM:
-            fields, layers = len(dimensions), model.cin_layers
-            filters = sum(before * fields * maps for before, maps in pairwise([fields, *layers]))
-            return dense + filters + sum(layers) + deep
-        case Architecture.DCN_V2:
-            rank = model.cross_rank
-            matrix = width * width if rank is None or 2 * rank >= width else 2 * width * rank
-            return model.cross_layers * (matrix + width) + deep
-        case None:
-            return deep
-
-
 def most_rows(spec: TrainingJobSpec) -> int:
     """Returns the rows that eviction leaves of all tables together; 0 if it does not bound each of them.
 
@@ -163,8 +137,3 @@ def most_rows(spec: TrainingJobSpec) -> int:
         ids = lengths.get(model.columns.id_columns[table.column], 1)
         total += most + batches * spec.training.batch_size * ids
     return total
-
-
-def _mlp(widths: Sequence[int]) -> int:
-    """Weights and biases of linear layers, one between each two widths."""
-    return sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))

@@ -14,8 +14,8 @@ from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTabl
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import Batch, BatchSource
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.models.architectures import build_model
+from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner

@@ -27,9 +27,9 @@ from emberscale_api.job import ResolvedModel, TableSpec, resolve_model
 from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, read_dense, read_records
 from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.data.records import MISSING_ID
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy, load_flat
+from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.entrypoint import OwnModel
+from emberscale_trainer.models.flat import flat_copy, load_flat
 from emberscale_trainer.table import DensePieces, RowLayout, with_sketches
 
 ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"

@@ -12,8 +12,8 @@ from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.models.architectures import build_model
+from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlanner

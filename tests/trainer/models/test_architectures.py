@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from emberscale_api.job import resolve_model
-from emberscale_trainer.models import FlatParameters, build_model, vjp
-from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM
+from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM, build_model, vjp
+from emberscale_trainer.models.flat import FlatParameters
 from emberscale_trainer.models.interaction import compress, interact
 from training_jobs import training_job
 

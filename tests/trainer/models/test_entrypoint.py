@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emberscale_api.job import TrainingJob
-from emberscale_trainer.models.entrypoint import EntrypointError
+from emberscale_trainer.models.refusals import EntrypointError
 from emberscale_trainer.models.rehearsal import rehearse
 from training_jobs import training_job
 

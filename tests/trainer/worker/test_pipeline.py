@@ -17,8 +17,8 @@ from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTabl
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.membership import JobOverError
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
+from emberscale_trainer.models.architectures import build_model
+from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.dataplane import DataPlane

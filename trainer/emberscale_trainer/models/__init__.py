@@ -1,5 +1,7 @@
-"""The models, and the transfer of their parameters."""
+"""The models, their initial parameters, and the transfer of these.
 
-from emberscale_trainer.models.architectures import FlatParameters, build_model, vjp
-
-__all__ = ["FlatParameters", "build_model", "vjp"]
+`architectures`  the built-in models, and `build_model`   `mlp`, `interaction`  their layers, with their own gradients
+`entrypoint`     a model of the user's own               `refusals`  what is wrong with it
+`initial`        initial parameters, without PyTorch     `flat`      a module's parameters as one vector
+`loss`           the log loss of logits                  `rehearsal` one batch through a user's model, before a job
+"""

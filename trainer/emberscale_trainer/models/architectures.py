@@ -1,11 +1,9 @@
-"""The architectures that a manifest can name, the model that it specifies, and its parameters as one flat vector.
+"""The architectures that a manifest can name, and the model that it specifies.
 
 * DLRM: a bottom MLP over dense features, dot products between all pairs of vectors, and a top MLP.
 * Wide & Deep: a linear model that memorises, and an MLP that generalises, trained together.
 * DCN-v2: cross layers, which multiply features explicitly, and an MLP on top of them.
 * xDeepFM: a linear model, an MLP, and a compressed interaction network (CIN) over whole embedding vectors.
-
-Parameter servers hold pieces of the flat vector of a module's dense parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,53 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from emberscale_api.job import Architecture, ModelSpec, ResolvedModel
-from emberscale_trainer.models.entrypoint import OwnModel, features_of
+from emberscale_api.job.dense import narrow_rank
+from emberscale_trainer.models.entrypoint import features_of, own_model
+from emberscale_trainer.models.flat import load_flat
+from emberscale_trainer.models.initial import initial_parameters
 from emberscale_trainer.models.interaction import compress, interact, interaction_gradients
 from emberscale_trainer.models.mlp import MLP
-
-
-class FlatParameters:
-    """Re-homes a module's parameters and gradients into two flat float32 vectors, in the order of `parameters()`.
-
-    The module's parameters become views: writing `values` changes the model, and a backward pass fills `gradients`.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        parameters = list(module.parameters())
-        total = sum(parameter.numel() for parameter in parameters)
-        self.values = torch.empty(total, dtype=torch.float32)
-        self.gradients = torch.zeros(total, dtype=torch.float32)
-        start = 0
-        for parameter in parameters:
-            stop = start + parameter.numel()
-            view = self.values[start:stop].view_as(parameter)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradients[start:stop].view_as(parameter)
-            start = stop
-
-    def __len__(self) -> int:
-        return self.values.numel()
-
-    def clear_gradients(self) -> None:
-        """Zeroes the gradients in place, so that they stay views."""
-        self.gradients.zero_()
-
-
-def flat_copy(module: nn.Module) -> Tensor:
-    """The module's parameters as one new flat float32 vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-
-
-def load_flat(module: nn.Module, values: Tensor) -> None:
-    """The inverse of `flat_copy`: copies a flat float32 vector into the module's parameters."""
-    start = 0
-    with torch.no_grad():
-        for parameter in module.parameters():
-            stop = start + parameter.numel()
-            parameter.copy_(values[start:stop].view_as(parameter))
-            start = stop
-
 
 PullBack = Callable[[Tensor], Tensor | None]
 """Takes the gradient of logits, float32 [B], back: to the `grad` of the parameters, and to that of the embeddings,
@@ -158,9 +115,9 @@ class CrossLayer(nn.Module):
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
-        narrow = rank is not None and 2 * rank < width
-        self.reduce = nn.Linear(width, rank, bias=False) if narrow and rank is not None else nn.Identity()
-        self.expand = nn.Linear(rank if narrow and rank is not None else width, width)
+        narrow = narrow_rank(width, rank)
+        self.reduce = nn.Identity() if narrow is None else nn.Linear(width, narrow, bias=False)
+        self.expand = nn.Linear(width if narrow is None else narrow, width)
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
         """The next layer's features."""
@@ -249,9 +206,11 @@ def build_model(spec: ModelSpec, resolved: ResolvedModel, seed: int) -> nn.Modul
     It takes dense features float32 [B, dense] and float32 [B, sum of the tables' dimensions], the vectors of all tables
     side by side in their order, and returns logits float32 [B]. Raises EntrypointError.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return OwnModel(spec.entrypoint, features_of(resolved)) if spec.entrypoint else _built_in(spec, resolved)
+    if spec.entrypoint:
+        return own_model(spec.entrypoint, features_of(resolved), seed)
+    model = _built_in(spec, resolved)
+    load_flat(model, torch.from_numpy(initial_parameters(spec, resolved, seed)))
+    return model
 
 
 def _built_in(spec: ModelSpec, resolved: ResolvedModel) -> nn.Module:

@@ -1,41 +1,23 @@
-"""A user's own model: `spec.model.entrypoint: package.module:factory`.
-
-Users have to fix errors in their own models, so they see the frames of their code and what was expected, not the frames
-of this program.
-"""
+"""A user's own model: `spec.model.entrypoint: package.module:factory`."""
 
 import importlib
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from emberscale_api.errors import InvalidError
 from emberscale_api.job import ResolvedModel
 from emberscale_api.job.model import Features
-
-REASON = "ModelRefused"
-"""The reason in the job's status when a user's model fails."""
+from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.models.refusals import EntrypointError, summary, their_frames, trace
 
 _CALL = "forward(dense, embeddings)"
 _SHOWN = 3
-_OURS = str(Path(__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
-
-
-class EntrypointError(InvalidError):
-    """The user's model cannot be made or called. `frames` are those of the user's code, or empty."""
-
-    def __init__(self, entrypoint: str, problem: str, frames: str = "") -> None:
-        super().__init__(f"{frames}spec.model.entrypoint: {entrypoint}: {problem}")
-        self.entrypoint = entrypoint
-        self.problem = problem
-        self.frames = frames
 
 
 def features_of(resolved: ResolvedModel) -> Features:
@@ -76,6 +58,19 @@ class OwnModel(nn.Module):
         return logits
 
 
+def own_model(entrypoint: str, features: Features, seed: int) -> OwnModel:
+    """Makes the user's model; its initial parameters depend on the seed alone. Raises EntrypointError."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return OwnModel(entrypoint, features)
+
+
+def initial_of(entrypoint: str, features: Features, seed: int) -> NDArray[np.float32]:
+    """The initial parameters of the user's model as one flat vector, float32 [parameters]. Raises EntrypointError."""
+    flat: NDArray[np.float32] = flat_copy(own_model(entrypoint, features, seed)).numpy()
+    return flat
+
+
 def _contract(features: Features) -> str:
     """Describes the arguments of the module."""
     shown = [f"{name}: [B, {dimension}]" for name, dimension in features.embeddings.items()]
@@ -88,15 +83,6 @@ def described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
     return f"an object of type {type(value).__name__}"
-
-
-@contextmanager
-def their_frames(entrypoint: str, doing: str) -> Iterator[None]:
-    """Turns errors of the body into an EntrypointError with the frames of the user's code."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise EntrypointError(entrypoint, f"{doing} {_summary(error)}", _trace(error)) from error
 
 
 def _made(entrypoint: str, features: Features) -> nn.Module:
@@ -147,23 +133,6 @@ def _imported(entrypoint: str, name: str) -> ModuleType:
             raise EntrypointError(
                 entrypoint, f"there is no module {error.name}, neither in {folder} nor on the PYTHONPATH"
             ) from error
-        raise EntrypointError(entrypoint, f"importing it raised {_summary(error)}", _trace(error)) from error
+        raise EntrypointError(entrypoint, f"importing it raised {summary(error)}", trace(error)) from error
     except (Exception, SystemExit) as error:
-        raise EntrypointError(entrypoint, f"importing it raised {_summary(error)}", _trace(error)) from error
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)[-1:]).strip().partition("\n")[0]
-
-
-def _trace(error: BaseException) -> str:
-    """Returns the frames of the user's code, as Python prints them."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
-    if not frames and not isinstance(error, SyntaxError):
-        return ""
-    only = traceback.format_exception_only(error)
-    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames), *only])
-
-
-def _is_machinery(file: str) -> bool:
-    return file.startswith((_OURS, _TORCH, "<frozen importlib", importlib.__file__ or "<frozen"))
+        raise EntrypointError(entrypoint, f"importing it raised {summary(error)}", trace(error)) from error

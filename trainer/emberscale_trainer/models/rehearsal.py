@@ -14,7 +14,8 @@ from torch import nn
 
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_trainer.models.architectures import build_model
-from emberscale_trainer.models.entrypoint import EntrypointError, OwnModel, their_frames
+from emberscale_trainer.models.entrypoint import OwnModel
+from emberscale_trainer.models.refusals import EntrypointError, their_frames
 
 _SAMPLES = 4
 _MANY = 256

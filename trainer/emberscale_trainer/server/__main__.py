@@ -7,7 +7,6 @@ from typing import NoReturn
 
 import grpc
 import structlog
-import torch
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
 from emberscale_api.job import MOST_PARITY, ScalingMode, TrainingJob
@@ -34,7 +33,6 @@ def main() -> NoReturn:
 
 
 def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
-    torch.set_num_threads(max(1, int(identity.cpu_cores or 1)))
     listener, data_address = _listen(identity)
     master = MasterClient(identity)
     registry, metrics_address = serve_metrics(identity)

@@ -32,9 +32,8 @@ from emberscale_trainer.checkpoint import (
     owned_rows,
 )
 from emberscale_trainer.membership import routing_from_proto
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.architectures import flat_copy
-from emberscale_trainer.models.entrypoint import EntrypointError
+from emberscale_trainer.models.initial import initial_parameters
+from emberscale_trainer.models.refusals import EntrypointError
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.background import Background
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
@@ -504,7 +503,7 @@ def _wanted_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest
 def _empty_tables(job: TrainingJob) -> TableStore:
     """Returns the job's tables without rows: keys have their initial weights, dense pieces those of the model."""
     resolved = resolve_model(job.spec)
-    initial = flat_copy(build_model(job.spec.model, resolved, job.spec.training.seed)).numpy()
+    initial = initial_parameters(job.spec.model, resolved, job.spec.training.seed)
     return TableStore(resolved.tables, DensePieces.of(initial, job.spec.optimizers.dense))
 
 

@@ -10,7 +10,8 @@ from torch import nn
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
-from emberscale_trainer.models import FlatParameters, build_model, vjp
+from emberscale_trainer.models.architectures import build_model, vjp
+from emberscale_trainer.models.flat import FlatParameters
 from emberscale_trainer.models.loss import log_loss
 from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan

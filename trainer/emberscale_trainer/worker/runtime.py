@@ -19,7 +19,7 @@ from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.records import DataUnavailableError
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
-from emberscale_trainer.models.entrypoint import REASON, EntrypointError
+from emberscale_trainer.models.refusals import REASON, EntrypointError
 from emberscale_trainer.table import NonFiniteGradientError
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ComputeThreads, ModelReplica, NonFiniteLossError
