@@ -38,6 +38,8 @@ SPECS = (
 DENSE = DensePieces.of(np.arange(100, dtype=np.float32), OptimizerSpec(type=OptimizerType.SGD))
 KEYS = np.arange(80, dtype=np.int64)
 EACH = (RecoveryPriority.MFU, RecoveryPriority.SSU, RecoveryPriority.SCAR)
+COMPARING = pytest.mark.parametrize("server", [RecoveryPriority.MFU, RecoveryPriority.SCAR], indirect=True)
+SAMPLING = pytest.mark.parametrize("server", [RecoveryPriority.SSU], indirect=True)
 
 Contents = dict[tuple[int, int], bytes]
 
@@ -124,6 +126,7 @@ def test_what_changed_most_since_the_checkpoint_is_saved(server: Server) -> None
     assert not any("dense" in file.path for file in saved.manifest.files)
 
 
+@COMPARING
 def test_a_row_that_was_saved_begins_anew_and_one_that_was_left_out_comes_next(server: Server) -> None:
     for _ in range(6):
         server.push(range(10, 20))
@@ -132,9 +135,20 @@ def test_a_row_that_was_saved_begins_anew_and_one_that_was_left_out_comes_next(s
     first = keys_in(server.save())
     server.push([10])
     second = keys_in(server.save())
+    assert (first, second) == (set(range(10, 20)), set(range(30, 40)))
+
+
+@SAMPLING
+def test_a_sample_begins_anew_after_a_save_and_what_it_left_out_waits_for_another_push(server: Server) -> None:
+    for _ in range(6):
+        server.push(range(10, 20))
+    for _ in range(4):
+        server.push(range(30, 40))
+    first = keys_in(server.save())
     assert len(first) == 10
-    if server.priority._priority is not RecoveryPriority.SSU:  # SSU keeps only as many keys as one save takes
-        assert (first, second) == (set(range(10, 20)), set(range(30, 40)))
+    assert first < {*range(10, 20), *range(30, 40)}
+    server.push([10, 50])
+    assert keys_in(server.save()) == {10, 50}
 
 
 def test_a_checkpoint_saves_all_rows(server: Server) -> None:
@@ -144,6 +158,7 @@ def test_a_checkpoint_saves_all_rows(server: Server) -> None:
     assert keys_in(server.save()) == set()
 
 
+@COMPARING
 def test_rows_of_a_save_that_does_not_count_come_first_again(server: Server) -> None:
     for _ in range(6):
         server.push(range(10, 20))
@@ -152,20 +167,39 @@ def test_rows_of_a_save_that_does_not_count_come_first_again(server: Server) -> 
         server.push(range(30, 40))
     for _ in range(2):
         server.push(range(10, 20))
-    if server.priority._priority is not RecoveryPriority.SSU:  # SSU has another sample
-        assert keys_in(server.save()) == set(range(10, 20))
-        assert keys_in(server.save()) == set(range(30, 40))
+    assert keys_in(server.save()) == set(range(10, 20))
+    assert keys_in(server.save()) == set(range(30, 40))
 
 
-def test_rows_that_a_checkpoint_was_to_have_that_failed_can_be_saved(server: Server) -> None:
+@SAMPLING
+def test_sampled_rows_of_a_save_that_does_not_count_can_be_saved_after_another_push(server: Server) -> None:
     for _ in range(6):
+        server.push(range(10, 20))
+    assert keys_in(server.save(counts=False)) == set(range(10, 20))
+    for _ in range(2):
+        server.push(range(5, 15))
+    assert keys_in(server.save()) == set(range(5, 15))
+
+
+@COMPARING
+def test_rows_that_a_checkpoint_was_to_have_that_failed_come_first(server: Server) -> None:
+    for _ in range(4):
         server.push(range(10, 15))
     server.save()
+    for _ in range(8):
+        server.push(range(20, 30))
+    server.checkpoint(fails=True)
+    assert keys_in(server.save()) == set(range(20, 30))
+
+
+@SAMPLING
+def test_a_checkpoint_that_fails_ends_a_sample_and_later_pushes_are_sampled(server: Server) -> None:
     for _ in range(6):
         server.push(range(20, 30))
     server.checkpoint(fails=True)
-    if server.priority._priority is not RecoveryPriority.SSU:  # SSU has another sample
-        assert set(range(20, 30)) & keys_in(server.save())
+    for _ in range(2):
+        server.push(range(25, 35))
+    assert keys_in(server.save()) == set(range(25, 35))
 
 
 @pytest.mark.parametrize("priority", [RecoveryPriority.MFU, RecoveryPriority.SCAR])
