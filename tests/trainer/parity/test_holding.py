@@ -166,10 +166,14 @@ class Group(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_applied_that_some_holder_lacks(self) -> None:
-        for one in getattr(self, "members", []):
+        if not getattr(self, "members", []) or self.lost:  # from a loss on, holders apply what they agree on
+            return
+        for one in self.members:
+            everywhere = one.at[min(one.arrived.values())][1]
             for peer in one.links:
-                if not self.lost:
-                    assert self.members[peer].holding.received(one.me) == one.arrived[peer]
+                holding = self.members[peer].holding
+                assert holding.received(one.me) == one.arrived[peer]
+                assert {*_numbers(holding.applied(one.me))} <= everywhere
 
 
 def _numbers(applied: AppliedBatches) -> list[int]:
@@ -205,6 +209,21 @@ def test_a_lost_source_is_heard_no_more() -> None:
         holding.take(1, 0, None, np.zeros(0, np.uint8))
     with pytest.raises(ValueError, match="2 items of server 1 were agreed on"):
         holding.agree(1, 2)
+
+
+def test_an_item_is_applied_only_when_its_source_says_that_all_holders_have_it() -> None:
+    class Applied(list[tuple[int, str]]):
+        def apply(self, source: int, deltas: str) -> None:
+            self.append((source, deltas))
+
+    applied = Applied()
+    holding = Holding[str](applied, 0, 3)
+    holding.begin(1, AppliedBatches())
+    holding.take(1, 0, (0, 7), "first")
+    holding.take(1, 1, (0, 8), "second")
+    assert (applied, _numbers(holding.applied(1))) == ([], [])
+    holding.take(1, 2, (0, 9), "third")
+    assert (applied, _numbers(holding.applied(1))) == ([(1, "first")], [7])
 
 
 def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
