@@ -56,9 +56,18 @@ def test_what_is_missed_by_one_and_repeated_by_another_is_both() -> None:
     assert counts == {0: Counts(missing=10, once=10, repeated=10)}
 
 
-@pytest.mark.parametrize("applied", [{0: [(0, 3, 1)]}, {0: [(0, 2, 1)], 1: [(0, 1, 1)]}])
-def test_batches_that_do_not_exist_are_no_credit(applied: dict[int, Runs]) -> None:
-    assert audit_applied(20, 10, 1, [applied])[0].repeated or audit_applied(20, 10, 1, [applied])[1].repeated
+@pytest.mark.parametrize(
+    ("applied", "expected"),
+    [
+        ({0: [(0, 3, 1)]}, {0: Counts(once=20, repeated=10)}),
+        ({0: [(0, 1, 1), (2, 3, 1)]}, {0: Counts(missing=10, once=10, repeated=10)}),
+        ({0: [(0, 2, 1)], 1: [(0, 1, 1)]}, {0: Counts(once=20), 1: Counts(repeated=10)}),
+    ],
+)
+def test_batches_that_do_not_exist_count_as_repeated_and_make_up_for_none(
+    applied: dict[int, Runs], expected: dict[int, Counts]
+) -> None:
+    assert audit_applied(20, 10, 1, [applied]) == expected
 
 
 def test_without_servers_all_is_missing() -> None:
