@@ -72,20 +72,27 @@ def test_a_start_up_that_makes_no_sense_is_refused_with_its_field(
     assert check_start_up(START_UP) is None
 
 
-@given(st.floats(), st.floats(), st.floats(), st.floats(), st.integers(-(1 << 40), 1 << 40))
-def test_whatever_passes_is_finite_and_not_negative(
-    time: float, iteration: float, throughput: float, utilization: float, samples: int
-) -> None:
-    profile = replace(
-        GOOD,
-        time=time,
-        iteration_seconds=iteration,
-        throughput=throughput,
-        ps_cpu_utilization=utilization,
-        samples=samples,
-    )
-    if check_profile(profile, 512, now=100.0, clock_skew=30.0) is None:
-        assert all(math.isfinite(value) and value >= 0 for value in (time, iteration, throughput, utilization, samples))
-        assert time <= 130.0
-        assert throughput > 0
-        assert samples < 1 << 63
+PASSING = {
+    "time": (0.0, 130.0),
+    "iteration_seconds": (0.01, 1.0),
+    "throughput": (2_048.0, 204_800.0),
+    "worker_cpu_utilization": (0.0, 1000.0),
+    "ps_cpu_utilization": (0.0, 1000.0),
+    "checkpoint_cost": (0.0, 86_400.0),
+    "samples": (0, 10**15),
+}
+"""By field of a profile that is good otherwise, the least and the largest number that pass."""
+
+
+@given(st.sampled_from(sorted(PASSING)), st.data())
+def test_a_number_passes_exactly_within_its_bounds(field: str, data: st.DataObject) -> None:
+    least, most = PASSING[field]
+    numbers: st.SearchStrategy[float]
+    if isinstance(least, int) and isinstance(most, int):
+        numbers = st.integers(least, most) | st.sampled_from((least - 1, most + 1)) | st.integers()
+    else:
+        beyond = (0.999 * least or -0.001, 1.001 * most)
+        numbers = st.floats(least, most) | st.sampled_from(beyond) | st.floats()
+    number: Any = data.draw(numbers)
+    refused = check_profile(replace(GOOD, **{field: number}), 512, now=100.0, clock_skew=30.0)
+    assert (refused is None) is (least <= number <= most)
