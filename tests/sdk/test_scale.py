@@ -3,7 +3,7 @@
 import fcntl
 import io
 import os
-import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,15 +211,14 @@ def test_a_run_that_begins_takes_no_edit_before_it_has_written_its_manifest(held
     assert (code, "just starting" in said) == (2, True)
 
 
-def test_looking_at_a_folder_keeps_no_run_from_beginning_in_it(held: Path) -> None:
+def test_looking_at_a_folder_keeps_no_run_from_beginning_in_it(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release(held)
-    looking = os.open(held, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(looking, fcntl.LOCK_SH)
-    letting_go = threading.Timer(0.1, os.close, [looking])
-    letting_go.start()
-    with open_run(held, training_job(worker={"replicas": 2}, ps={"replicas": 1}), resume=True, overwrite=False):
-        pass
-    letting_go.join()
+    looking = [os.open(held, os.O_RDONLY | os.O_DIRECTORY)]
+    fcntl.flock(looking[0], fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(looking.pop()))  # the look ends while the run waits for it
+    with open_run(held, training_job(worker={"replicas": 2}, ps={"replicas": 1}), resume=True, overwrite=False) as run:
+        assert not looking, "the run waited"
+        assert run.record.launches == 2
 
 
 def test_looking_at_a_folder_does_not_show_as_a_run_there(held: Path) -> None:
