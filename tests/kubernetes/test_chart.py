@@ -1,6 +1,7 @@
 """The chart and the plain manifests as files: the tests need helm, but no cluster."""
 
 import base64
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -174,11 +175,54 @@ def test_the_crd_stays_unless_told_otherwise() -> None:
 
 def test_no_password_is_an_argument_of_a_process() -> None:
     """Anyone who can list a node's processes sees their arguments."""
-    for spec in pod_specs(render("tls.enabled=true", "redis.flash.enabled=true")):
-        for container in spec["containers"]:
+    given = {
+        "redis.auth.password": "password-of-redis",
+        "redis.flash.auth.password": "password-of-flash",
+        "postgresql.auth.password": "password-of-postgresql",
+        "brain.auth.token": "token-of-the-brain",
+    }
+    documents = render("tls.enabled=true", "redis.flash.enabled=true", *map("=".join, given.items()))
+    secrets = str([one["stringData"] for one in of_kind(documents, "Secret") if "stringData" in one])
+    assert not [value for value in given.values() if value not in secrets]
+    with_secrets = []
+    for spec in pod_specs(documents):
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             secret = {entry["name"] for entry in container.get("env", ()) if "secretKeyRef" in str(entry)}
-            words = " ".join([*container.get("command", ()), *container.get("args", ())])
-            assert not [name for name in secret if f"$({name})" in words], container["name"]
+            commands = "\n".join(commands_of(container))
+            assert not [value for value in given.values() if value in commands], container["name"]
+            assert not [name for name in secret if shows(commands, name)], container["name"]
+            with_secrets += [container["name"]] if secret else []
+    assert sorted(with_secrets) == ["operator", "postgresql", "redis", "redis", "test"]
+
+
+def commands_of(part: Any) -> list[str]:
+    """Returns the words of every command in a container: its own, and those of probes and hooks."""
+    if isinstance(part, list):
+        return [word for one in part for word in commands_of(one)]
+    if not isinstance(part, dict):
+        return []
+    own = [word for key in ("command", "args") for word in part.get(key, ())]
+    return own + [word for key, value in part.items() if key not in ("command", "args") for word in commands_of(value)]
+
+
+def shows(commands: str, variable: str) -> bool:
+    """Whether commands hand a variable to a process; `printf` of a shell starts none."""
+    builtin = re.sub(rf'\bprintf %s "\${variable}"', "", commands)
+    return re.search(rf"\$(?:\({variable}\)|\{{{variable}\b|{variable}\b)", builtin) is not None
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("exec server --pass $(PASSWORD)", True),
+        ('exec server --pass "$PASSWORD"', True),
+        ("exec server --pass ${PASSWORD:-none}", True),
+        ('hash=$(printf %s "$PASSWORD" | sha256sum)', False),
+        ("exec server --pass-file $PASSWORD_FILE", False),
+    ],
+)
+def test_a_shown_password_is_told_from_one_that_stays_in_the_shell(command: str, shown: bool) -> None:
+    assert shows(command, "PASSWORD") is shown
 
 
 def admits(policy: dict[str, Any], pod: dict[str, str], namespace: dict[str, str]) -> bool:
@@ -276,8 +320,28 @@ def test_dashboards_are_found_by_grafanas_sidecar() -> None:
 
 
 def test_labels_of_ones_own_are_on_every_object() -> None:
-    for document in render("commonLabels.team=ads", "networkPolicy.enabled=true", "podDisruptionBudget.enabled=true"):
-        assert document["metadata"]["labels"]["team"] == "ads", (document["kind"], document["metadata"]["name"])
+    everything = (
+        "networkPolicy.enabled=true",
+        "podDisruptionBudget.enabled=true",
+        "tls.enabled=true",
+        "redis.flash.enabled=true",
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.prometheusRule.enabled=true",
+    )
+    elsewhere = (
+        "redis.enabled=false",
+        "redis.external.url=redis://redis.example:6379/0",
+        "redis.flash.url=redis://rows.example:6379/0",
+        "postgresql.enabled=false",
+        "postgresql.external.url=postgresql://postgres.example:5432/history",
+        "operator.watchNamespaces={one,two}",
+    )
+    for settings in (everything, elsewhere):
+        documents = render("commonLabels.team=ads", *settings)
+        bare = [one for one in documents if one["metadata"].get("labels", {}).get("team") != "ads"]
+        assert not [(one["kind"], one["metadata"]["name"]) for one in bare]
+    names = {(one["kind"], one["metadata"]["name"]) for one in render(*everything)}
+    assert {("Deployment", FLASH_REDIS), ("Secret", "release-emberscale-brain-tls")} <= names
 
 
 def test_monitors_and_rules_come_on_request_only() -> None:
