@@ -173,13 +173,16 @@ def starve(job: Job) -> None:
 def lose_servers(job: Job, killer: ProcessKiller) -> None:
     """Kills each server once, so that no restart is delayed, and one at a time: a loss in a recovery does not count."""
     for number in range(4):
-        killer.kill(job.member("ps", number))
+        before = job.status()["progress"].get("recoveries", 0)
+        server = job.member("ps", number)
+        killer.kill(server)
 
-        def recovered(status: Any, before: int = number) -> bool:
-            trains = status["phase"] == "Training" and len(job.running("ps")) == 4
-            return trains and status["progress"].get("recoveries", 0) > before
+        def recovered(status: Any, before: int = before, killed: str = server["metadata"]["uid"]) -> bool:
+            servers = job.running("ps")
+            replaced = len(servers) == 4 and killed not in {pod["metadata"]["uid"] for pod in servers}
+            return replaced and status["phase"] == "Training" and status["progress"].get("recoveries", 0) > before
 
-        job.until("it went back to a checkpoint", recovered, seconds=600)
+        job.until(f"it went back to a checkpoint after the loss of ps-{number}", recovered, seconds=600)
 
 
 def lose_workers(job: Job, place: Place) -> None:
