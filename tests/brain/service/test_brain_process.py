@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from brain_process import BrainProcess
@@ -214,13 +215,18 @@ def test_a_database_that_is_none_is_said_at_the_start(run_brain: RunBrain, tmp_p
         run_brain()
 
 
-def test_brains_beside_jobs_on_one_machine_share_a_database(run_brain: RunBrain, submission: Submission) -> None:
+def test_brains_beside_jobs_on_one_machine_share_a_database(
+    run_brain: RunBrain, submission: Submission, tmp_path: Path
+) -> None:
     brains = {job: run_brain("planning.takeOver=false", "planning.interval=1h") for job in ("job-1", "job-2")}
     for job, brain in brains.items():
         assert brain.stub.SubmitJob(submission(job)).durable
     for job, brain in brains.items():
         assert brain.report(job, profile(1)).durable
         assert brain.stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid=job, phase="Complete")).durable
+    store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
+    assert [len(store.profiles(JobId(job), 10)) for job in brains] == [1, 1]
+    store.close()
 
 
 def test_everything_is_answered_while_the_planner_hangs_and_it_ends_with_the_brain(
@@ -233,5 +239,8 @@ def test_everything_is_answered_while_the_planner_hangs_and_it_ends_with_the_bra
     brain.report("job-1", profile(1))
     assert brain.stub.GetPlan(PLAN, timeout=60).version == 1
     assert len(brain.stub.ExplainPlan(pb.ExplainPlanRequest(job_uid="job-1"), timeout=60).earlier) == 0
+    planners = psutil.Process(brain.pid).children()
+    assert planners
     brain.stop()
     assert "stopped" in brain.log.read_text()
+    assert psutil.wait_procs(planners, timeout=60)[1] == []
