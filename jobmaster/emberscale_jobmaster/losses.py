@@ -11,7 +11,6 @@ from emberscale_jobmaster.recovery import Decode, Failure, Partial, Protection, 
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
-    Stage,
     allowed_pls,
     applied_batches,
     kept_parity,
@@ -124,9 +123,9 @@ def _in_parity(state: JobState) -> frozenset[int]:
     table, parity = state.routing.table, state.parity
     owners = frozenset(server.index for server in table.owners)
     whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
-    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) and state.routing.ready
+    serves = state.stage not in PREPARATION and state.routing.ready
     withdraws = state.rebuilding is not None and state.rebuilding.withdraws
-    return owners if whole and trains and switching(state) is None and not withdraws else frozenset()
+    return owners if whole and serves and switching(state) is None and not withdraws else frozenset()
 
 
 def is_protected(state: JobState) -> bool:

@@ -26,6 +26,7 @@ from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure, Parity, Rebuilding, Rebuilt
 from emberscale_jobmaster.state import (
+    PREPARATION,
     JobState,
     Routing,
     Stage,
@@ -112,7 +113,7 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
     if state.rebuilding is not None:
         lost = state.rebuilding
         return f"{lost.names} {'is' if len(lost.lost) == 1 else 'are'} lost, and {_their(lost)} rows are being rebuilt"
-    if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
+    if state.stage in PREPARATION or not state.routing.ready:
         return "the job does not train"
     if state.forgone:
         return state.forgone
