@@ -94,7 +94,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     due = _due(state, spec, now) if can_save else None
     begun = _begun(state, spec, due, now)
     if begun is not state and due is CheckpointPurpose.PERIODIC and _has_all(state, spec):
-        state = begun = replace(state, checkpointed_at=now)
+        state = begun = replace(state, checkpointed_at=now, cut_at=now)
     wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
     if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
@@ -324,6 +324,7 @@ def on_manifest_written(
         chain=state.chain.followed_by(operation.checkpoint, listed),
         checkpoint_costs=(*state.checkpoint_costs, spent)[-COSTS_KEPT:],
         checkpointed_at=now,
+        cut_at=operation.began_at,
         restored=_held(state, operation),
         next_operation=pruning.id + 1,
     )

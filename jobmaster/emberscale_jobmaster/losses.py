@@ -14,6 +14,7 @@ from emberscale_jobmaster.state import (
     allowed_pls,
     applied_batches,
     kept_parity,
+    newest_flash,
     sizes_of,
     switching,
 )
@@ -39,8 +40,7 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
 
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
     """Starts the cheapest recovery."""
-    newest = state.flash.taken_at if state.flash.checkpoint else 0.0
-    is_flash_newest = newest > state.checkpointed_at
+    is_flash_newest = bool(newest_flash(state))
     survivors = _survivors(state, failure)
     pls = state.pls
     if not is_flash_newest:  # the manifest of a flash checkpoint says this later

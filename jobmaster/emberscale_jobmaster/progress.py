@@ -134,6 +134,7 @@ def complete_assignment(state: JobState, restored: Restored, checkpoint: str) ->
         checkpoint=checkpoint,
         clock=clock,
         checkpointed_at=state.checkpointed_at if from_flash else clock.active_seconds,
+        cut_at=state.cut_at if from_flash else clock.active_seconds,
         flash=replace(state.flash, checkpoint=checkpoint if from_flash else "", counted_from=clock.active_seconds),
     )
 

@@ -136,7 +136,7 @@ def _noted(state: JobState, index: int, clock: float) -> JobState:
 
 def _redone_seconds(state: JobState, clock: float) -> float:
     """Returns the seconds of training that a roll-back would repeat now."""
-    taken = [state.checkpointed_at] if state.checkpoint else []
+    taken = [state.cut_at] if state.checkpoint else []
     taken += [state.flash.taken_at] if state.flash.checkpoint else []
     return clock - max(taken, default=-math.inf)
 

@@ -96,7 +96,8 @@ def on_checkpoint_found(
     if source is None or event.incompatible:
         return roll_back(state, spec, operation.reason, event.incompatible or "no checkpoint can be used")
     if state.checkpoint in state.damaged and not is_flash(source.checkpoint):
-        state = replace(state, checkpoint=source.checkpoint, restored=source.restored)
+        # an older one, and nobody knows any more when it was cut
+        state = replace(state, checkpoint=source.checkpoint, restored=source.restored, cut_at=0.0)
     saves = state.priority.over(source.checkpoint, state.routing.table.generation)
     operation = replace(answered(operation, STORAGE), source=source, priority=saves)
     if why := _too_much(state, spec, operation, applied_batches(state, spec)):

@@ -116,6 +116,8 @@ class JobState:
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `chain`: the persistent checkpoints on which the next one may build. `checkpoint_costs`: of the newest ones.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
+    * `cut_at`: when, on the job's clock, the job last had exactly the progress that `checkpoint` holds: its barrier
+      began, or its rows were restored.
     * `restores`: how often the rows were restored from quantised weights, by their bits.
     * `between_failures`: seconds between losses of a parameter server that the brain expects.
     * `damaged`: checkpoints that failed their checksums, and how.
@@ -157,6 +159,7 @@ class JobState:
     chain: Chain = field(default_factory=Chain)
     checkpoint_costs: tuple[CheckpointCost, ...] = ()
     checkpointed_at: float = 0.0
+    cut_at: float = 0.0
     restores: Mapping[int, int] = field(default_factory=dict)
     between_failures: float | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)

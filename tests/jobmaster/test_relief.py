@@ -9,6 +9,7 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import BUCKETS
 from emberscale_jobmaster import draining
+from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.relief import LEAST_SHARE, TRIAL_SECONDS
 
 FOUND_SECONDS = 20.0
@@ -77,6 +78,26 @@ def test_an_extremely_slow_server_is_replaced_at_once_if_a_checkpoint_is_fresh(d
     driven.join(Role.PS, 1)
     pass_loaded(driven, 2 * FOUND_SECONDS, {1: 30})
     assert driven.job.recoveries == 1, "a successor is kept"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_checkpoint_is_as_old_as_the_rows_in_it_however_long_its_files_take(dies: bool) -> None:
+    driven = Driven(records=100_000, servers=3, interval=30)
+    driven.start()
+    driven.train(1)
+    driven.faults["Saved", 0] = Fault(hangs=True)
+    driven.pass_time(31)
+    driven.train(1)
+    driven.pass_time(50)
+    for call in driven.unanswered:
+        assert isinstance(call, CallServer)
+        driven.answer(call)
+    assert driven.job.checkpoint
+    if dies:
+        driven.master_dies()
+    pass_loaded(driven, FOUND_SECONDS, {1: 30})
+    assert list(driven.job.drains) == [1], "too much would be trained again"
+    assert driven.job.recoveries == 0
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.jobmaster.driven import Driven, Fault
 from tests.jobmaster.fakes import job
 
-from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.checkpoint import ForgottenShare, is_flash
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
@@ -82,6 +82,31 @@ class TestStorage:
         driven.join(Role.PS, 1)
         driven.pass_time(reloading.LOAD_SECONDS + 1)
         assert driven.job.routing.table.generation == 2
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_flash_checkpoint_counts_as_newer_than_one_that_began_before_it_and_ended_after_it(dies: bool) -> None:
+    driven = Driven(interval=20.0, flash_interval=25.0, target_pls=0.05)
+    driven.start()
+    driven.train(4)
+    driven.faults["Saved", 0] = Fault(hangs=True)
+    driven.pass_time(21)
+    driven.train(10)
+    driven.pass_time(6)
+    assert driven.job.flash.checkpoint
+    driven.train(2)
+    for call in driven.unanswered:
+        assert isinstance(call, CallServer)
+        driven.answer(call)
+    assert not is_flash(driven.job.checkpoint)
+    if dies:
+        driven.master_dies()
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert (driven.job.recoveries, driven.job.reloads) == (0, 1)
+    assert [share.checkpoint for share in driven.job.forgotten] == [driven.job.flash.checkpoint]
+    assert driven.job.pls == pytest.approx(2 / 50 / 2)
 
 
 class TestSuspension:
