@@ -5,13 +5,18 @@ lease that ended early), or `uncut` (not part of any shard yet). The caller give
 the life of the job. Calls for a lease that is no longer live report that.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count, pairwise
+from operator import is_not
+from typing import TypeVar
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.ranges import Ranges
+
+_Item = TypeVar("_Item")
 
 
 class LedgerError(AssertionError):
@@ -67,7 +72,7 @@ class Ledger:
     @property
     def complete(self) -> bool:
         """Whether every batch is done."""
-        return self.done_count == self.batches
+        return self.done == (((0, self.batches),) if self.batches else ())
 
     @property
     def available(self) -> int:
@@ -107,7 +112,7 @@ class Ledger:
             return self
         return replace(
             self,
-            done=ranges.union(self.done, ((lease.committed, committed),)),
+            done=ranges.including(self.done, lease.committed, committed),
             leases={**self.leases, token: replace(lease, committed=committed)},
         )
 
@@ -130,8 +135,7 @@ class Ledger:
 
     def check(self) -> None:
         """Raises LedgerError unless every batch is in exactly one place."""
-        leased = [(lease.committed, lease.stop) for lease in self.leases.values()]
-        returned = [(rest.start, rest.stop) for rest in self.returned]
+        leased, returned = _leased(self.leases.values()), _returned(self.returned)
         expected = 0
         for start, stop in sorted(pair for pair in (*self.done, *self.uncut, *leased, *returned) if pair[0] < pair[1]):
             if start != expected:
@@ -141,6 +145,52 @@ class Ledger:
         if expected != self.batches:
             raise LedgerError(f"the ledger ends at batch {expected} of {self.batches}")
 
+    def check_since(self, before: "Ledger") -> None:
+        """As `check`, if the ledger was sound `before`; looks only at the places that differ."""
+        if not self._rearranges(before):
+            self.check()
+
+    def _rearranges(self, before: "Ledger") -> bool:
+        """Whether all places that differ hold the same batches as before, each batch once."""
+        if self.batches != before.batches:
+            return False
+        done = _differing(before.done, self.done)
+        uncut = _differing(before.uncut, self.uncut)
+        returned = _differing(before.returned, self.returned)
+        leases = _differing(tuple(before.leases.values()), tuple(self.leases.values()))
+        were, are = (
+            sorted(
+                pair
+                for pair in (*done[side], *uncut[side], *_returned(returned[side]), *_leased(leases[side]))
+                if pair[0] < pair[1]
+            )
+            for side in (0, 1)
+        )
+        is_disjoint = all(stop <= start for (_, stop), (start, _) in pairwise(are))
+        return is_disjoint and ranges.normalised(were) == ranges.normalised(are)
+
     def revoke_all(self) -> "Ledger":
         """Ends every lease."""
         return self.revoke(self.leases.keys())
+
+
+def _leased(leases: Iterable[Lease]) -> list[tuple[int, int]]:
+    return [(lease.committed, lease.stop) for lease in leases]
+
+
+def _returned(rests: Iterable[Remainder]) -> list[tuple[int, int]]:
+    return [(rest.start, rest.stop) for rest in rests]
+
+
+def _differing(before: Sequence[_Item], after: Sequence[_Item]) -> tuple[Sequence[_Item], Sequence[_Item]]:
+    """Returns both sequences without the objects that they share at the beginning and at the end.
+
+    No Python code runs per item: a ledger has two leases for each worker.
+    """
+    if before is after:
+        return (), ()
+    shortest = min(len(before), len(after))
+    first = next(compress(count(), map(is_not, before, after)), shortest)
+    last = next(compress(count(), map(is_not, reversed(before), reversed(after))), shortest)
+    last = min(last, shortest - first)
+    return before[first : len(before) - last], after[first : len(after) - last]

@@ -149,6 +149,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
 
 
 def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
+    state.job.ledger.check()  # from here on, each step checks what it changes
     job = takeover.on_takeover(state.job, spec, event.wall, event.alone)
     job = replace(job, flash=replace(job.flash, available=event.has_flash_store))
     if event.awaits_plan:
@@ -293,7 +294,7 @@ def _settled(
     if job.routing.table.generation != before.job.routing.table.generation:
         seen = seen.rolled_back()
     if job.ledger is not before.job.ledger:
-        job.ledger.check()
+        job.ledger.check_since(before.job.ledger)
     if job is not before.job:
         transitions.check(before.job.operations, job.operations)
     if job.members is not before.job.members or job.ledger is not before.job.ledger:

@@ -393,17 +393,32 @@ class Observations:
 
     def watching(self, members: Membership, ledger: Ledger) -> "Observations":
         """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""
-        sightings = dict(self.sightings)
-        for name, slot in members.slots.items():
-            if slot.process is not None and name not in sightings:
-                sightings[name] = Sighting(slot.process.incarnation, self.watched, self.free)
+        seen = self._watching_members(members)
+        live = ledger.leases.keys()
+        if live != self.leases.keys():  # most heartbeats only move leases
+            leases = {token: self.leases.get(token, self.watched) for token in live}
+            seen = replace(seen, sightings=self._begun(seen.sightings, ledger), leases=leases)
+        if not self.positions.keys() <= live:
+            positions = {token: position for token, position in self.positions.items() if token in live}
+            seen = replace(seen, positions=positions)
+        return seen
+
+    def _watching_members(self, members: Membership) -> "Observations":
+        fresh = {
+            name: Sighting(process.incarnation, self.watched, self.free)
+            for name in members.slots.keys() - self.sightings.keys()
+            if (process := members.slots[name].process) is not None
+        }
+        return replace(self, sightings={**self.sightings, **fresh}) if fresh else self
+
+    def _begun(self, sightings: Mapping[str, Sighting], ledger: Ledger) -> Mapping[str, Sighting]:
+        """Returns the sightings, in which the leases of members that had none begin to move now."""
+        fresh = {ledger.leases[token].holder.slot for token in ledger.leases.keys() - self.leases.keys()}
+        if not fresh:
+            return sightings
         busy = {lease.holder.slot for token, lease in ledger.leases.items() if token in self.leases}
-        for lease in ledger.leases.values():
-            if lease.holder.slot not in busy and lease.holder.slot in sightings:
-                sightings[lease.holder.slot] = replace(sightings[lease.holder.slot], moved_at=self.free)
-        leases = {token: self.leases.get(token, self.watched) for token in ledger.leases}
-        positions = {token: position for token, position in self.positions.items() if token in ledger.leases}
-        return replace(self, sightings=sightings, leases=leases, positions=positions)
+        moved = {name: replace(sightings[name], moved_at=self.free) for name in fresh - busy if name in sightings}
+        return {**sightings, **moved}
 
     def traffic(self) -> Traffic:
         """Returns the traffic of all workers."""

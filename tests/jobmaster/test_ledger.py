@@ -1,12 +1,20 @@
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.jobmaster.fakes import job
 
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_jobmaster import ranges
-from emberscale_jobmaster.ledger import Lease, Ledger, LedgerError
+from emberscale_jobmaster import ranges, takeover
+from emberscale_jobmaster.events import TakenOver
+from emberscale_jobmaster.ledger import Lease, Ledger, LedgerError, Remainder, _differing
+from emberscale_jobmaster.machine import MasterState, step
+from eventually import unwrap
+from examples import examples
 
 
 def worker(index: int) -> MemberId:
@@ -104,6 +112,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_pass_their_own_check(self) -> None:
         self.ledger.check()
+        self.ledger.check_since(getattr(self, "checked", Ledger.fresh(len(self.committed))))
+        self.checked = self.ledger
 
     def teardown(self) -> None:
         """Whatever happened, the rest can be trained to the end, each batch once."""
@@ -170,3 +180,72 @@ def test_what_a_checkpoint_lacks_is_leased_and_the_rest_is_not() -> None:
 def test_a_batch_in_no_place_or_in_two_is_a_defect(ledger: Ledger, complaint: str) -> None:
     with pytest.raises(LedgerError, match=complaint):
         ledger.check()
+
+
+def worked_on(workers: int) -> Ledger:
+    """A ledger of which each worker holds two leases, with a part of the first done."""
+    ledger = Ledger.fresh(100 * workers)
+    for token in range(2 * workers):
+        ledger = unwrap(ledger.grant(worker(token // 2), token, 10))[0]
+    for token in range(0, 2 * workers, 2):
+        ledger = ledger.commit(token, 10 * token + 5)
+    return ledger
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(data=st.data())
+def test_a_check_of_the_difference_finds_what_a_whole_check_finds(data: st.DataObject) -> None:
+    """Any place of a sound ledger may become another one, get lost or appear twice."""
+    before = worked_on(3).revoke({1, 2})
+    pairs = st.tuples(st.integers(0, 300), st.integers(0, 300)).map(lambda pair: (min(pair), max(pair)))
+    after = before
+    match data.draw(st.sampled_from(["done", "uncut", "returned", "leases", "step"])):
+        case "done":
+            after = replace(before, done=_changed(data, before.done, data.draw(pairs)))
+        case "uncut":
+            after = replace(before, uncut=_changed(data, before.uncut, data.draw(pairs)))
+        case "returned":
+            start, stop = data.draw(pairs)
+            after = replace(before, returned=_changed(data, before.returned, Remainder(start, start, stop)))
+        case "leases":
+            token = data.draw(st.sampled_from(sorted(before.leases)))
+            start, stop = data.draw(pairs)
+            after = replace(before, leases={**before.leases, token: Lease(token, worker(0), start, start, stop, start)})
+        case "step":
+            token = data.draw(st.sampled_from(sorted(before.leases)))
+            after = data.draw(st.sampled_from([before.finish(token), before.revoke({token}), before.revoke_all()]))
+    assert _complaint(lambda: after.check_since(before)) == _complaint(after.check)
+
+
+def _changed(data: st.DataObject, places: tuple[Any, ...], place: Any) -> tuple[Any, ...]:
+    """Returns the places with one removed, added, or in the place of another."""
+    at = data.draw(st.integers(0, len(places)))
+    return (*places[:at], *data.draw(st.sampled_from([(), (place,)])), *places[at + data.draw(st.integers(0, 1)) :])
+
+
+def _complaint(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except LedgerError as error:
+        return str(error)
+    return ""
+
+
+def test_the_check_of_a_commit_looks_at_no_other_lease() -> None:
+    before = worked_on(200)
+    was, now = _differing(tuple(before.leases.values()), tuple(before.commit(100, 1008).leases.values()))
+    assert [lease.token for lease in (*was, *now)] == [100, 100]
+    was_done, now_done = _differing(before.done, before.commit(100, 1008).done)
+    assert (was_done, now_done) == (((1000, 1005),), ((1000, 1008),))
+
+
+def test_a_new_master_checks_the_whole_ledger_that_it_finds() -> None:
+    found = MasterState(replace(takeover.initial(wall=0.0), ledger=Ledger(batches=4, uncut=((0, 3),))))
+    with pytest.raises(LedgerError, match="ends at batch 3 of 4"):
+        step(found, TakenOver(now=0.0, wall=1000.0, has_flash_store=False), job().spec)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40))), st.integers(0, 40), st.integers(1, 9))
+def test_ranges_that_include_another_are_its_union(pairs: list[tuple[int, int]], start: int, length: int) -> None:
+    one = ranges.normalised(pairs)
+    assert ranges.including(one, start, start + length) == ranges.union(one, ((start, start + length),))
