@@ -149,7 +149,7 @@ class TestManifest:
             ({"checkpoint": {"initialFrom": {"uri": PLACE, "id": 8}}}, "must be text in quotes"),
             ({"checkpoint": {"initialFrom": {"uri": PLACE, "id": "7"}}}, "spec.checkpoint.initialFrom.id"),
             ({"checkpoint": {"initialFrom": {"id": "00000007"}}}, "spec.checkpoint.initialFrom.uri"),
-            ({"checkpoint": {"uri": "/a/", "initialFrom": {"uri": "/a"}}}, "initialFrom.uri is uri"),
+            ({"checkpoint": {"uri": "/a/", "initialFrom": {"uri": "/a"}}}, "initialFrom.uri must differ from uri"),
             ({"checkpoint": {}, "data": {"train": ["x"], "continuation": "Append"}}, "needs checkpoint.initialFrom"),
         ],
     )

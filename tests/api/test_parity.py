@@ -20,7 +20,9 @@ def test_parity_takes_two_servers(ps: dict[str, Any]) -> None:
 
 def test_two_parities_take_three_servers() -> None:
     assert takes_parity(spec({"replicas": 3}, parity=2).ps.initial_replicas, 2)
-    with pytest.raises(ValidationError, match=r"parity \(2\) takes 3 parameter servers or more: give ps.replicas as 3"):
+    with pytest.raises(
+        ValidationError, match=r"parity \(2\) needs at least 3 parameter servers: set ps.replicas to at least 3"
+    ):
         spec({"replicas": 2}, parity=2)
 
 
@@ -29,7 +31,7 @@ def test_two_parities_take_no_more_servers_than_their_code_tells_apart() -> None
     assert spec({"replicas": 1000}, parity=1).ps.replicas == 1000
     for field in ("replicas", "minReplicas", "maxReplicas"):
         with pytest.raises(
-            ValidationError, match=rf"takes 257 parameter servers at most: give ps.{field} as 257 or less"
+            ValidationError, match=rf"needs at most 257 parameter servers: set ps.{field} to at most 257"
         ):
             spec({"minReplicas": 3, field: 258} if field != "replicas" else {field: 258}, parity=2)
 
@@ -38,7 +40,7 @@ def test_two_parities_take_no_more_servers_than_their_code_tells_apart() -> None
     ("ps", "field"), [({"replicas": 1}, "replicas"), ({}, "minReplicas"), ({"maxReplicas": 4}, "minReplicas")]
 )
 def test_with_fewer_a_manifest_is_refused_by_the_field_that_must_change(ps: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValidationError, match=rf"takes 2 parameter servers or more: give ps.{field} as 2 at least"):
+    with pytest.raises(ValidationError, match=rf"needs at least 2 parameter servers: set ps.{field} to at least 2"):
         spec(ps)
 
 
@@ -50,7 +52,7 @@ def test_more_parity_than_two_is_refused() -> None:
 def test_a_job_with_parity_is_not_scaled_below_it() -> None:
     job = spec({"replicas": 3})
     assert job.resized(ps=2).ps.replicas == 2
-    with pytest.raises(ValidationError, match="takes 2 parameter servers"):
+    with pytest.raises(ValidationError, match="needs at least 2 parameter servers"):
         job.resized(ps=1)
 
 

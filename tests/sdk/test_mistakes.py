@@ -214,7 +214,7 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     ),
     (
         files("a.parquet", "{label: y, dense: [x], categorical: [u], denseTransforms: {z: Log1p}}"),
-        ["denseTransforms names z, which dense does not"],
+        ["denseTransforms names z: add it to dense"],
     ),
     (csv("a.parquet"), ["is a Parquet file: set spec.data.format to Parquet"]),
     (csv("array.npy"), ["is a NumPy file: write Parquet or CSV instead"]),

@@ -42,7 +42,7 @@ _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
 }
 
 _KEPT = ("type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
-"""What structural schemas say by the same words as JSON schemas."""
+"""The keywords that structural schemas share with JSON schemas."""
 
 _NUMBER_OR_WORD = {("CheckpointSpec", "quantization")}
 """Enumerations of which some values are numbers, which may be written as such."""
@@ -61,7 +61,7 @@ _COLUMNS = (
 def custom_resource_definition() -> dict[str, Any]:
     """The CustomResourceDefinition, as `kubectl apply` takes it."""
     schema = {
-        "description": "One deep-learning recommendation model to train.",
+        "description": "A deep-learning recommendation model to train, and the processes that train it.",
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -152,7 +152,8 @@ class _Inliner:
     def _field(self, type_name: str, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
         source = _without_null(source)
         if (type_name, name) in _QUANTITIES:
-            return {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
+            described = {"description": _described(source["description"])} if "description" in source else {}
+            return {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32, **described}
         if source.get("format") == DURATION:
             return _duration(source, _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION)
         schema = self._convert(name, source)
@@ -265,7 +266,9 @@ def _duration(source: Mapping[str, Any], pattern: str) -> dict[str, Any]:
         "x-kubernetes-int-or-string": True,
         "pattern": pattern,
         "maxLength": 32,
-        "description": _described(f"{source.get('description', '')} A duration such as 90s, 5m or 1h30m.").strip(),
+        "description": _described(
+            f"{source.get('description', '').removesuffix('.')}. A duration such as 90s, 5m or 1h30m."
+        ),
         "x-kubernetes-validations": [
             {
                 "rule": f"type(self) != int || int(self) {'>=' if zero else '>'} 0",

@@ -1,7 +1,7 @@
 """The rules of the CustomResourceDefinition that span fields, in CEL.
 
-Each stands under the name of the type whose Python validator enforces the same rule. Its message names the field and
-says what to do.
+Each rule is listed under the type whose Python validator enforces the same rule. Its message names the field and says
+what to do.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ def _milliseconds(name: str) -> str:
 
 
 _ADVICE = {
-    "spec.checkpoint.uri": "a job resumes from the checkpoints at its URI",
-    "spec.checkpoint.initialFrom": "a job starts once",
+    "spec.checkpoint.uri": "the job resumes from the checkpoints at this URI",
+    "spec.checkpoint.initialFrom": "the job has already started from it",
 }
 _ANEW = "delete the TrainingJob and create one with another name"
 
@@ -58,8 +58,8 @@ def _at_least(field: str) -> str:
     return f"(has(self.ps.{field}) && self.ps.{field} > {parity})"
 
 
-# A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it
-# is there.
+# The API server validates a section's default before it fills in the defaults of its fields, so each rule checks
+# `has` first.
 RULES: Mapping[str, list[dict[str, str]]] = {
     "TrainingJobSpec": [
         *_fixed_within("spec"),
@@ -72,8 +72,8 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "rule": "!has(self.faultTolerance) || !has(self.faultTolerance.strategy) || "
             "self.faultTolerance.strategy != 'ErasureCoding' || (has(self.ps) && "
             f"({_at_least('replicas')} || {_at_least('minReplicas')}))",
-            "message": "faultTolerance.parity takes more parameter servers: give ps.replicas or ps.minReplicas as one "
-            "more than parity at least",
+            "message": "faultTolerance.parity needs more parameter servers: set ps.replicas or ps.minReplicas to "
+            "parity + 1 or more",
         },
         {
             "rule": "!has(self.data.continuation) || self.data.continuation == 'Fresh' || "
@@ -106,7 +106,7 @@ RULES: Mapping[str, list[dict[str, str]]] = {
         {
             "rule": "!has(self.denseTransforms) || (has(self.dense) && "
             "self.denseTransforms.all(name, name in self.dense))",
-            "message": "denseTransforms names a column that dense does not",
+            "message": "denseTransforms names a column that is not in dense: add it there, or remove it here",
         },
     ],
     "RoleSpec": [
@@ -136,7 +136,7 @@ RULES: Mapping[str, list[dict[str, str]]] = {
         *_fixed_within("spec.checkpoint", optional=True),
         {
             "rule": "!has(self.uri) || !has(self.initialFrom) || self.uri != self.initialFrom.uri",
-            "message": "initialFrom.uri must differ from uri: a job continues from its own checkpoints by itself",
+            "message": "initialFrom.uri must differ from uri: a job resumes from its own checkpoints without it",
         },
     ],
     "FaultToleranceSpec": [
@@ -149,7 +149,7 @@ RULES: Mapping[str, list[dict[str, str]]] = {
         {
             "rule": "!has(self.targetPLS) || !has(self.strategy) || "
             "!(self.strategy in ['FullRecovery', 'ErasureCoding'])",
-            "message": "targetPLS: FullRecovery and ErasureCoding lose no sample; leave it out, or choose "
+            "message": "targetPLS: FullRecovery and ErasureCoding lose no sample; remove targetPLS, or choose "
             "PartialRecovery",
         },
     ],
@@ -163,15 +163,15 @@ RULES: Mapping[str, list[dict[str, str]]] = {
     "ModelSpec": [
         {
             "rule": "!has(self.architecture) || !has(self.entrypoint)",
-            "message": "give either architecture, for a built-in model, or entrypoint, for one of your own",
+            "message": "give either architecture, for a built-in model, or entrypoint, for a custom model",
         },
         {
             "rule": "has(self.entrypoint) || (has(self.architecture) && self.architecture in ['WideAndDeep', 'DCNv2']) "
             "|| !has(self.embeddings) || !has(self.embeddings.tables) || self.embeddings.tables.all(name, "
             "!has(self.embeddings.tables[name].dimension) || "
             "self.embeddings.tables[name].dimension == self.embeddings.dimension)",
-            "message": "embeddings.tables: DLRM and XDeepFM multiply embeddings with each other: all dimensions must "
-            "be equal; WideAndDeep and DCNv2 take any",
+            "message": "embeddings.tables: DLRM and XDeepFM multiply embeddings with each other: give all tables the "
+            "same dimension, or use WideAndDeep or DCNv2",
         },
     ],
     "EnvironmentVariable": [

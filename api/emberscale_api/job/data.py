@@ -40,7 +40,7 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class ListOverflow(StrEnum):
-    """What happens to a list that is longer than `maxLength`."""
+    """How to read a list that is longer than `maxLength`."""
 
     TRUNCATE = "Truncate"
     REFUSE = "Refuse"
@@ -54,10 +54,10 @@ class DenseTransform(StrEnum):
 
 
 class DataContinuation(StrEnum):
-    """What a job trains that starts from a checkpoint of another one (`checkpoint.initialFrom`).
+    """The data that a job trains when it starts from a checkpoint of another job (`checkpoint.initialFrom`).
 
     `Fresh`: all of its data, with the model of the checkpoint. `Append`: the files that the checkpoint has not trained;
-    those that it has are not read. `Resume`: the same data, from where the checkpoint stood.
+    the job does not read the others. `Resume`: the same data, from the position of the checkpoint.
     """
 
     FRESH = "Fresh"
@@ -84,7 +84,7 @@ class ListColumn(ManifestPart):
     max_length: int = Field(default=100, ge=1, le=65536, description="Maximum number of ids per record")
     overflow: ListOverflow = Field(
         default=ListOverflow.TRUNCATE,
-        description="A longer list keeps its first ids, or makes its record malformed",
+        description="Truncate keeps the first maxLength ids of a longer list, Refuse makes its record malformed",
     )
 
 
@@ -92,9 +92,13 @@ class ColumnMapping(ManifestPart):
     """The meaning of a file's columns. `categorical` columns hold one id per record, `lists` any number of ids."""
 
     label: ColumnName = Field(description="Column of the labels, 0 or 1")
-    dense: tuple[ColumnName, ...] = Field(default=(), max_length=256)
-    categorical: tuple[ColumnName, ...] = Field(default=(), max_length=256)
-    lists: tuple[ListColumn, ...] = Field(default=(), max_length=64)
+    dense: tuple[ColumnName, ...] = Field(default=(), max_length=256, description="Columns of numbers")
+    categorical: tuple[ColumnName, ...] = Field(
+        default=(), max_length=256, description="Columns of one id per record, each with an embedding table"
+    )
+    lists: tuple[ListColumn, ...] = Field(
+        default=(), max_length=64, description="Columns of any number of ids per record, whose embeddings are pooled"
+    )
     dense_transform: DenseTransform = Field(
         default=DenseTransform.NONE, description="Log1p replaces each dense feature x with log(1 + max(x, 0))"
     )
@@ -120,7 +124,7 @@ class ColumnMapping(ManifestPart):
             raise ValueError(f"each column can be used once, but {', '.join(twice)} is repeated")
         strange = [name for name in self.dense_transforms if name not in self.dense]
         if strange:
-            raise ValueError(f"denseTransforms names {', '.join(strange)}, which dense does not")
+            raise ValueError(f"denseTransforms names {', '.join(strange)}: add it to dense, or remove it here")
         if not self.id_columns:
             raise ValueError("name at least one column in categorical or lists: without ids there is nothing to embed")
         return self
@@ -146,8 +150,8 @@ class CSVSpec(ManifestPart):
 class ShufflingSpec(ManifestPart):
     """Records are shuffled in blocks of `block_records`: the order of blocks, and the records within each."""
 
-    enabled: bool = True
-    block_records: int = Field(default=32768, ge=1, le=1 << 24, description="Records of a block")
+    enabled: bool = Field(default=True, description="Whether to shuffle; if not, records keep the order of the files")
+    block_records: int = Field(default=32768, ge=1, le=1 << 24, description="Records per block")
 
 
 class DataSpec(ManifestPart):
@@ -155,16 +159,19 @@ class DataSpec(ManifestPart):
 
     format: DataFormat = DataFormat.CRITEO_TSV
     train: tuple[DataPath, ...] = Field(min_length=1, description="Files to train on")
-    evaluation: tuple[DataPath, ...] = Field(default=(), description="Held-out files, for an evaluation each epoch")
+    evaluation: tuple[DataPath, ...] = Field(
+        default=(), description="Held-out files; the job evaluates on them after each epoch"
+    )
     columns: ColumnMapping | None = Field(
         default=None, description="Roles of the columns; required for Parquet and CSV, fixed for CriteoTSV"
     )
     csv: CSVSpec = CSVSpec()
     shuffling: ShufflingSpec = ShufflingSpec()
-    max_bad_records: int = Field(default=0, ge=0, description="Malformed records to skip before the job fails")
+    max_bad_records: int = Field(default=0, ge=0, description="Malformed records that the job skips; one more fails it")
     continuation: DataContinuation = Field(
         default=DataContinuation.FRESH,
-        description="With checkpoint.initialFrom: whether to train all data, only new files, or what was left",
+        description="With checkpoint.initialFrom: Fresh trains all data, Append the files that the checkpoint has not "
+        "trained, Resume the rest of the same data",
     )
 
     @model_validator(mode="after")

@@ -17,10 +17,11 @@ from emberscale_api.routing import BUCKETS
 class Features:
     """The argument of `spec.model.entrypoint`'s factory.
 
-    `dense` names the dense features, in the order of their columns; `embeddings` says the dimension of each embedding,
-    by the name of its column of ids, in the order of the manifest. The module that the factory returns is called with
-    dense float32 [batch, len(dense)] and a dict of the embeddings by name, each float32 [batch, its dimension]; it
-    returns logits float32 [batch]. A column of lists has one embedding too, the pooled one.
+    `dense` names the dense features, in the order of their columns. `embeddings` maps each column of ids to the
+    dimension of its embedding, in the order of the manifest; a list column has one embedding, the pooled one.
+
+    The factory returns a module that takes dense float32 [batch, len(dense)] and a dict of the embeddings by name, each
+    float32 [batch, its dimension], and that returns logits float32 [batch].
     """
 
     dense: tuple[str, ...]
@@ -61,7 +62,7 @@ class Architecture(StrEnum):
 
 
 class InitializerType(StrEnum):
-    """Distribution of the weights of a row that is seen for the first time."""
+    """The distribution of the weights of a new row."""
 
     UNIFORM = "Uniform"
     NORMAL = "Normal"
@@ -72,7 +73,10 @@ Scale = Annotated[float, Field(ge=0, le=100)]
 
 
 class InitializerSpec(ManifestPart):
-    """`scale` is the bound of the uniform distribution, the standard deviation of the normal one."""
+    """How the weights of a new row are drawn.
+
+    `scale` is the bound of the uniform distribution, and the standard deviation of the normal one.
+    """
 
     type: InitializerType = InitializerType.UNIFORM
     scale: Scale = 0.05
@@ -97,34 +101,37 @@ class Pooling(StrEnum):
 
 
 class AdmissionSpec(ManifestPart):
-    """An id gets a row with the `min_count`-th push that touches it; until then it has its initial weights.
+    """An id gets a row at the `min_count`-th push that touches it; until then it has its initial weights.
 
-    Pushes are counted in a sketch of counters that ids share and that forgets (`table/admission.py` of the trainer), so
-    an id may get its row early where many ids are counted, and late where its pushes lie far apart.
+    Servers estimate the counts: ids share counters, and counters are halved from time to time. An id may get its row
+    early in a table with many ids, and late if its pushes are far apart.
     """
 
     min_count: int = Field(
-        default=1, ge=1, le=255, description="The push that gives an id a row; earlier ones only count. 1: the first"
+        default=1,
+        ge=1,
+        le=255,
+        description="Pushes that an id needs to get a row; with 1, it gets one at its first push",
     )
 
 
 class EvictionSpec(ManifestPart):
-    """Which rows to remove; an id whose row was removed starts anew. Without any field, all rows stay.
+    """Which rows to remove; an id whose row was removed starts over. Without any field, all rows stay.
 
-    Time is counted in batches of the job, which is exact after a restore or a move; clocks are not.
+    Time counts in batches of the job, which stays exact across restores and moves; clock time does not.
     """
 
     ttl_batches: int | None = Field(
         default=None,
         ge=1,
         lt=1 << 32,
-        description="Remove rows that no push has touched for so many batches of the job, or up to an eighth more",
+        description="Remove a row that no push has touched for this many batches of the job, or up to an eighth more",
     )
     max_rows: int | None = Field(
         default=None,
         ge=BUCKETS,
         lt=1 << 40,
-        description="Remove the least frequently pushed rows of a table with more rows than this, over all servers",
+        description="Remove the least frequently pushed rows of a table that has more rows than this on all servers",
     )
 
     @property
@@ -139,19 +146,25 @@ class TableOverride(ManifestPart):
     dimension: int | None = Field(default=None, ge=1, le=4096)
     optimizer: OptimizerOverride | None = None
     initializer: InitializerOverride | None = None
-    pooling: Pooling | None = Field(default=None, description="How the ids of a list column are combined")
+    pooling: Pooling | None = Field(
+        default=None, description="For list columns: how the embeddings of a list become one vector, Sum or Mean"
+    )
     admission: AdmissionSpec | None = None
-    eviction: EvictionSpec | None = Field(default=None, description="In place of the default as a whole")
+    eviction: EvictionSpec | None = Field(
+        default=None, description="Replaces embeddings.eviction as a whole; a field that is absent here is off"
+    )
 
 
 class EmbeddingSpec(ManifestPart):
-    """One table per categorical column and per list column; `tables` overrides the defaults by the column's name."""
+    """One table per categorical column and per list column; `tables` overrides the defaults by column name."""
 
-    dimension: int = Field(default=16, ge=1, le=4096, description="Weights of an embedding row")
+    dimension: int = Field(default=16, ge=1, le=4096, description="Weights per embedding row")
     initializer: InitializerSpec = InitializerSpec()
-    pooling: Pooling = Field(default=Pooling.SUM, description="How the ids of list columns are combined")
+    pooling: Pooling = Field(
+        default=Pooling.SUM, description="How the embeddings of a list become one vector: Sum or Mean"
+    )
     admission: AdmissionSpec = Field(default=AdmissionSpec(), description="When an id gets a row")
-    eviction: EvictionSpec = Field(default=EvictionSpec(), description="Which rows are removed")
+    eviction: EvictionSpec = Field(default=EvictionSpec(), description="Which rows to remove")
     tables: dict[str, TableOverride] = Field(default_factory=dict)
 
 
@@ -162,9 +175,10 @@ LayerWidths = Annotated[
 
 
 class ModelSpec(ManifestPart):
-    """Layer widths are those of the hidden layers; the output layer of one logit is added.
+    """A built-in architecture, or a custom model.
 
-    An architecture ignores fields that it does not use; a custom model uses only `embeddings`.
+    Layer widths are those of the hidden layers; the model adds an output layer of one logit. An architecture ignores
+    the fields that it does not use; a custom model uses only `embeddings`.
     """
 
     architecture: Architecture | None = Field(
@@ -199,5 +213,5 @@ class ModelSpec(ManifestPart):
     @model_validator(mode="after")
     def _not_two_models(self) -> Self:
         if self.architecture is not None and self.entrypoint is not None:
-            raise ValueError("give either architecture, for a built-in model, or entrypoint, for one of your own")
+            raise ValueError("give either architecture, for a built-in model, or entrypoint, for a custom model")
         return self

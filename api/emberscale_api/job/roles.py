@@ -68,7 +68,7 @@ class EnvironmentVariable(ManifestPart):
 
 
 class PodTemplate(ManifestPart):
-    """Merged into the pods of a role; where the template conflicts with Emberscale's own settings, Emberscale's win."""
+    """Merged into the pods of a role; on a conflict, Emberscale's own settings win."""
 
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict, max_length=64)
     annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
@@ -80,7 +80,7 @@ class PodTemplate(ManifestPart):
     scheduler_name: Name | None = None
     runtime_class_name: Name | None = None
     service_account_name: Name | None = Field(
-        default=None, description="Service account of the pods; workload identity works, but its token is not mounted"
+        default=None, description="Service account of the pods, for workload identity; its API token is not mounted"
     )
     volumes: tuple[CoreObject, ...] = Field(default=(), max_length=64, description="Volumes, as in the spec of a Pod")
     volume_mounts: tuple[VolumeMount, ...] = Field(default=(), max_length=64)
@@ -119,10 +119,10 @@ def slot_name(role: Role, index: int) -> str:
 
 
 class ResourceList(ManifestPart):
-    """CPU and memory as Kubernetes quantities."""
+    """CPU and memory, as Kubernetes quantities such as 500m and 2Gi."""
 
-    cpu: Quantity | None = None
-    memory: Quantity | None = None
+    cpu: Quantity | None = Field(default=None, description="Cores, such as 2 or 500m")
+    memory: Quantity | None = Field(default=None, description="Bytes, such as 2Gi")
 
 
 class ResourceRequirements(ManifestPart):
@@ -153,11 +153,17 @@ class ResourceRequirements(ManifestPart):
 
 
 class RoleSpec(ManifestPart):
-    """Either `replicas`, or bounds within which the number is chosen; the start is `min_replicas`."""
+    """The number of processes of a role, and their resources.
 
-    replicas: int | None = Field(default=None, ge=1, le=1024, description="Number of processes, fixed")
-    min_replicas: int | None = Field(default=None, ge=1, le=1024, description="Least number of processes")
-    max_replicas: int | None = Field(default=None, ge=1, le=1024, description="Greatest number of processes")
+    Give `replicas`, or bounds within which the brain chooses the number; without a plan, the start is `min_replicas`,
+    or 1.
+    """
+
+    replicas: int | None = Field(default=None, ge=1, le=1024, description="Fixed number of processes")
+    min_replicas: int | None = Field(default=None, ge=1, le=1024, description="Least number of processes; 1 if absent")
+    max_replicas: int | None = Field(
+        default=None, ge=1, le=1024, description="Greatest number of processes; no bound if absent"
+    )
     resources: ResourceRequirements = ResourceRequirements()
     template: PodTemplate = PodTemplate()
 
@@ -189,7 +195,7 @@ class RoleSpec(ManifestPart):
 
 
 class MasterSpec(ManifestPart):
-    """There is exactly one master."""
+    """The resources and the pod template of the master; a job has exactly one."""
 
     resources: ResourceRequirements = ResourceRequirements()
     template: PodTemplate = PodTemplate()

@@ -1,4 +1,4 @@
-"""When a job gives up, who sizes it, how its state is saved, and how it recovers from a failure."""
+"""When a job fails, who sizes it, how it saves its state, and how it recovers from failures."""
 
 from enum import StrEnum
 from typing import Annotated, Self
@@ -13,7 +13,7 @@ DEFAULT_INTERVAL = 300.0
 
 
 class FlashMode(StrEnum):
-    """`Auto` and `Enabled` need a Redis for rows; only `Enabled` reports a missing one."""
+    """`Auto` and `Enabled` need a Redis for rows; if there is none, only `Enabled` reports that."""
 
     AUTO = "Auto"
     ENABLED = "Enabled"
@@ -21,15 +21,15 @@ class FlashMode(StrEnum):
 
 
 class FlashSpec(ManifestPart):
-    """Flash checkpoints go to Redis every few seconds, so that a lost parameter server costs seconds of training.
+    """Flash checkpoints go to Redis every few seconds, so that losing a parameter server costs seconds of training.
 
-    Without an `interval`, it is 15 seconds, or as many more as keep the cost of a flash checkpoint below 1% of the
-    training time. Together they take at most `maxBytes` in Redis, shared equally between the parameter servers.
+    The default `interval` is 15 seconds, or longer if flash checkpoints would take more than 1% of the training time.
+    The parameter servers share `maxBytes` of Redis equally.
     """
 
     mode: FlashMode = FlashMode.AUTO
     interval: Seconds | None = Field(default=None, gt=0, description="Interval between flash checkpoints")
-    max_bytes: Quantity = Field(default="1Gi", description="Bytes of one job in Redis, over all servers")
+    max_bytes: Quantity = Field(default="1Gi", description="Most bytes of the job in Redis, over all parameter servers")
 
     @property
     def bytes_limit(self) -> int:
@@ -38,10 +38,10 @@ class FlashSpec(ManifestPart):
 
 
 class Quantization(StrEnum):
-    """How the weights of embedding rows are stored in checkpoints: `None` as float32, else in so many bits each.
+    """How checkpoints store the weights of embedding rows: `None` as float32, a number as that many bits per weight.
 
-    `Auto` takes the fewest bits that are expected to cost the job no more than 0.01% of its accuracy, by the number of
-    its restores (Check-N-Run section 5.2.1).
+    `Auto` takes the fewest bits that are expected to cost at most 0.01% of the accuracy, given the number of restores
+    (Check-N-Run section 5.2.1).
     """
 
     NONE = "None"
@@ -59,8 +59,8 @@ def _as_text(value: object) -> object:
 class IncrementalMode(StrEnum):
     """What a checkpoint writes (Check-N-Run section 4.1): all rows, or what changed since an earlier checkpoint.
 
-    `OneShot`: since the first one. `Consecutive`: since the one before. `Intermittent`: as OneShot, but all rows again
-    once that is expected to write less. `Auto` is `Intermittent`. The last checkpoint of a job has all rows.
+    `OneShot`: since the first one. `Consecutive`: since the previous one. `Intermittent`: as `OneShot`, but with all
+    rows again once that is expected to write less. `Auto` is `Intermittent`. The last checkpoint of a job has all rows.
     """
 
     FULL = "Full"
@@ -77,39 +77,42 @@ def _quoted(value: object) -> object:
 
 
 class InitialCheckpointSpec(ManifestPart):
-    """A checkpoint of another job: the new one starts with its model and optimizer state.
+    """A checkpoint of another job; this job starts with its model and optimizer state.
 
-    Without an `id`, it is the newest that can be restored. `data.continuation` says what is trained then.
+    `data.continuation` says which data the job then trains.
     """
 
     uri: str = Field(min_length=1, description="Folder of the other job's checkpoints: a path or an fsspec URI")
     id: Annotated[str, Field(pattern=r"^\d{8,}$"), BeforeValidator(_quoted)] | None = Field(
-        default=None, description="One of them, such as '00000007'; the newest if absent"
+        default=None, description="Id of the checkpoint, such as '00000007'; the newest restorable one if absent"
     )
 
 
 class CheckpointSpec(ManifestPart):
-    """Checkpoints go to any fsspec URI, at an interval and at the end; `flash` adds a faster tier in Redis.
+    """The job saves checkpoints at an interval and at its end; `flash` adds a faster tier in Redis.
 
     Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, the brain advises one if
-    `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes. `quantization` is for the
-    checkpoints taken at the interval; the one at the end of a job, or of a suspended one, is exact. `keep` counts
-    checkpoints that can be restored; those that they build on stay, too. A job that has checkpoints of its own
-    continues from these; it starts from `initialFrom` while it has none.
+    `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes. `quantization` applies to
+    the checkpoints at the interval; the checkpoint at the end of a job, or at its suspension, is exact. `keep` counts
+    checkpoints that can be restored; those that they build on stay, too. A job starts from `initialFrom` only while it
+    has no checkpoint of its own.
     """
 
     uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
     interval: Seconds | None = Field(default=None, gt=0, description="Interval between checkpoints")
     incremental: IncrementalMode = Field(
-        default=IncrementalMode.FULL, description="Whether checkpoints have all rows, or build on earlier ones"
+        default=IncrementalMode.FULL,
+        description="Rows that a checkpoint writes: all (Full), those changed since the first checkpoint (OneShot) "
+        "or since the previous one (Consecutive); Intermittent is OneShot, with all rows again once that writes less; "
+        "Auto is Intermittent",
     )
     quantization: Annotated[Quantization, BeforeValidator(_as_text)] = Field(
-        default=Quantization.NONE, description="Bits of a weight in checkpoints taken at the interval"
+        default=Quantization.NONE, description="Bits per weight in checkpoints at the interval; None keeps float32"
     )
-    keep: int = Field(default=2, ge=1, le=1000, description="Number of complete checkpoints to keep")
+    keep: int = Field(default=2, ge=1, le=1000, description="Number of restorable checkpoints to keep")
     flash: FlashSpec = FlashSpec()
     initial_from: InitialCheckpointSpec | None = Field(
-        default=None, description="Checkpoint of another job to start from; from nothing if absent"
+        default=None, description="Checkpoint of another job to start from; from scratch if absent"
     )
 
     @model_validator(mode="after")
@@ -117,18 +120,19 @@ class CheckpointSpec(ManifestPart):
         initial = self.initial_from
         if initial is not None and self.uri is not None and self.uri.rstrip("/") == initial.uri.rstrip("/"):
             raise ValueError(
-                f"initialFrom.uri is uri ({self.uri}): a job continues from its own checkpoints by itself; leave it "
-                "out, or give a new job another uri"
+                f"initialFrom.uri must differ from uri ({self.uri}): a job resumes from its own checkpoints without "
+                "it; remove initialFrom, or give the new job another uri"
             )
         return self
 
 
 class FaultToleranceStrategy(StrEnum):
-    """`FullRecovery`: when a parameter server dies, all servers and the ledger go back to the last checkpoint.
+    """What happens when a parameter server dies.
 
-    `PartialRecovery`: only the rows of the server that died go back; training does not repeat anything.
-    `ErasureCoding`: the servers hold parity of each other's rows. When as many as `parity` die, the others rebuild
-    their rows for their successors and nothing goes back; with more at a time, it is as with `FullRecovery`.
+    `FullRecovery`: all servers and the ledger roll back to the last checkpoint. `PartialRecovery`: only the rows of the
+    lost server roll back; training repeats nothing. `ErasureCoding`: the servers hold parity of each other's rows. If
+    at most `parity` servers are lost at a time, the others rebuild the lost rows and nothing rolls back; otherwise all
+    roll back, as with `FullRecovery`. `Auto`: the strategy that is expected to cost least.
     """
 
     AUTO = "Auto"
@@ -140,9 +144,9 @@ class FaultToleranceStrategy(StrEnum):
 class RecoveryPriority(StrEnum):
     """Which rows are saved between checkpoints, so that a partial recovery forgets less of them (CPR section 4.2).
 
-    Every eighth of the interval between checkpoints, up to an eighth of the rows of each table is saved. `MFU`: those
-    pushed most often since they were saved. `SSU`: some of those that every second push had. `SCAR`: those that changed
-    most since they were saved, for which a server keeps a copy of all weights.
+    Eight times per interval between checkpoints, servers save up to an eighth of the rows of each table. `MFU`: the
+    rows pushed most often since they were saved. `SSU`: a random choice of the rows in every second push. `SCAR`: the
+    rows that changed most since they were saved, for which a server keeps a copy of all weights.
     """
 
     NONE = "None"
@@ -170,13 +174,13 @@ _LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceS
 
 
 class FaultToleranceSpec(ManifestPart):
-    """`Auto` picks the strategy that is expected to cost least, and none that loses updates unless `targetPLS` is set.
+    """`Auto` picks the strategy that is expected to cost least, and PartialRecovery only if `targetPLS` is set.
 
-    `ErasureCoding` takes `parity`: a push is answered once the servers that hold its parity have stored its changes.
-    `Auto` takes parity up, or gives it up, when all servers load rows: at the start, at a resume, and at a roll-back.
+    With `ErasureCoding`, a server answers a push once the servers that hold its parity have stored the changes. `Auto`
+    switches parity on or off only when all servers load rows: at the start, at a resume, and at a roll-back.
 
-    `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3). `priority` saves some rows
-    more often where partial recovery is chosen; PLS counts them as all others.
+    `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3). With partial recovery,
+    `priority` saves some rows more often; PLS does not count that.
     """
 
     strategy: FaultToleranceStrategy = FaultToleranceStrategy.AUTO
@@ -185,14 +189,19 @@ class FaultToleranceSpec(ManifestPart):
         gt=0,
         le=1,
         alias="targetPLS",
-        description="Portion of samples whose effect partial recoveries may lose; 0.1 if PartialRecovery is chosen",
+        description="Bound on the portion of lost samples; with PartialRecovery, 0.1 if absent",
     )
 
     priority: RecoveryPriority = Field(
-        default=RecoveryPriority.NONE, description="With partial recovery: rows that are saved between checkpoints"
+        default=RecoveryPriority.NONE,
+        description="With partial recovery: rows to save between checkpoints, by frequency (MFU), by a sample of "
+        "pushes (SSU) or by change (SCAR)",
     )
     parity: int = Field(
-        default=1, ge=1, le=MOST_PARITY, description="With ErasureCoding, or Auto: servers that may be lost at a time"
+        default=1,
+        ge=1,
+        le=MOST_PARITY,
+        description="With ErasureCoding or Auto: parameter servers that the job may lose at a time without a roll-back",
     )
 
     @property
@@ -206,18 +215,23 @@ class FaultToleranceSpec(ManifestPart):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.strategy in _LOSE_NOTHING and self.target_pls is not None:
-            raise ValueError(f"targetPLS: {self.strategy} loses no sample; leave it out, or choose PartialRecovery")
+            raise ValueError(f"targetPLS: {self.strategy} loses no sample; remove targetPLS, or choose PartialRecovery")
         if self.priority is not RecoveryPriority.NONE and not self.allowed_pls:
             raise ValueError(
-                f"priority: {self.strategy} loses no sample; leave it out, or choose PartialRecovery or a targetPLS"
+                "priority: Auto loses no sample without targetPLS; remove priority, or set targetPLS, or choose "
+                "PartialRecovery"
                 if self.strategy is FaultToleranceStrategy.AUTO
-                else f"priority: {self.strategy} loses no sample; leave it out, or choose PartialRecovery"
+                else f"priority: {self.strategy} loses no sample; remove priority, or choose PartialRecovery"
             )
         return self
 
 
 class CleanPodPolicy(StrEnum):
-    """Pods to remove when the job has ended: running ones, all, or only those that would never end."""
+    """Pods to delete when the job has ended.
+
+    `Running` and `None` delete the pods that still run, and keep those that have ended, with their logs. `All` deletes
+    all pods.
+    """
 
     RUNNING = "Running"
     ALL = "All"
@@ -227,14 +241,16 @@ class CleanPodPolicy(StrEnum):
 class RunPolicy(ManifestPart):
     """Limits beyond which the job fails, its priority, and what stays after its end.
 
-    The last three apply only on clusters.
+    `ttlAfterFinished`, `cleanPodPolicy` and `priorityClassName` apply only on clusters.
     """
 
     backoff_limit: int = Field(
         default=6, ge=0, le=10_000, description="Restarts after the job's own errors before it fails"
     )
     active_deadline: Seconds | None = Field(
-        default=None, gt=0, description="Time that the job may run before it fails; no limit if absent"
+        default=None,
+        gt=0,
+        description="Time that the job may run before it fails, suspension not counted; no limit if absent",
     )
     ttl_after_finished: Seconds | None = Field(
         default=None, ge=0, description="Time from the job's end to the deletion of the TrainingJob; never if absent"
@@ -246,7 +262,7 @@ class RunPolicy(ManifestPart):
 
 
 class ScalingMode(StrEnum):
-    """`Manual`: the sizes in the manifest are used. `Auto`: plans within the roles' bounds are followed."""
+    """`Manual`: the job keeps the sizes in the manifest. `Auto`: it follows the brain's plans within the bounds."""
 
     AUTO = "Auto"
     MANUAL = "Manual"
@@ -261,7 +277,7 @@ class ScalingSpec(ManifestPart):
     timeout: Seconds = Field(
         default=600.0,
         gt=0,
-        description="Time that new parameter servers may take to start before the change of their number is given up",
+        description="Time that new parameter servers may take to start before the job gives up changing their number",
     )
     max_memory_growth: float = Field(
         default=4.0,

@@ -124,8 +124,8 @@ class CheckpointFigures(_Status):
 class HotEmbeddingsProgress(_Status):
     """Whether workers train rounds of batches, and what that saves.
 
-    `message` is the decision with its numbers. `hit_percent` of the rows of batches in rounds had been brought by an
-    earlier batch of the round; `saved_bytes` are bytes on the wire, against the same batches one by one.
+    `message` is the decision with its numbers. `hit_percent` is the share of the rows of batches in rounds that an
+    earlier batch of the round had pulled. `saved_bytes` are bytes on the wire, compared with batches one by one.
     """
 
     message: str = ""
@@ -234,11 +234,11 @@ class MemberStatus(_Status):
 
 
 class TrainingJobStatus(_Status):
-    """The whole.
+    """The state of the job, as the operator last saw it.
 
-    `active_since` is when the job started, plus the time that it rested. `applied_ps` is the number of parameter
-    servers that it runs with; while rows move, the larger one. `image` is that of the operator that created the job:
-    all pods of the job use it, unless their template names another.
+    `active_since` is when the job started, plus the time that it was suspended. `applied_ps` is the number of parameter
+    servers that it runs with; while rows move, the larger one. `image` is the image of the operator that created the
+    job: all pods of the job use it, unless their template names another.
     """
 
     phase: JobPhase = JobPhase.PENDING

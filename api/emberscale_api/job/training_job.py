@@ -67,7 +67,7 @@ class TrainingJobSpec(ManifestPart):
     hot_embeddings: HotEmbeddingsSpec = HotEmbeddingsSpec()
     run_policy: RunPolicy = RunPolicy()
     suspend: bool = Field(
-        default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false resumes from it"
+        default=False, description="On a cluster: true takes a checkpoint and deletes the pods; false resumes from it"
     )
 
     @model_validator(mode="after")
@@ -79,17 +79,19 @@ class TrainingJobSpec(ManifestPart):
         for field, count in ((least, role.initial_replicas), ("maxReplicas", role.max_replicas)):
             if count is None or takes_parity(count, parity):
                 continue
-            takes, give = f"{parity + 1} parameter servers or more", f"{parity + 1} at least"
+            bound = f"at least {parity + 1}"
             if count > parity:
-                takes, give = f"{MOST_CODED_SERVERS} parameter servers at most", f"{MOST_CODED_SERVERS} or less"
-            raise ValueError(f"faultTolerance.parity ({parity}) takes {takes}: give ps.{field} as {give}")
+                bound = f"at most {MOST_CODED_SERVERS}"
+            raise ValueError(
+                f"faultTolerance.parity ({parity}) needs {bound} parameter servers: set ps.{field} to {bound}"
+            )
         return self
 
     @model_validator(mode="after")
     def _may_hold_rows(self) -> Self:
         obstacle = self.obstacle_to_rounds
         if obstacle and self.hot_embeddings.mode is HotEmbeddingsMode.ENABLED:
-            raise ValueError(f"hotEmbeddings.mode (Enabled) does not work with {obstacle}: take Auto or Disabled")
+            raise ValueError(f"hotEmbeddings.mode (Enabled) does not work with {obstacle}: use Auto or Disabled")
         return self
 
     @property
