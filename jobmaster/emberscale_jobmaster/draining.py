@@ -36,8 +36,8 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *
     takers = any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers)))
     if not takers and (servers > 1 or index >= servers):  # a stand-in is started only for a job's only server
         return state
-    to_whom = "" if takers else f" to ps-{servers}, which stands in for it"
-    return reshaping.note_step(drained, "PlannedDrain", f"{name} is to give its rows away{to_whom}: {why}", 0.0)
+    to_whom = "" if takers else f" to its stand-in ps-{servers}"
+    return reshaping.note_step(drained, "PlannedDrain", f"{name} moves its rows away{to_whom}: {why}", 0.0)
 
 
 def may_go(state: JobState, index: int, incarnation: str) -> bool:
@@ -68,7 +68,7 @@ def _given_up(state: JobState, spec: TrainingJobSpec, index: int, drain: Drain, 
     if not waits or not state.routing.ready or seconds < spec.scaling.timeout:
         return state
     why = f": {state.scaling.waits}" if state.scaling.waits else ""
-    message = f"{slot_name(Role.PS, index)} keeps its rows, as ps-{last} did not join within {seconds:.0f} s{why}"
+    message = f"{slot_name(Role.PS, index)} keeps its rows: ps-{last} did not join within {seconds:.0f} s{why}"
     return reshaping.note_step(_over(state, index), "GaveUpDrain", message, seconds)
 
 
@@ -85,7 +85,7 @@ def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState
         if drain.phase is not DrainPhase.LEAVES:
             return state
         state = _with(state, index, replace(drain, phase=DrainPhase.DRAINED))
-        state = reshaping.note_step(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
+        state = reshaping.note_step(state, "DrainedServer", f"{name} has no rows left and may end", seconds)
         if not drain.replaced:
             return state
         return replace(state, members=state.members.expelled(MemberId(Role.PS, index, drain.incarnation)))

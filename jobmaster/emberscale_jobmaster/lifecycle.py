@@ -79,7 +79,7 @@ def on_exit(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code:
     return fail(
         state,
         "BackoffLimitExceeded",
-        f"{state.own_errors} processes ended by errors of their own, the last {member.slot} with exit code "
+        f"{state.own_errors} processes failed, the last {member.slot} with exit code "
         f"{exit_code}; spec.runPolicy.backoffLimit allows {limit}",
     )
 

@@ -121,9 +121,9 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
     if owners == 1:
         return "only one parameter server has rows"
     if owners <= parity:
-        return f"only {owners} parameter servers have rows, and parity {parity} takes {parity + 1}"
+        return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
     if not takes_parity(owners, parity):
-        return f"{owners} parameter servers have rows, and parity {parity} takes {MOST_CODED_SERVERS} at most"
+        return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_CODED_SERVERS}"
     if state.parity.version == state.routing.table.version and state.parity.troubles:
         index, told = min(state.parity.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"
@@ -147,10 +147,10 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     present = {server: state.members.server(server) for server in lost.servers}
     returned = [server for server, one in present.items() if one is not None and one.incarnation == lost.lost[server]]
     if returned and lost.withdraws:
-        return _roll_back(state, spec, f"ps-{returned[0]} speaks again while its rows are rebuilt")
+        return _roll_back(state, spec, f"ps-{returned[0]} answers again while its rows are rebuilt")
     if returned:
         rest = {server: incarnation for server, incarnation in lost.lost.items() if server not in returned}
-        message = f"{' and '.join(f'ps-{server}' for server in returned)} speaks again"
+        message = f"{' and '.join(f'ps-{server}' for server in returned)} answers again"
         still = replace(lost, lost=rest) if rest else None
         return reshaping.note_step(replace(state, rebuilding=still), "Returned", message, 0.0)
     if now < lost.next_at:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-NOBODY_LOST = "no parameter server is lost, but pushes wait until all begin anew"
+NOBODY_LOST = "no parameter server is lost, but pushes wait until all servers reload"
 NO_SURVIVOR = "no parameter server has kept its rows"
 
 

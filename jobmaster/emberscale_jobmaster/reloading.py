@@ -197,7 +197,7 @@ def on_switched(
     names = ", ".join(f"ps-{index}" for index in lost.servers)
     saves = f" with {lost.priority_saves} saves of priority rows" if lost.priority_saves else ""
     message = (
-        f"{operation.reason}: {names} reloaded checkpoint {lost.checkpoint}{saves}, and nobody else went back; "
+        f"{operation.reason}: {names} reloaded checkpoint {lost.checkpoint}{saves}, and no other server rolled back; "
         f"{lost.samples:,} samples are forgotten on {lost.share:.1%} of the rows, "
         f"portion of lost samples {state.pls:.4f} of {spec.fault_tolerance.allowed_pls:g}"
     )

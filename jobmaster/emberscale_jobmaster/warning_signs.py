@@ -30,15 +30,15 @@ def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) ->
 def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterator[str]:
     trouble = state.troubles.get(CheckpointPurpose.FLASH)
     if problem := flash.missing_store(state.flash, spec) or (trouble.message if trouble is not None else ""):
-        yield f"there is no new flash checkpoint, and training continues without: {problem}"
+        yield f"no new flash checkpoint was taken, and training continues: {problem}"
     saves_rows = spec.fault_tolerance.priority is not RecoveryPriority.NONE
     if saves_rows and state.flash.checkpoint and flash.is_wanted(state.flash, spec):
         yield (
             "spec.faultTolerance.priority saves hardly any rows beside flash checkpoints, which have all of them: set "
-            "spec.checkpoint.flash.mode to Disabled, or leave the priority out"
+            "spec.checkpoint.flash.mode to Disabled, or remove the priority"
         )
     for problem in state.damaged.values():
-        yield f"a damaged checkpoint was left out, and an older one or none is used: {problem}"
+        yield f"a damaged checkpoint was skipped, and an older one or none is used: {problem}"
     records, batch = state.training_records, spec.training.batch_size
     if 0 < records < batch:
         yield (

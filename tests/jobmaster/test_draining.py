@@ -150,9 +150,7 @@ def test_another_server_stands_in_for_the_only_one() -> None:
     driven = training(servers=1)
     incarnation = drain(driven, 0)
     assert servers_planned(driven) == 2
-    assert (
-        driven.job.scaling.steps[-1].message == "ps-0 is to give its rows away to ps-1, which stands in for it: a test"
-    )
+    assert driven.job.scaling.steps[-1].message == "ps-0 moves its rows away to its stand-in ps-1: a test"
     driven.train(2)
     driven.join(Role.PS, 1)
     driven.pass_time(5)
@@ -215,7 +213,7 @@ def test_a_drain_is_given_up_where_no_stand_in_starts() -> None:
     assert not driven.job.drains
     assert (owners(driven), servers_planned(driven)) == ({0}, 1)
     assert steps(driven)[-1] == "GaveUpDrain"
-    assert "ps-0 keeps its rows, as ps-1 did not join within" in driven.job.scaling.steps[-1].message
+    assert "ps-0 keeps its rows: ps-1 did not join within" in driven.job.scaling.steps[-1].message
 
 
 def test_a_server_that_gets_rows_again_by_a_roll_back_is_drained_again() -> None:

@@ -103,7 +103,7 @@ def test_damage_to_the_flash_tier_leads_to_the_next_and_never_fails_the_job(driv
     assert driven.job.restored.applied == {}
     assert driven.job.stage is Stage.TRAIN
     assert lost not in (driven.job.flash.checkpoint, driven.job.checkpoint)
-    assert "a damaged checkpoint was left out" in warnings(driven)
+    assert "a damaged checkpoint was skipped" in warnings(driven)
 
 
 @pytest.mark.parametrize("call", ["Hold", "Settle", "Snapshot", "Saved"])

@@ -336,7 +336,7 @@ def test_rows_on_too_few_servers_are_said_to_be_unprotected() -> None:
     drained = replace(table, bucket_owners=(0,) * 1024, piece_owners=(1,) * 64)
     job = replace(driven.job, routing=replace(driven.job.routing, table=drained), parity=Parity())
     assert rebuilding.unprotected_reason(job, driven.spec) == (
-        "only 2 parameter servers have rows, and parity 2 takes 3"
+        "only 2 parameter servers have rows, and parity 2 needs 3"
     )
 
 

@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(cluster: Clu
     cluster.until_phase(pb.RESTORING, pb.PREPARING, pb.TRAINING)
     status = cluster.until(lambda status: status.checkpoint, "the assignment")
     assert status.checkpoint == before.name
-    assert any("a damaged checkpoint was left out" in warning and newest.name in warning for warning in status.warnings)
+    assert any("a damaged checkpoint was skipped" in warning and newest.name in warning for warning in status.warnings)
     assert all(Path(ps.assigned_from[-1]) == before for ps in cluster.servers)
 
 

@@ -99,6 +99,6 @@ def test_damaged_checkpoints_are_told() -> None:
     damaged = {"00000002": "00000002/ps-0: was altered", "00000001": "00000001: is missing"}
     state = replace(pure.state, damaged=damaged)
     assert [sign.rpartition(": ")[0] for sign in warning_signs(state, NOTHING, pure.spec)] == [
-        "a damaged checkpoint was left out, and an older one or none is used: 00000002/ps-0",
-        "a damaged checkpoint was left out, and an older one or none is used: 00000001",
+        "a damaged checkpoint was skipped, and an older one or none is used: 00000002/ps-0",
+        "a damaged checkpoint was skipped, and an older one or none is used: 00000001",
     ]

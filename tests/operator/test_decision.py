@@ -210,7 +210,7 @@ def test_the_rest_starts_once_the_jobs_own_store_was_ready() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "code", "told"),
-    [(ExitReason.ERROR, 1, "exit code 1"), (ExitReason.OOM_KILLED, -9, "for want of memory")],
+    [(ExitReason.ERROR, 1, "exit code 1"), (ExitReason.OOM_KILLED, -9, "out of memory")],
 )
 def test_a_member_that_keeps_failing_fails_the_job(reason: ExitReason, code: int, told: str) -> None:
     standing = TRAINING

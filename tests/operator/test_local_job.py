@@ -129,7 +129,7 @@ def test_a_worker_above_its_memory_limit_is_oom_killed_until_the_job_gives_up(
     outcome = run(make_local(), watch)
     assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
     assert "worker-" in outcome.message
-    assert "for want of memory" in outcome.message
+    assert "out of memory" in outcome.message
     assert watch.left() == []
 
 

@@ -138,9 +138,9 @@ def test_a_malformed_record_is_told_with_its_file_and_line() -> None:
 
 
 def test_a_warning_is_told_once_also_if_it_is_there_from_the_first() -> None:
-    warned = snapshot(training(warnings=("a damaged checkpoint was left out",)))
-    assert remarks(None, warned) == ["warning: a damaged checkpoint was left out"]
-    assert remarks(snapshot(training()), warned) == ["warning: a damaged checkpoint was left out"]
+    warned = snapshot(training(warnings=("a damaged checkpoint was skipped",)))
+    assert remarks(None, warned) == ["warning: a damaged checkpoint was skipped"]
+    assert remarks(snapshot(training()), warned) == ["warning: a damaged checkpoint was skipped"]
     assert remarks(warned, warned) == []
 
 

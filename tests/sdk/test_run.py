@@ -217,7 +217,7 @@ def test_a_rerun_that_fails_leaves_the_complete_run_before_it(
     assert "runs/toy/next/summary.json" in out
     failed = json.loads((root / "next" / "summary.json").read_text())
     assert (failed["phase"], failed["reason"]) == ("Failed", "BackoffLimitExceeded")
-    assert "for want of memory" in failed["message"]
+    assert "out of memory" in failed["message"]
     assert json.loads((root / "summary.json").read_text()) == read_summary(complete.out)
     assert json.loads((root / "run.json").read_text())["status"] == "Complete"
 

@@ -27,13 +27,17 @@ def too_large(spec: TrainingJobSpec, text: str) -> str | None:
         if size > MOST_TEMPLATE_BYTES:
             path = _largest(template, f"spec.{role}.template")
             return (
-                f"{path}: has most of the {size // _KIB} KiB of a template that may have {MOST_TEMPLATE_BYTES // _KIB}"
+                f"{path}: is too large: the pod template has {size // _KIB} KiB and may have "
+                f"{MOST_TEMPLATE_BYTES // _KIB}; shorten this field, its largest"
             )
     size = len(text.encode())
     if size <= MOST_MANIFEST_BYTES:
         return None
     path = _largest(json.loads(text)["spec"], "spec")
-    return f"{path}: has most of the {size // _KIB} KiB of a manifest that may have {MOST_MANIFEST_BYTES // _KIB}"
+    return (
+        f"{path}: is too large: the manifest has {size // _KIB} KiB and may have {MOST_MANIFEST_BYTES // _KIB}; "
+        "shorten this field, its largest"
+    )
 
 
 def _largest(part: Any, path: str) -> str:

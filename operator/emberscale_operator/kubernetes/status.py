@@ -47,7 +47,7 @@ FLASH_FAILED = "FlashCheckpointFailed"
 SHARED_NODES = "SharedNodes"
 """The reason of the condition Protected where a node runs several parameter servers of a job."""
 
-_UNPROTECTED = "a parameter server that is lost now takes the job back"
+_UNPROTECTED = "losing a parameter server now rolls the job back"
 
 _LONGEST_SECONDS = 1e9
 _CHECKPOINTS_TOLD = 5
@@ -248,7 +248,7 @@ def _flash(flash: FlashStatus) -> tuple[bool, str, str]:
     if flash.problem:
         return False, FLASH_FAILED, f"{flash.problem}; training continues, and it is tried again"
     if not flash.checkpoint:
-        return False, "FlashCheckpointPending", f"the first one is yet to come; one is taken {every}"
+        return False, "FlashCheckpointPending", f"none is taken yet; one is taken {every}"
     return True, "FlashCheckpointTaken", f"one is taken {every}"
 
 

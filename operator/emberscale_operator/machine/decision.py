@@ -188,9 +188,9 @@ def _exceeded(policy: Policy, history: History) -> str:
         is_needed = role is not Role.BRAIN and (role is not Role.REDIS or index == 0)
         if is_needed and lives.faults > policy.backoff_limit and lives.last_exit is not None:
             last = lives.last_exit
-            how = "for want of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
+            how = "out of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
             return (
-                f"{role}-{index} ended {lives.faults} times by errors of its own, the last time {how}; "
+                f"{role}-{index} failed {lives.faults} times, the last time {how}; "
                 f"spec.runPolicy.backoffLimit allows {policy.backoff_limit}"
             )
     return ""

@@ -549,7 +549,7 @@ async def test_a_job_that_is_too_large_for_what_it_is_copied_into_is_refused_by_
     assert api.all_pods() == []
     (condition,) = api.body["status"]["conditions"]
     assert condition["reason"] == "InvalidSpec"
-    assert condition["message"].startswith(f"{path}: has most of the ")
+    assert condition["message"].startswith(f"{path}: is too large: the ")
 
 
 async def test_what_can_be_done_about_a_value_is_said_however_long_the_value_is() -> None:

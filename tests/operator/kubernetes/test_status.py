@@ -260,7 +260,7 @@ def test_a_job_that_gave_parity_up_is_protected_no_longer(given_up: ProtectionSt
     status = told(told(TrainingJobStatus(), ProtectionStatus(protected=True)), given_up)
     (condition,) = (one for one in status.conditions if one.type == "Protected")
     assert (condition.status, condition.reason) == ("False", "NoParity")
-    assert condition.message == f"{why}; a parameter server that is lost now takes the job back"
+    assert condition.message == f"{why}; losing a parameter server now rolls the job back"
     away = build_status(status, facts(JobPhase.TRAINING))  # the master does not answer
     assert [one for one in away.conditions if one.type == "Protected"] == [condition]
     if given_up is not None:
