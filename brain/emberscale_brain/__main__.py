@@ -109,25 +109,25 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
         try:  # before the brain begins: a second instance must not take the database from the first
             metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
         except OSError as error:
-            log.error("address_unavailable", reason=str(error), metrics=settings.metrics)
+            log.error("address_unavailable", problem=str(error), metrics=settings.metrics)
             return 2
     try:
         await asyncio.to_thread(brain.start)
     except DatabaseUnusableError as error:
-        log.error("database_unusable", reason=str(error), database=store.address)
+        log.error("database_unusable", problem=str(error), database=store.address)
         return 2
     _collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)  # answering threads wait in turn for those that record and read plans
     try:
         server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:
-        log.error("address_unavailable", reason=str(error), listen=settings.listen)
+        log.error("address_unavailable", problem=str(error), listen=settings.listen)
         await asyncio.to_thread(brain.stop)
         return 2
     log.info("serving", listen=settings.listen, port=port_number, database=store.address)
     superseded = await stopping
     if superseded is not None:
-        log.error("superseded", reason=superseded, database=store.address)
+        log.error("superseded", problem=superseded, database=store.address)
     await server.stop(_GRACE_SECONDS)
     if metrics is not None:
         metrics.shutdown()

@@ -173,7 +173,7 @@ class MasterClient:
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             raise SupersededError(error.details()) from error
         if code is grpc.StatusCode.NOT_FOUND and self._registration is not None:
-            log.warning("unknown_to_master", detail=error.details())
+            log.warning("unknown_to_master", problem=error.details())
             self._register_anew(self._registration)
         elif code is grpc.StatusCode.UNAVAILABLE:
             self._look_into_tls()
@@ -249,14 +249,14 @@ class Heartbeat:
             try:
                 reply = self._master.call(self._master.stub.Heartbeat, request)
             except SupersededError as error:
-                log.warning("superseded", detail=str(error))
+                log.warning("superseded", problem=str(error))
                 self.superseded = True
                 self._stopping.set()
                 return
             except JobOverError:
                 return
             except grpc.RpcError as error:
-                log.error("heartbeat_refused", code=str(error.code()), detail=error.details())
+                log.error("heartbeat_refused", code=str(error.code()), problem=error.details())
             else:
                 self._accepted(reply)
                 if reply.stop:

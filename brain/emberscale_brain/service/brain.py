@@ -87,7 +87,7 @@ class Brain:
             self._learn()
         except DatabaseAwayError as error:
             away = str(error)
-            self._log.error("database_unavailable", reason=away, kept=0)
+            self._log.error("database_unavailable", problem=away, kept=0)
         self._recorder.start(away)
         for thread in self._threads:
             thread.start()
@@ -137,11 +137,13 @@ class Brain:
         self.meters.profiles.labels("Accepted").inc(reported.accepted)
         for sequence, problem in reported.refused:
             self.meters.profiles.labels(problem.reason.value).inc()
-            self._log.warning("profile_refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
+            self._log.warning(
+                "profile_refused", job=job, sequence=sequence, reason=problem.reason, message=problem.message
+            )
         self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
         for place, problem in reported.refused_start_ups:
             self.meters.start_ups.labels(problem.reason.value).inc()
-            self._log.warning("start_up_refused", job=job, place=place, why=problem.reason, detail=problem.message)
+            self._log.warning("start_up_refused", job=job, place=place, reason=problem.reason, message=problem.message)
         return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:
@@ -231,7 +233,7 @@ class Brain:
                     break
                 failures += 1
                 self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
-                self._log.error("planning_failed", how=error.how, reason=str(error), failures=failures)
+                self._log.error("planning_failed", how=error.how, problem=str(error), failures=failures)
                 continue
             except Exception as error:  # noqa: BLE001  # without this thread nothing is planned, and nobody notices
                 failures += 1
@@ -255,7 +257,7 @@ class Brain:
             made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())
         except UnacceptablePlanError as error:
             self._no_plan("unacceptable", f"the planner {planner!r} returned an infeasible plan: {error}")
-            self._log.error("plan_refused", reason=str(error))
+            self._log.error("plan_refused", problem=str(error))
             return
         reasons = [] if self._recorder.away is not None else self._runtime.reasons_of_now()
         self._recorder.record([*made, *reasons])
@@ -269,7 +271,7 @@ class Brain:
             try:
                 pruned = self._store.prune(self._settings.retention, self.clock())
             except (DatabaseAwayError, DatabaseUnusableError) as error:
-                self._log.warning("pruning_failed", reason=str(error))
+                self._log.warning("pruning_failed", problem=str(error))
             except ClaimLostError as error:
                 self._on_superseded(str(error))
             else:

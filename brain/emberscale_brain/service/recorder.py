@@ -165,7 +165,7 @@ class ChangeRecorder:
                 self._on_return()
         except (DatabaseAwayError, DatabaseUnusableError) as error:
             if self._away != str(error):
-                self._log.error("database_unavailable", reason=str(error), kept=len(self._kept))
+                self._log.error("database_unavailable", problem=str(error), kept=len(self._kept))
             self._away = str(error)
             return False
         except ClaimLostError as error:
@@ -179,7 +179,7 @@ class ChangeRecorder:
 
     def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
         if (error := self._refusal(batch)) is not None:
-            self._log.info("writing_one_by_one", changes=len(batch), reason=str(error))
+            self._log.info("writing_one_by_one", changes=len(batch), problem=str(error))
             for change in batch:
                 self._write_one(change, refused)
 
@@ -206,4 +206,4 @@ class ChangeRecorder:
             while len(self._refused) > _REFUSED_REMEMBERED:
                 del self._refused[next(iter(self._refused))]
         self._on_lost("Refused", 1)
-        self._log.error("database_refused", change=type(change).__name__, job=change.job, reason=str(problem))
+        self._log.error("database_refused", change=type(change).__name__, job=change.job, problem=str(problem))

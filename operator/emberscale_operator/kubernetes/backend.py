@@ -181,7 +181,7 @@ class KubernetesBackend:
         except NamespaceEndsError as error:
             # the deletion of a namespace cannot be undone, and deletes the job, too
             self._namespace_ends = True
-            _log.info("namespace_terminating", job=str(self.key), said=str(error))
+            _log.info("namespace_terminating", job=str(self.key), problem=str(error))
             return self._settings.resync
 
     async def _observe(self, now: float) -> Observed | Pause | None:

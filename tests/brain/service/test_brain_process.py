@@ -211,7 +211,7 @@ def test_a_brain_that_is_started_twice_at_one_address_leaves_the_first_alone(
 
 def test_a_database_that_is_none_is_said_at_the_start(run_brain: RunBrain, tmp_path: Path) -> None:
     (tmp_path / "brain.db").write_text("This is no database.\n" * 100)
-    with pytest.raises(RuntimeError, match=r'"reason": "file is not a database", "database": "sqlite:.*brain\.db"'):
+    with pytest.raises(RuntimeError, match=r'"problem": "file is not a database", "database": "sqlite:.*brain\.db"'):
         run_brain()
 
 

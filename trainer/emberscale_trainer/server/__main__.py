@@ -66,7 +66,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         log.info("stopped", before="it was registered")
         return 0
     except SupersededError as error:
-        log.warning("superseded", detail=str(error))
+        log.warning("superseded", problem=str(error))
         return SUPERSEDED_EXIT_CODE
     log.info("registered", data_address=data_address)
 

@@ -80,7 +80,7 @@ class DataPlane:
         try:
             connection = accept_connection(stream, self._context)
         except OSError as error:
-            log.warning("connection_refused", reason=str(error))
+            log.warning("connection_refused", problem=str(error))
             stream.close()
             return
         try:
@@ -100,7 +100,7 @@ class DataPlane:
         except (ConnectionLostError, OSError) as error:
             log.info("no_hello", problem=str(error))
         except WireError as error:
-            log.warning("connection_refused", reason=str(error))
+            log.warning("connection_refused", problem=str(error))
             _refuse(connection, str(error))
         finally:
             connection.close()
@@ -150,7 +150,7 @@ class _Session:
         except (ConnectionLostError, SessionEndedError):
             pass  # workers come and go; the master notices by their heartbeats
         except (WireError, ValueError, StreamLostError) as error:
-            log.warning("request_refused", worker=self._worker, reason=str(error))
+            log.warning("request_refused", worker=self._worker, problem=str(error))
             _refuse(self._connection, str(error))
         except MemoryError as error:
             log.error("out_of_memory", worker=self._worker, problem=str(error))

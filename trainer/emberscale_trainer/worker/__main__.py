@@ -42,7 +42,7 @@ def _work(identity: ProcessIdentity, stopping: threading.Event) -> int:
     try:
         Worker(identity, master, statistics, metrics_address, stopping).run()
     except SupersededError as error:
-        log.warning("superseded", detail=str(error))
+        log.warning("superseded", problem=str(error))
         return SUPERSEDED_EXIT_CODE
     except FatalError as error:
         log.error("job_fails", reason=error.reason, message=str(error))

@@ -137,7 +137,7 @@ class Worker:
             try:
                 self._run_pipeline(job, feed, source, replica)
             except _PASSING as error:
-                log.warning("pipeline_restarts", cause=type(error).__name__, detail=str(error))
+                log.warning("pipeline_restarts", cause=type(error).__name__, problem=str(error))
                 if isinstance(error, LeaseFencedError):
                     self._leases.revoke({error.token})
                 if isinstance(error, RoundSplitError):
@@ -160,7 +160,7 @@ class Worker:
             # a server that shuts down may answer anything
             if routes.in_force():
                 raise
-            log.warning("pipeline_restarts", cause="RequestRefused", detail=str(error))
+            log.warning("pipeline_restarts", cause="RequestRefused", problem=str(error))
 
     def _run_on(
         self, routes: Routes, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica
