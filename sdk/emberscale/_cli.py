@@ -15,8 +15,8 @@ from emberscale_api.errors import disk_problem
 HELP = paragraphs("""\
 Trains deep-learning recommendation models on parameter servers.
 
-A [bold]TrainingJob[/] manifest says what to train, on which data, with which processes. The same manifest runs here,
-with processes, and on a Kubernetes cluster, with pods.
+A [bold]TrainingJob[/] manifest says what to train, on which data, and with which processes. The same manifest runs on
+this machine, with processes, and on a Kubernetes cluster, with pods.
 """)
 EXAMPLES = """\
 [bold]Start here[/]

@@ -120,7 +120,7 @@ def check(job: str, look: Look, index: int, force: bool) -> None:
     if look.protected or force:
         return
     if look.protected is None:
-        raise InvalidError(f"{server}: the job keeps no parity, and {consequence(look)}; --force kills it all the same")
+        raise InvalidError(f"{server}: the job keeps no parity, and {consequence(look)}; --force kills it anyway")
     why = f": {look.problem}" if look.problem else ""
     raise InvalidError(f"{server}: the job is unprotected now{why}; try again once it is protected, or with --force")
 
@@ -129,15 +129,15 @@ def check_runs(index: int, servers: Collection[int]) -> None:
     """Raises InvalidError if the parameter server of this index is not among those that run."""
     if index not in servers:
         known = ", ".join(f"ps-{one}" for one in sorted(servers)) or "none"
-        raise InvalidError(f"ps-{index}: no such parameter server runs; those that do: {known}")
+        raise InvalidError(f"ps-{index}: no such parameter server runs; running are {known}")
 
 
 def consequence(look: Look) -> str:
     """Says what the loss of an unprotected server costs, as the end of a sentence."""
     persistent = f"checkpoint {look.checkpoint}" if look.checkpoint else "its start"
     return (
-        f"its loss takes the job back to {persistent} or a newer flash checkpoint; what came after is trained again "
-        "(with PartialRecovery, the rows of that server alone go back)"
+        f"its loss rolls the job back to {persistent} or a newer flash checkpoint; training repeats what came after "
+        "(with PartialRecovery, only the rows of that server roll back)"
     )
 
 

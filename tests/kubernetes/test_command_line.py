@@ -46,7 +46,7 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     assert job.condition("Suspended")["status"] == "True"
     eventually("no pod is left running", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], 180)
     assert "Suspended (JobSuspended)" in emberscale("status", "typed")
-    assert "typed: the job continues" in emberscale("resume", "typed")
+    assert "typed: resumes" in emberscale("resume", "typed")
     job.until("it goes on", lambda status: status["phase"] == "Training", seconds=300)
     assert job.samples() >= reached > 0
     job.wait_for_samples(reached + 1)

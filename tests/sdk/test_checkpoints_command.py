@@ -250,7 +250,7 @@ class TestChains:
         run.chain(4, one_shot=True)
         code, printed, _ = checkpoints("prune", run.root, "--keep", 1, "--yes")
         assert code == 0
-        assert "00000004: whole, and stays; so do 00000001, on which they build" in printed
+        assert "00000004: verified, stays; so does 00000001, on which it builds" in printed
         assert [one["id"] for one in listed(run.root)] == ["00000004", "00000001"]
         assert checkpoints("verify", run.root)[0] == 0
 
@@ -266,7 +266,7 @@ class TestChains:
         flip_a_bit(next(folder_of(run, 3).rglob("table-*.rows")))
         code, printed, _ = checkpoints("prune", run.root, "--keep", 1, "--yes")
         assert code == 0
-        assert "00000002: whole, and stays; so do 00000001, on which they build" in printed
+        assert "00000002: verified, stays; so does 00000001, on which it builds" in printed
         assert [one["id"] for one in listed(run.root)] == ["00000003", "00000002", "00000001"]
 
     def test_chains_that_end_alike_hold_the_same_rows(self, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_drain_that_has_not_begun_is_refused(held: Path, master: Master, reply
 @pytest.mark.parametrize(
     ("server", "said"),
     [
-        ("ps-2", "ps-2: no such parameter server runs; those that do: ps-0, ps-1"),
+        ("ps-2", "ps-2: no such parameter server runs; running are ps-0, ps-1"),
         ("ps-7", "ps-7: no such parameter server runs"),
         ("worker-7", "worker-7: only parameter servers hold rows; name one, such as ps-1"),
         ("1", "1: write the name of a parameter server, such as ps-1"),

@@ -152,7 +152,7 @@ def test_a_second_loss_does_not_keep_the_drill_from_its_end() -> None:
     ("told", "index", "said"),
     [
         ({"phase": JobPhase.SAVING}, 1, "ctr: the job is Saving; a drill needs one that is Training"),
-        ({}, 7, "ps-7: no such parameter server runs; those that do: ps-0, ps-1, ps-2"),
+        ({}, 7, "ps-7: no such parameter server runs; running are ps-0, ps-1, ps-2"),
         (
             {"protected": False, "problem": "rows of ps-2 are still sent to their parity servers"},
             1,
@@ -162,9 +162,9 @@ def test_a_second_loss_does_not_keep_the_drill_from_its_end() -> None:
         (
             {"protected": None, "checkpoint": "00000004"},
             1,
-            "ps-1: the job keeps no parity, and its loss takes the job back to checkpoint 00000004 or a newer flash "
-            "checkpoint; what came after is trained again (with PartialRecovery, the rows of that server alone go "
-            "back); --force kills it all the same",
+            "ps-1: the job keeps no parity, and its loss rolls the job back to checkpoint 00000004 or a newer flash "
+            "checkpoint; training repeats what came after (with PartialRecovery, only the rows of that server roll "
+            "back); --force kills it anyway",
         ),
     ],
 )
@@ -233,7 +233,7 @@ def test_force_says_what_is_lost_also_where_parity_is_lost_meanwhile(capsys: pyt
     rehearse(played, "ctr", 1, True, watched=2, timeout=1e12, poll=0)
     assert played.killed == [1]
     assert (
-        "although the job is unprotected: its loss takes the job back to checkpoint 00000004" in capsys.readouterr().err
+        "although the job is unprotected: its loss rolls the job back to checkpoint 00000004" in capsys.readouterr().err
     )
 
 
@@ -331,7 +331,7 @@ def test_the_run_is_asked_to_kill_that_process(held: Path, master: Master) -> No
 def test_other_names_are_refused(held: Path) -> None:
     assert drill(held, "--kill", "worker-0")[0] == 2
     code, output = drill(held, "--kill", "ps-4")
-    assert (code, "ps-4: no such parameter server runs; those that do: ps-0, ps-1" in output) == (2, True)
+    assert (code, "ps-4: no such parameter server runs; running are ps-0, ps-1" in output) == (2, True)
 
 
 def test_a_wrong_name_without_a_cluster_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_it_is_said_which_ids_have_rows() -> None:
         "--set",
         "spec.model.embeddings.tables.C3={admission: {minCount: 1}, eviction: {maxRows: 5000, ttlBatches: 70}}",
     )
-    assert sum("with push 3" in line for line in printed.splitlines()) == 2
+    assert sum("│ 3 " in line for line in printed.splitlines()) == 2
     (line,) = (line for line in printed.splitlines() if "│ C3 " in line)
-    assert [cell.strip() for cell in line.split("│")[2:5]] == ["with push 1", "5,000", "for 70 batches"]
-    assert "an id gets one" not in explain()
+    assert [cell.strip() for cell in line.split("│")[2:5]] == ["1", "5,000", "70 batches without a push"]
+    assert "added at push" not in explain()

@@ -59,8 +59,8 @@ def test_a_brain_elsewhere_is_verified_by_the_authority_that_is_given_or_mounted
     ("choice", "settings", "said"),
     [
         ("elsewhere", (), "expected auto, off or HOST:PORT"),
-        ("brain:50061", (), "--brain-token-file: is not given"),
-        ("off", ("planner.rho=2",), "--brain-set: is for the brain beside the job"),
+        ("brain:50061", (), "--brain-token-file: is required, as EMBERSCALE_TOKEN_FILE is not set"),
+        ("off", ("planner.rho=2",), "--brain-set: needs the brain beside the job: use --brain auto"),
         ("auto", ("planner.roh=2",), "planner.roh: unknown setting"),
         ("auto", ("cluster.cpu=-1",), "cluster.cpu"),
     ],

@@ -86,10 +86,10 @@ def test_a_run_is_found_by_its_name(held: Path, monkeypatch: pytest.MonkeyPatch)
     ("word", "problem"),
     [
         ("worker", "worker: write ROLE=NUMBER, such as worker=4"),
-        ("redis=2", "redis=2: redis cannot be scaled, but worker and ps can"),
+        ("redis=2", "redis=2: only worker and ps can be scaled"),
         ("master=2", "there is exactly one master"),
-        ("worker=0", "worker=0: the number must be a whole one from 1 to 1024"),
-        ("worker=many", "worker=many: the number must be a whole one"),
+        ("worker=0", "worker=0: the number must be a whole number from 1 to 1024"),
+        ("worker=many", "worker=many: the number must be a whole number"),
         ("worker=1025", "from 1 to 1024"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_profile_bounds_the_gain(data: Path, tmp_path: Path) -> None:
         (["{data}/*.tsv", "--budget", ","], "--budget: name at least one"),
         (["{data}/*.tsv", "--sample", "0.7"], "--sample must be above 0 and at most 0.5 (got 0.7)"),
         (["{data}/*.tsv", "--set", "spec.training.batchSize=1"], "--set changes a manifest: name one"),
-        (["{job}", "--dimension", "8"], "the manifest says --dimension and --optimizer"),
+        (["{job}", "--dimension", "8"], "--dimension and --optimizer are for data files without a manifest"),
         (["{job}", "--from", "csv"], "the manifest describes the files"),
         (["{job}", "--manifest", "{job}"], "is a manifest: omit --manifest"),
         (["{job}", "--set", "spec.data.train=[nowhere.tsv]"], "spec.data.train.0: nowhere.tsv: no such file"),

@@ -20,16 +20,16 @@ from emberscale_api.errors import InvalidError
 HELP = paragraphs("""\
 Proves that a run lost no sample and repeated none.
 
-Every parameter server records how often it applied each batch, and saves that with its rows. From the last complete
-checkpoint of the run this counts the samples of each epoch that some server never applied ([red]missing[/]), that
-every server applied exactly once, and that some server applied more often ([red]repeated[/]). The dense parameters
-count their steps by themselves, where they change; a server whose count is not that of its record is named.
+Every parameter server records how often it applied each batch, and saves that record with its rows. The audit reads
+the last complete checkpoint of the run. For each epoch, it counts the samples that some server never applied
+([red]missing[/]), that every server applied exactly once, and that some server applied more often ([red]repeated[/]).
+As a second witness, dense parameters count their own steps; the audit names each server whose counts do not match.
 
-What a partial recovery made the rows of a lost server forget is [yellow]forgotten[/]: applied once, and gone from
-that share of the rows. The audit names each such share, and its dense parameters must lack these steps and no others.
+After a partial recovery, samples are [yellow]forgotten[/]: they were applied once, and their effect is lost on the rows
+of the lost server. The audit names these rows' share, and its dense parameters must lack these steps and no others.
 
-Exit code [green]0[/] only if nothing is missing or repeated and the counts agree. What an unfinished run has not
-trained yet is missing, and it is called unfinished if nothing is repeated.
+Exit code [green]0[/] only if nothing is missing or repeated and the counts agree. For a run that is not Complete,
+samples that it has not trained yet are missing; without repeated samples, the audit calls it unfinished.
 """)
 EXAMPLES = """\
 [bold]Examples[/]

@@ -1,4 +1,4 @@
-"""`emberscale checkpoints`: what is in checkpoint storage, whether it can be restored, and what may go."""
+"""`emberscale checkpoints`: lists, inspects, verifies, compares and prunes checkpoints."""
 
 import json
 import re
@@ -20,11 +20,11 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
 
 HELP = paragraphs("""\
-Lists checkpoints, shows what one holds, verifies every byte, compares two, removes old ones, and starts other jobs from
-them. A checkpoint may build on earlier ones (spec.checkpoint.incremental): it is whole only if they are.
+Lists checkpoints, shows the content of one, verifies every byte, compares two, removes old ones, and starts jobs from
+them. A checkpoint may build on earlier ones (spec.checkpoint.incremental); it is complete only if they are.
 
-PLACE is the folder of a run, the URI of a job's checkpoints (spec.checkpoint.uri), or the folder of one checkpoint in
-it. Where one checkpoint is needed and PLACE holds several, the newest that can be restored is taken.
+PLACE is the folder of a run, the URI of a job's checkpoints (spec.checkpoint.uri), or the folder of one checkpoint
+there. If a command needs one checkpoint and PLACE holds several, it takes the newest that can be restored.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -45,9 +45,14 @@ _NAMED = 3
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help=HELP, epilog=EXAMPLES, rich_markup_mode="rich")
 _METAVAR = "PLACE"
-_Place = Annotated[str, typer.Argument(metavar=_METAVAR, help="A run, a URI of checkpoints, or one of them.")]
+_Place = Annotated[
+    str, typer.Argument(metavar=_METAVAR, help="Folder of a run, URI of checkpoints, or folder of one checkpoint.")
+]
 _Places = Annotated[
-    list[str], typer.Argument(metavar=f"{_METAVAR}...", help="Runs, URIs of checkpoints, or single ones.")
+    list[str],
+    typer.Argument(
+        metavar=f"{_METAVAR}...", help="Folders of runs, URIs of checkpoints, or folders of single checkpoints."
+    ),
 ]
 
 
@@ -98,10 +103,10 @@ class _Storage:
 
 @checkpoints_app.command("list")
 def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> None:
-    """Lists checkpoints, the newest first, with what is damaged and what still restores.
+    """Lists checkpoints, the newest first, and says which are damaged and which can be restored instead.
 
-    Those that build on another one are below it. The manifest and the sizes of files are looked at; `verify` reads
-    their content, too.
+    A checkpoint that builds on another one is below it. The command reads manifests and sizes of files; `verify` also
+    reads their content.
     """
     with bad_input_exits():
         found = [_Storage(place) for place in places]
@@ -123,7 +128,7 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
 
 @checkpoints_app.command()
 def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
-    """Shows what a checkpoint holds: its job, its samples, its tables and its evaluations."""
+    """Shows the job, the samples, the tables and the evaluations of a checkpoint."""
     with bad_input_exits():
         storage = _Storage(place)
         entry, manifest = storage.newest()
@@ -142,8 +147,8 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
         ("servers", str(manifest.ps_count)),
         ("weights", _weights(manifest.weight_bits)),
         ("builds on", _span(manifest.builds_on)),
-        ("written for it", f"{manifest.own_bytes / 1e6:,.1f} MB"),
-        ("restoring it reads", f"{manifest.total_bytes / 1e6:,.1f} MB"),
+        ("own files", f"{manifest.own_bytes / 1e6:,.1f} MB"),
+        ("a restore reads", f"{manifest.total_bytes / 1e6:,.1f} MB"),
     ):
         facts.add_row(name, value)
     console.print(facts)
@@ -157,9 +162,10 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
 
 @checkpoints_app.command()
 def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
-    """Reads every byte of every checkpoint, and compares it with its checksum.
+    """Reads every byte of every checkpoint, and compares each file with its checksum.
 
-    Exit code 1 if one that was completed cannot be restored. One without a manifest was never completed.
+    Exit code 1 if a checkpoint that was completed cannot be restored. A checkpoint without a manifest was never
+    completed and does not count.
     """
     with bad_input_exits():
         found = [_Storage(place) for place in places]
@@ -192,7 +198,7 @@ def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
 
 @checkpoints_app.command()
 def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> None:
-    """Compares two checkpoints: their manifests, how far they are, and the rows of each table."""
+    """Compares the manifests, the progress and the rows per table of two checkpoints."""
     with bad_input_exits():
         storages = [_Storage(place) for place in (first, second)]
         chosen = [storage.newest()[1] for storage in storages]
@@ -221,13 +227,15 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
 @checkpoints_app.command()
 def prune(
     place: _Place,
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest that can be restored stay.")] = 2,
-    yes: Annotated[bool, typer.Option("--yes", help="Removes them; without it they are only listed.")] = False,
+    keep: Annotated[int, typer.Option(min=1, help="Number of restorable checkpoints to keep, the newest.")] = 2,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Removes the checkpoints; without it, they are only listed.")
+    ] = False,
 ) -> None:
-    """Removes what is older than the newest checkpoint that can be restored, but for the `--keep` newest of those.
+    """Keeps the `--keep` newest checkpoints that can be restored, and removes older ones.
 
-    What those build on stays, too. Every byte of those that stay is read before, and a damaged one does not count. What
-    is newer than all of them stays, and what it builds on: a job may be writing it.
+    Checkpoints that a kept one builds on stay, too. The command first reads every byte of the checkpoints that it
+    keeps; a damaged one does not count. Newer checkpoints stay with all that they build on: a job may be writing them.
     """
     with bad_input_exits():
         storage = _Storage(place)
@@ -251,9 +259,10 @@ def prune(
             typer.echo(f"{entry.id}: {'removed' if yes else 'would be removed'}, {entry.bytes / 1e6:,.1f} MB")
     stays = ", ".join(entry.id for entry in kept)
     built_on = sorted(needed - {entry.id for entry in (*kept, *newer)}, key=int)
-    hint = f"; so do {_span(built_on)}, on which they build" if built_on else ""
-    hint += "" if yes or not old else "; --yes removes what is listed"
-    typer.echo(f"{stays}: whole, and stays{hint}" if len(kept) == 1 else f"{stays}: whole, and stay{hint}")
+    does, builds = ("does" if len(built_on) == 1 else "do"), ("it builds" if len(kept) == 1 else "they build")
+    hint = f"; so {does} {_span(built_on)}, on which {builds}" if built_on else ""
+    hint += "" if yes or not old else "; --yes removes the listed ones"
+    typer.echo(f"{stays}: verified, {'stays' if len(kept) == 1 else 'stay'}{hint}")
 
 
 def _tree(entries: Sequence[SavedCheckpoint]) -> Iterator[tuple[str, SavedCheckpoint]]:

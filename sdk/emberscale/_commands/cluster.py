@@ -28,16 +28,16 @@ def submit(file: ManifestFile, overrides: Overrides = None, namespace: Namespace
         job = load_manifest(file, overrides or ())
         client = _client(namespace)
         name = client.submit(job)
-        typer.echo(f"{name}: submitted to namespace {client.namespace}; follow it: emberscale status {name} --watch")
+        typer.echo(f"{name}: submitted to namespace {client.namespace}; to follow it: emberscale status {name} --watch")
 
 
 def status(
     name: JobName,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeats until the job ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Updates until the job ends.")] = False,
     namespace: Namespace = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:
-    """Shows where a TrainingJob on the cluster stands; exit code 1 for a Failed one."""
+    """Shows the status of a TrainingJob on the cluster; exit code 1 if it has Failed."""
     with bad_input_exits():
         client = _client(namespace)
         found = client.status(name)
@@ -53,7 +53,9 @@ def status(
 
 def logs(
     name: JobName,
-    member: Annotated[str, typer.Argument(help="Such as master-0, ps-1 or worker-0.")] = "master-0",
+    member: Annotated[
+        str, typer.Argument(help="Member whose log to print, such as master-0, ps-1 or worker-0.")
+    ] = "master-0",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follows the log until the pod ends.")] = False,
     namespace: Namespace = None,
 ) -> None:
@@ -64,17 +66,17 @@ def logs(
 
 
 def suspend(name: JobName, namespace: Namespace = None) -> None:
-    """Takes a checkpoint of a TrainingJob and deletes its pods."""
+    """Takes a checkpoint of a TrainingJob and deletes its pods; `emberscale resume` continues it."""
     with bad_input_exits():
         _client(namespace).suspend(name)
-        typer.echo(f"{name}: the job suspends once its checkpoint is complete")
+        typer.echo(f"{name}: suspends once its checkpoint is complete")
 
 
 def resume(name: JobName, namespace: Namespace = None) -> None:
     """Continues a suspended TrainingJob from its checkpoint."""
     with bad_input_exits():
         _client(namespace).resume(name)
-        typer.echo(f"{name}: the job continues")
+        typer.echo(f"{name}: resumes")
 
 
 def delete(name: JobName, namespace: Namespace = None) -> None:

@@ -1,4 +1,4 @@
-"""`emberscale compare`: runs over each other."""
+"""`emberscale compare`: shows how runs differ."""
 
 import json
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError
 
 HELP = paragraphs("""\
-Shows what differs between runs: the fields of their manifests that are not the same, and what came out: AUC, log loss,
-normalised entropy, calibration, samples per second, time, memory, restarts. Differences are to the first run.
+Shows how runs differ: in the fields of their manifests, and in their results: AUC, log loss, normalised entropy,
+calibration, samples per second, time, memory and restarts. Differences are relative to the first run.
 
-Draws loss, AUC and throughput of all runs over each other, against samples and against time.
+Also plots the loss, AUC and throughput of all runs in one picture, by samples and by time.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -35,10 +35,10 @@ def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs that have ended, two or more.")
     ],
-    plot: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw them (PNG).")] = Path("comparison.png"),
+    plot: Annotated[Path, typer.Option(metavar="FILE", help="Picture to write (PNG).")] = Path("comparison.png"),
     output: OutputFormat = Output.TEXT,
 ) -> None:
-    """Shows what differs between runs, and draws them over each other."""
+    """Shows how runs differ, and plots them together."""
     with bad_input_exits():
         if len(runs) < 2:
             raise InvalidError("RUN RUN...: name at least two runs to compare")
@@ -59,11 +59,11 @@ def compare(
     console = Console()
     console.print(_manifest_table(labels, fields) if fields else "The manifests are the same.")
     console.print(_figures_table(labels, figures))
-    console.print(f"drawn over each other in {plot}")
+    console.print(f"picture: {plot}")
 
 
 def _manifest_table(labels: Sequence[str], fields: dict[str, list[Any]]) -> Table:
-    table = Table("manifest", *labels, title="What was asked", title_justify="left")
+    table = Table("manifest", *labels, title="Manifests", title_justify="left")
     for field, values in fields.items():
         table.add_row(field, *(_shown(value) for value in values))
     return table
@@ -75,7 +75,7 @@ def _shown(value: Any) -> str:
 
 
 def _figures_table(labels: Sequence[str], figures: dict[str, list[float | None]]) -> Table:
-    table = Table("figure", title="What came out", title_justify="left")
+    table = Table("figure", title="Results", title_justify="left")
     for label in labels:
         table.add_column(label, justify="right")
     for figure in FIGURES:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 HELP = paragraphs("""\
 Writes data files in another format: each IN becomes one file, at OUT or in the folder OUT.
 
-Training on either gives the same batches: ids stay what they are (texts become their 64-bit hashes), numbers are
-written as they are, and what is missing stays missing. Parquet gets row groups of 32,768 records, each of which
-training can read by itself. What to write in the manifest is printed at the end.
+Training on the new files gives the same batches: ids are kept (text becomes its 64-bit hash), numbers are written as
+they are, and missing fields stay missing. Parquet files get row groups of 32,768 records, which training reads
+independently. At the end, the command prints the [cyan]spec.data[/] to write in the manifest.
 
-OUT is a folder if it is there already, ends with a slash, or there are several files. A file appears whole or not at
-all, and one that is there is replaced only with [cyan]--overwrite[/]. Exit code [red]2[/] for files that cannot be read
-or hold malformed records.
+OUT is a folder if such a folder exists, if it ends with a slash, or if there are several files. A file appears whole or
+not at all; [cyan]--overwrite[/] is required to replace one. Exit code [red]2[/] for files that cannot be read, or with
+more malformed records than [cyan]--max-bad-records[/].
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -47,20 +47,25 @@ EXAMPLES = """\
 @with_layout_options
 def convert(
     paths: Annotated[
-        list[str], typer.Argument(metavar="IN... OUT", help="Files, globs or fsspec URIs; and where to write.")
+        list[str],
+        typer.Argument(
+            metavar="IN... OUT", help="Files, globs or fsspec URIs to read; last, the file or folder to write."
+        ),
     ],
     to_format: Annotated[
-        FileFormat | None, typer.Option("--format", "-f", help="What to write. By default the name OUT says it.")
+        FileFormat | None, typer.Option("--format", "-f", help="Format to write; by default, from the name of OUT.")
     ] = None,
     compression: Annotated[
         str | None,
         typer.Option(
             metavar="none|gzip|zstd|snappy",
-            help="By default zstd for Parquet; for the others what OUT ends in, .gz or .zst, else none.",
+            help="By default, zstd for Parquet; for other formats from the name of OUT (.gz, .zst), else none.",
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces files that are there.")] = False,
-    max_bad_records: Annotated[int, typer.Option(min=0, help="Malformed records to leave out.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces existing files.")] = False,
+    max_bad_records: Annotated[
+        int, typer.Option(min=0, help="Malformed records to leave out before the command fails.")
+    ] = 0,
     *,
     described: LayoutOptions,
     output: OutputFormat = Output.TEXT,
@@ -112,7 +117,7 @@ def convert(
         typer.echo(f"{path}: {records:,} records, {path.size():,} bytes")
     if converted.truncated_records:
         typer.echo(
-            f"lists of {converted.truncated_records:,} records were cut: name a larger maximum with --list COLUMN:MAX"
+            f"lists of {converted.truncated_records:,} records were truncated: raise the maximum with --list COLUMN:MAX"
         )
     for bad in converted.bad_records:
         typer.echo(f"left out: {bad}")

@@ -1,4 +1,4 @@
-"""`emberscale data`: make data sets, and look into them."""
+"""`emberscale data`: makes, inspects and converts data sets."""
 
 import json
 from dataclasses import asdict
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisResult
 
 _SHOWN_CHARACTERS = 32
-HELP = "Make synthetic data sets, look into data sets before training on them, and convert them."
+HELP = "Makes synthetic data sets, inspects data files before training, measures their skew, and converts them."
 
 SYNTH_HELP = paragraphs("""\
 Writes a synthetic data set with the columns of Criteo: OUT/train-00000.tsv and so on, OUT/evaluation.tsv,
 OUT/metadata.json; or the same rows as Parquet or CSV.
 
-Ids follow power laws with very different cardinalities, new ids keep arriving, fields are missing, and labels come from
-a hidden teacher. The teacher's own AUC, about 0.8, is the best that a model can reach: it is printed, and kept in
-metadata.json.
+Ids follow power laws with very different cardinalities, new ids keep arriving, fields are missing, and a hidden teacher
+model draws the labels. The teacher's own AUC, about 0.8, is the best that a model can reach; the command prints it and
+writes it to metadata.json.
 
-The same options give the same bytes. If OUT holds this data set already, nothing is done.
+The same options give the same bytes. If OUT already holds this data set, the command does nothing.
 """)
 SYNTH_EXAMPLES = """\
 [bold]Examples[/]
@@ -45,13 +45,14 @@ SYNTH_EXAMPLES = """\
   emberscale data synth data/parquet --format parquet
 """
 INSPECT_HELP = paragraphs("""\
-Counts the records of data files, and shows what is in them: malformed records with their file and number, the ratio of
-positives, and for each column how many fields are empty, the range of its numbers, its distinct ids and the most
-frequent ones, or how long its lists are.
+Counts the records of data files and shows their content: malformed records with file and line, the share of
+positives, and for each column the share of empty fields and the range of its numbers, its distinct and most frequent
+ids, or the lengths of its lists.
 
-Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Of Parquet and CSV say what the columns
-mean, or leave it out to be told which there are. Exit code [green]0[/] even if there are malformed records, [red]2[/]
-if there is nothing to read.
+Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Name the columns of Parquet and CSV files
+with [cyan]--label[/], [cyan]--dense[/], [cyan]--categorical[/] and [cyan]--list[/], unless they are those of Criteo; if
+you name none, an error lists the columns of the files. Exit code [green]0[/] even if there are malformed records,
+[red]2[/] if there is nothing to read.
 """)
 INSPECT_EXAMPLES = """\
 [bold]Examples[/]
@@ -70,7 +71,10 @@ data_app.command(
     "convert", short_help="Writes data files in another format.", help=convert.HELP, epilog=convert.EXAMPLES
 )(convert.convert)
 data_app.command(
-    "skew", short_help="Shows how skewed accesses are, and what hot rows save.", help=skew.HELP, epilog=skew.EXAMPLES
+    "skew",
+    short_help="Shows how skewed accesses are, and what hot rows would save.",
+    help=skew.HELP,
+    epilog=skew.EXAMPLES,
 )(skew.skew)
 
 
@@ -82,15 +86,15 @@ data_app.command(
 )
 def synth(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder to make. Above an absolute path, all must exist.")
+        Path, typer.Argument(metavar="OUT", help="The folder to write. The parents of an absolute path must exist.")
     ],
-    rows: Annotated[int, typer.Option(help="Rows in all files together.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(help="Each seed has its own teacher and ids.")] = 0,
-    parts: Annotated[int, typer.Option(help="Training files that share the rows.")] = 1,
+    rows: Annotated[int, typer.Option(help="Number of rows in all files together.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Seed; each has its own teacher and ids.")] = 0,
+    parts: Annotated[int, typer.Option(help="Number of training files, which share the rows.")] = 1,
     evaluation_fraction: Annotated[
-        float, typer.Option(help="Ratio of the rows, the last ones, that go to evaluation.tsv.")
+        float, typer.Option(help="Share of the rows, taken from the end, that goes to evaluation.tsv.")
     ] = 0.1,
-    file_format: Annotated[FileFormat, typer.Option("--format", "-f", help="Of the files.")] = FileFormat.CRITEO,
+    file_format: Annotated[FileFormat, typer.Option("--format", "-f", help="Format of the files.")] = FileFormat.CRITEO,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Writes a synthetic data set with the columns of Criteo."""
@@ -145,7 +149,7 @@ def _table(first: str, *numbers: str) -> Table:
 def inspect(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Data files.")],
     max_records: Annotated[
-        int, typer.Option(help="Records to examine, spread evenly over all files; counting covers every record.")
+        int, typer.Option(help="Most records to examine, spread evenly over all files; all records are counted.")
     ] = 1_000_000,
     *,
     described: LayoutOptions,
@@ -227,7 +231,7 @@ def _show_summary(summary: "DataSummary", id_format: str) -> None:
             lists.add_row(one.name, *numbers_of_it, f"{one.distinct:,}", top)
         console.print(lists)
     if summary.examined < summary.records:
-        typer.echo("Distinct ids are those of the examined records: all records may hold more.")
+        typer.echo("Distinct ids are those of the examined records; all records may have more.")
 
 
 def _shown_id(one: "FrequentId", id_format: str) -> str:

@@ -1,4 +1,4 @@
-"""`emberscale drain`: a parameter server gives its rows away, and another takes its place."""
+"""`emberscale drain`: moves all rows off a parameter server, and replaces it."""
 
 from typing import Annotated
 
@@ -11,24 +11,23 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job.status import TrainingJobStatus
 
 HELP = paragraphs("""\
-Empties one parameter server of a running job, while training continues, and has it replaced.
+Moves all rows off one parameter server of a running job and replaces the server, while training continues.
 
-JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
-TrainingJob on the cluster that KUBECONFIG names. SERVER is such as [cyan]ps-1[/]; [cyan]emberscale status[/] lists
-those of a TrainingJob.
+JOB is the name or the folder of a run on this machine. If there is no such run, or with [cyan]--namespace[/], JOB is a
+TrainingJob on the cluster that KUBECONFIG names. SERVER is the name of a parameter server, such as [cyan]ps-1[/].
 
-The server's rows move to the other servers; for the only one, another is started that holds them meanwhile. Then it
-ends, another process starts in its place, and gets its share of the rows back. Nothing rolls back, and no sample counts
-twice. Each step is told with its duration: by [cyan]emberscale run[/], or as Events of the TrainingJob
+The server's rows move to the other servers; if there is no other, a temporary one starts and holds them. Then the
+server ends, a new process starts in its place, and its share of the rows moves back. Nothing rolls back, and no sample
+counts twice. [cyan]emberscale run[/] prints each step with its duration; a TrainingJob has Events
 ([cyan]PlannedDrain[/], [cyan]DrainedServer[/], [cyan]ReplacedServer[/]).
 
-On a cluster this is an eviction, as by [cyan]kubectl drain[/]: the pod is killed where its rows have not moved within
-its grace period ([cyan]emberscale explain[/] shows it), and the job then goes back to its last checkpoint. The next
-pod may come to the same node; cordon that first if it is to be emptied.
+On a cluster this is an eviction, as by [cyan]kubectl drain[/]. If the rows have not moved within the pod's grace
+period ([cyan]emberscale explain[/] shows it), the pod is killed and the job rolls back to its last checkpoint. The new
+pod may land on the same node; to empty a node, cordon it first.
 
-Rows move while the job trains or evaluates. The command waits up to ten minutes for a TrainingJob that has yet to
-train. Refused where nobody can take the rows over: while the others leave or have yet to start, and on a cluster while
-another one is away.
+Rows move only while the job trains or evaluates; the command waits up to ten minutes for a TrainingJob to get there. It
+refuses to drain if no server can take the rows: while the other servers leave or start, and on a cluster while another
+server is away.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -41,7 +40,7 @@ EXAMPLES = """\
 
 def drain(
     job: JobOrRun,
-    server: Annotated[str, typer.Argument(metavar="SERVER", help="Such as ps-1.")],
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="The parameter server to empty, such as ps-1.")],
     namespace: Namespace = None,
 ) -> None:
     """Empties a parameter server and has it replaced."""
@@ -60,7 +59,7 @@ def drain(
 
 
 class _Waiting:
-    """Tells on stderr what a drain waits for, whenever that changes."""
+    """Prints on stderr what a drain waits for, whenever that changes."""
 
     def __init__(self, job: str, server: str) -> None:
         self._job, self._server = job, server

@@ -1,4 +1,4 @@
-"""`emberscale drill`: what the loss of a parameter server costs, rehearsed on a live job."""
+"""`emberscale drill`: kills a parameter server of a live job, and reports what its loss cost."""
 
 import dataclasses
 import json
@@ -19,24 +19,24 @@ from emberscale._drill import DrillReport, Look
 from emberscale_api.errors import InvalidError, UnavailableError
 
 HELP = paragraphs("""\
-Rehearses the loss of a parameter server on a job that trains, and reports what it cost.
+Kills a parameter server of a training job, and reports what its loss cost.
 
-JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
-TrainingJob on the cluster that KUBECONFIG names. The server of [cyan]--kill[/] dies without a warning: its process gets
-SIGKILL, or its pod is deleted with no grace. Nothing else is touched, and the job recovers as from any such loss.
+JOB is the name or the folder of a run on this machine. If there is no such run, or with [cyan]--namespace[/], JOB is a
+TrainingJob on the cluster that KUBECONFIG names. The server of [cyan]--kill[/] dies without warning: its process gets
+SIGKILL, or its pod is deleted without a grace period. The drill touches nothing else, and the job recovers by itself.
 
-Where the job keeps parity ([cyan]faultTolerance.strategy: ErasureCoding[/], or [cyan]Auto[/] while that is expected to
-cost least), its successor gets its rows from what the others hold. The report says for how long the job had no service,
-when all servers were protected again, how fast it trained before and meanwhile, how many bytes were rebuilt, and
-whether anything was rolled back. Nothing should be.
+If the job keeps parity ([cyan]faultTolerance.strategy: ErasureCoding[/], or [cyan]Auto[/] while parity is expected to
+cost least), the other servers rebuild the rows, and nothing should roll back. The report says how long the job had no
+service, when all servers were protected again, how fast it trained before and during the recovery, how many bytes were
+rebuilt, and whether anything rolled back.
 
-Refused unless the job is Training and protected: without parity, and while rows are still sent to their parity servers,
-a lost server takes the job back to its last checkpoint. [cyan]--force[/] rehearses that, too, and says first what will
-be trained again; the report then says how much it was.
+The job must be Training and protected: without parity, or before all rows have parity, the loss of a server rolls the
+job back to its last checkpoint. With [cyan]--force[/], the drill kills the server anyway; it prints first what will be
+trained again, and the report says how much it was.
 
-Exit code 0: the job has recovered, and lost nothing if it was protected. 1: it rolled back although it was protected,
-or had not recovered, or was not protected again, when [cyan]--timeout[/] was over or the job ended. 2: nothing was
-killed.
+Exit code [green]0[/]: the job has recovered and, if it was protected, lost nothing. [red]1[/]: it rolled back although
+it was protected, or it had not recovered or was not protected again before [cyan]--timeout[/] or its end. [red]2[/]:
+nothing was killed.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -48,7 +48,7 @@ EXAMPLES = """\
   emberscale drill runs/criteo-dlrm --kill ps-1 --force
 """
 _LOCAL_BEFORE, _CLUSTER_BEFORE = 10.0, 30.0
-"""A TrainingJob tells of its samples every few seconds only."""
+"""Longer on a cluster: the status of a TrainingJob is only updated every few seconds."""
 _LOCAL_POLL, _CLUSTER_POLL = 0.1, 0.5
 
 
@@ -68,18 +68,23 @@ class Drilled(Protocol):
 def drill(
     job: JobOrRun,
     kill: Annotated[str, typer.Option("--kill", metavar="SERVER", help="The server to kill, such as ps-1.")],
-    force: Annotated[bool, typer.Option("--force", help="Kills it even if the job goes back to a checkpoint.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Kills it even if the job then rolls back to a checkpoint.")
+    ] = False,
     before: Annotated[
         float | None,
         typer.Option(
             "--before",
             metavar="SECONDS",
             min=0,
-            help="How long the job is watched first. [dim]default: 10, or 30 on a cluster[/]",
+            help="How long to watch the job before the kill. [dim]default: 10, or 30 on a cluster[/]",
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long the recovery may take.")
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0, help="How long the recovery may take before the drill fails."
+        ),
     ] = 600.0,
     namespace: Namespace = None,
     output: OutputFormat = Output.TEXT,
@@ -115,7 +120,7 @@ def rehearse(
     before = [drilled.look()]
     _drill.check(job, before[0], index, force)
     _warn(job, index, before[0])
-    _say(f"{job}: watching for {watched:g} s, then ps-{index} is killed")
+    _say(f"{job}: watching for {watched:g} s, then killing ps-{index}")
     while _drill.watches_on(before, watched, timeout):
         time.sleep(poll)
         before.append(drilled.look())
@@ -162,7 +167,7 @@ class _DrilledOnCluster:
             raise UnavailableError(f"{self._name}: {self._here}{error}") from error
 
     def kill(self, index: int) -> float:
-        _say(f"{self._name}: pod {self._client.kill(self._name, index)} is deleted with no grace")
+        _say(f"{self._name}: pod {self._client.kill(self._name, index)} is deleted without a grace period")
         return time.monotonic()
 
 
@@ -177,7 +182,7 @@ def _table(job: str, told: DrillReport) -> Table:
 def _warn(job: str, index: int, look: Look) -> None:
     """Says what the loss of a server costs where it is unprotected."""
     if not look.protected:
-        _say(f"{job}: ps-{index} is killed although the job is unprotected: {_drill.consequence(look)}")
+        _say(f"{job}: killing ps-{index} although the job is unprotected: {_drill.consequence(look)}")
 
 
 def _say(text: str) -> None:

@@ -24,8 +24,8 @@ from emberscale_operator.kubernetes.names import budget_name
 from emberscale_operator.machine import demands_of, leave_seconds
 
 HELP = paragraphs("""\
-Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with
-their resources, what of that is planned, and where files would go. Nothing is started.
+Prints a manifest with every default filled in, then its embedding tables, the processes that it would start and their
+resources, the sizes that the brain would plan, and the paths that a run reads and writes. Starts nothing.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -73,8 +73,8 @@ def _settings(table: TableSpec) -> tuple[str, ...]:
 
 
 def rows_of(job: TrainingJob) -> Table:
-    """When ids get rows, and which rows leave; without a line where every id keeps the row of its first push."""
-    table = Table("tables", "an id gets one", "at most", "leave unpushed", title="Rows", title_justify="left")
+    """When ids get rows, and when rows are removed; only for tables that set admission or eviction."""
+    table = Table("tables", "added at push", "most rows", "removed after", title="Rows", title_justify="left")
     for (admission, eviction), group in groupby(
         resolve_model(job.spec).tables, key=lambda spec: (spec.admission, spec.eviction)
     ):
@@ -82,9 +82,9 @@ def rows_of(job: TrainingJob) -> Table:
             most, ttl = eviction.max_rows, eviction.ttl_batches
             table.add_row(
                 _name([entry.name for entry in group]),
-                f"with push {admission.min_count}",
+                str(admission.min_count),
                 "any" if most is None else f"{most:,}",
-                "never" if ttl is None else f"for {ttl:,} batches",
+                "never" if ttl is None else f"{ttl:,} batches without a push",
             )
     return table
 
@@ -135,15 +135,15 @@ def disruptions_of(job: TrainingJob) -> Table:
     """Returns a table of what a cluster may do to parameter servers when it drains their nodes."""
     table = Table(
         "PodDisruptionBudget",
-        "leave at once",
-        "a PS may take",
-        title="Drains of nodes, on a cluster",
+        "evictions at a time",
+        "grace period of a PS",
+        title="Node drains, on a cluster",
         title_justify="left",
     )
     (resources,) = (demand.resources for demand in demands_of(job.spec) if demand.role is Role.PS)
     is_planned = job.spec.leaves_replicas_open and resources.memory_bytes is None
-    seconds = f"{leave_seconds(resources):.0f} s{', and more with its memory' if is_planned else ''}"
-    table.add_row(budget_name(job.metadata.name), "1", f"{seconds} to give its rows away")
+    seconds = f"{leave_seconds(resources):.0f} s{', or more, by its memory' if is_planned else ''}"
+    table.add_row(budget_name(job.metadata.name), "1", f"{seconds}, to move its rows")
     return table
 
 

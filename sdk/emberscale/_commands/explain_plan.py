@@ -25,13 +25,14 @@ from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local.brain import default_database
 
 HELP = paragraphs("""\
-Says why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen, what it is
-expected to gain and to cost, the past jobs behind a first plan, the memory forecast, and how the job recovers best from
-the loss of a parameter server. Of a run on this machine with hotEmbeddings it also says whether workers train rounds of
-batches, why, and what that saves.
+Explains the plan of a job: the fit and its uncertainty, the Pareto front, the chosen point with its expected gain and
+cost, the past jobs behind a first plan, the memory forecast, and the best way to recover from the loss of a parameter
+server. For a run on this machine with hotEmbeddings, it also says whether workers train rounds of batches, why, and
+what that saves.
 
-JOB is the folder of a run on this machine, or its name under runs/: what its brain planned is read from this user's
-data folder. With [cyan]--brain[/] it is the UID of a job that the brain there knows, running or ended.
+JOB is the folder of a run on this machine, or its name under runs/; the command reads the plan from the brain's
+database in this user's data folder. With [cyan]--brain[/], JOB is the UID of a running or ended job that this brain
+knows.
 
 Exit code [red]2[/] for a job, a plan or a brain that cannot be found.
 """)
@@ -45,11 +46,13 @@ EXAMPLES = """\
 
 
 def explain_plan(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A run's folder or name, or a UID.")],
-    brain: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain there.")] = None,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Folder or name of a run; with --brain, the UID of a job.")],
+    brain: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain at this address.")] = None,
     brain_token_file: BrainTokenFile = None,
     brain_ca_file: BrainCaFile = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draws the fit and the front (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draws the fit and the Pareto front into FILE (PNG).")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brain.")] = 10.0,
     output: OutputFormat = Output.TEXT,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`emberscale export`: a trained model for whoever serves it."""
+"""`emberscale export`: writes a trained model for serving."""
 
 import json
 from contextlib import suppress
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 ABOUT = "model.json"
 HELP = paragraphs("""\
-Writes a trained model as plain torch tensors, to be served without Emberscale.
+Writes a trained model as plain torch tensors, for serving without Emberscale.
 
-RUN is the folder of a run or, for a job on a cluster, the URI of its checkpoints (spec.checkpoint.uri). The newest
-checkpoint is taken; each of its files is checked, and where one is damaged the checkpoint before is taken.
+RUN is the folder of a run or, for a job on a cluster, the URI of its checkpoints (spec.checkpoint.uri). The command
+exports the newest checkpoint and checks each of its files; if one is damaged, it exports the previous checkpoint.
 
 OUT holds model.pt2, a torch.export program from features and ids to logits; for each table a safetensors file with
-sorted keys and their weights; dense.safetensors with all other parameters; and model.json, which says what they are.
+sorted keys and their weights; dense.safetensors with all other parameters; and model.json, which describes them.
 docs/serving.md shows the ten lines that predict with them. Tables may be larger than memory.
 """)
 EXAMPLES = """\
@@ -39,7 +39,7 @@ EXAMPLES = """\
 
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or the URI of checkpoints.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces an earlier export in OUT.")] = False,
     output: OutputFormat = Output.TEXT,
 ) -> None:
@@ -70,7 +70,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise InvalidError(f"OUT: {out} is not a folder")
     if any(out.iterdir()):
         if not (out / ABOUT).exists():
-            raise InvalidError(f"OUT: {out} holds something that is no exported model; name another folder")
+            raise InvalidError(f"OUT: {out} holds files that are no exported model; choose another folder")
         if not overwrite:
             raise InvalidError(f"OUT: {out} holds an exported model; replace it with --overwrite")
 
@@ -88,7 +88,7 @@ def _export(run: str, out: Path) -> "ExportedModel":
                 return export_checkpoint(uri, out, lambda size: update(advance=size))
         except DamagedCheckpointError as error:
             typer.echo(f"warning: {error}", err=True)
-    raise InvalidError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or continue it")
+    raise InvalidError(f"RUN: {run}: has no complete checkpoint without damage; let the run finish, or continue it")
 
 
 def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:

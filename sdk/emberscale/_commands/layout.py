@@ -1,4 +1,4 @@
-"""The options that say what data files are: their format, and what their columns mean."""
+"""The options that describe data files: their format, and the roles of their columns."""
 
 import inspect
 import json
@@ -43,7 +43,7 @@ _ENDINGS = {
     ".csv": DataFormat.CSV,
     ".tsv": DataFormat.CRITEO_TSV,
 }
-_PANEL = "What the files are"
+_PANEL = "Format and columns of the files"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LayoutOptions:
         typer.Option(
             "--manifest",
             metavar="FILE",
-            help="A TrainingJob whose spec.data says all that follows.",
+            help="A TrainingJob whose spec.data describes the files, in place of the options below.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -63,38 +63,41 @@ class LayoutOptions:
         FileFormat | None,
         typer.Option(
             "--from",
-            help="By default the name says it: .parquet, .pq and .csv, with .gz or .zst after the last; else criteo.",
+            help="Format of the files. By default from their names: .parquet, .pq or .csv (.gz, .zst); else criteo.",
             rich_help_panel=_PANEL,
         ),
     ] = None
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="0 or 1.", rich_help_panel=_PANEL)] = None
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the labels, 0 or 1.", rich_help_panel=_PANEL)
+    ] = None
     dense: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN,...", help="Numbers. Repeatable.", rich_help_panel=_PANEL)
+        list[str] | None,
+        typer.Option(metavar="COLUMN,...", help="Columns of numbers. Repeatable.", rich_help_panel=_PANEL),
     ] = None
     categorical: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN,...", help="One id a record. Repeatable.", rich_help_panel=_PANEL),
+        typer.Option(metavar="COLUMN,...", help="Columns of one id per record. Repeatable.", rich_help_panel=_PANEL),
     ] = None
     lists: Annotated[
         list[str] | None,
         typer.Option(
             "--list",
             metavar="COLUMN[:MAX],...",
-            help="Any number of ids a record, of which the first MAX are taken, 100 if not given. Repeatable.",
+            help="Columns of any number of ids per record; the first MAX are kept, 100 by default. Repeatable.",
             rich_help_panel=_PANEL,
         ),
     ] = None
     delimiter: Annotated[
-        str, typer.Option(metavar="CHARACTER", help="Between the fields of CSV.", rich_help_panel=_PANEL)
+        str, typer.Option(metavar="CHARACTER", help="Separator of the fields of CSV.", rich_help_panel=_PANEL)
     ] = ","
     list_separator: Annotated[
-        str, typer.Option(metavar="CHARACTER", help="Between the ids of a list in CSV.", rich_help_panel=_PANEL)
+        str, typer.Option(metavar="CHARACTER", help="Separator of the ids of a list in CSV.", rich_help_panel=_PANEL)
     ] = "|"
     no_header: Annotated[
         bool,
         typer.Option(
             "--no-header",
-            help="The first line of CSV is a record; columns are column_1, column_2, ...",
+            help="The first line of a CSV file is a record; the columns are column_1, column_2, ...",
             rich_help_panel=_PANEL,
         ),
     ] = False

@@ -29,7 +29,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="spec.path=value",
-        help="Replaces one field of the manifest, the value in YAML. Repeatable: "
+        help="Sets a field of the manifest to a value in YAML. Repeatable: "
         "[cyan]--set spec.worker.replicas=4 --set spec.training.epochs=2[/]",
     ),
 ]
@@ -37,7 +37,7 @@ WorkFolder = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]")
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
+    bool, typer.Option("--overwrite", help="Starts a new run even if the folder holds one that can be resumed.")
 ]
 OutputFormat = Annotated[
     Output, typer.Option("--output", "-o", help="[cyan]json[/] prints one object, for programs, last on stdout.")

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from emberscale._profiling import TimeBreakdown
 
 HELP = paragraphs("""\
-Shows where a job's time goes: trains a sample of it on this machine, and throws away what it learned.
+Trains a sample of a job on this machine, shows where the time goes, and discards the model.
 
-For every thread of the workers and for the parameter servers: the share of time by stage. What goes over the wire for
-each sample, and how many ids share a key. And the [bold]roof[/]: what the workers' own code computes in one process, as
-many threads, on batches that are pulled already; a job whose parameter servers cost nothing would reach it.
+The command prints the share of time by stage for every thread of the workers and for the parameter servers, the bytes
+on the wire per sample, and the number of ids per key. It also measures the [bold]roof[/]: the speed of the workers'
+code in one process, with as many threads, on batches whose rows are already there. A job whose parameter servers cost
+nothing would reach it.
 
-Evaluation, checkpoints and the start of training, when the bound on staleness is small, are left out. The picture shows
-all of it.
+Evaluation, checkpoints, and the start of training with its small bound on staleness are not part of the measurement.
+The picture shows all figures.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -106,7 +107,7 @@ def _print(measured: "TimeBreakdown", plot: Path) -> None:
         table.add_row("ps", "all", stage, f"{share:.1%}", f"{share * per_batch:.2f}")
     console.print(table)
     roof = measured.roof
-    console.print("* the busiest thread of the workers; in the other time a thread waits for the others\n")
+    console.print("* the busiest thread of the workers; for the rest of the time, a thread waits for the others\n")
     received, sent = measured.received_bytes_per_sample, measured.sent_bytes_per_sample
     cpu, roof_cpu = 1e6 * measured.cpu_seconds_per_sample, 1e6 * roof.cpu_seconds_per_sample
     lines = (

@@ -1,4 +1,4 @@
-"""`emberscale checkpoints restore`: starts a job from a checkpoint of another one."""
+"""`emberscale checkpoints restore`: starts a job from a checkpoint of another job."""
 
 import json
 from typing import Annotated
@@ -26,17 +26,17 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataContinuation, apply_overrides, load_manifest
 
 HELP = paragraphs("""\
-Starts a job on this machine with the model and the optimizer state of another job's checkpoint, and a history of its
-own. It is [cyan]emberscale run[/] of the manifest with [cyan]spec.checkpoint.initialFrom[/] and
-[cyan]spec.data.continuation[/] set; [cyan]--print[/] prints that manifest instead, for a cluster.
+Starts a job on this machine with the model and the optimizer state of another job's checkpoint. It is
+[cyan]emberscale run[/] of the manifest with [cyan]spec.checkpoint.initialFrom[/] and [cyan]spec.data.continuation[/]
+set; [cyan]--print[/] prints that manifest instead, for a cluster.
 
 [bold]Fresh[/] trains all data of the manifest. [bold]Append[/] trains the files that the checkpoint has not trained.
-[bold]Resume[/] continues with the same data where the checkpoint stood. To continue an interrupted run, give the
-printed manifest to [cyan]emberscale run --resume[/].
+[bold]Resume[/] trains the rest of the same data. To continue the new run after an interruption, give the printed
+manifest to [cyan]emberscale run --resume[/].
 
-PLACE is the folder of a run, the URI of a job's checkpoints, or the folder of one checkpoint in it. The model, the
+PLACE is the folder of a run, the URI of a job's checkpoints, or the folder of one checkpoint there. The model, the
 columns and the types of the optimizers must be those of the checkpoint; with [bold]Resume[/], so must the data and its
-batches. Numbers of processes, learning rates and all else may differ.
+batches. Everything else may differ, such as the numbers of processes and the learning rates.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -61,24 +61,29 @@ _Dumper.add_representer(str, _text)
 
 
 def restore(
-    place: Annotated[str, typer.Argument(metavar="PLACE", help="A run, a URI of checkpoints, or one of them.")],
+    place: Annotated[
+        str, typer.Argument(metavar="PLACE", help="Folder of a run, URI of checkpoints, or folder of one checkpoint.")
+    ],
     file: ManifestFile,
     identifier: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The checkpoint; the newest by default.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="Id of the checkpoint. [dim]default: the newest that can be restored[/]"
+        ),
     ] = None,
     continuation: Annotated[
-        DataContinuation | None, typer.Option(help="What is trained. [dim]default: as in the manifest, else Fresh[/]")
+        DataContinuation | None, typer.Option(help="Data to train. [dim]default: as in the manifest, else Fresh[/]")
     ] = None,
     overrides: Overrides = None,
     workdir: WorkFolder = None,
     overwrite: Overwrite = False,
     printed: Annotated[
-        bool, typer.Option("--print", help="Prints the manifest and starts nothing. The checkpoint is checked.")
+        bool, typer.Option("--print", help="Checks the checkpoint and prints the manifest, but starts nothing.")
     ] = False,
     brain: BrainOption = "auto",
     output: OutputFormat = Output.TEXT,
 ) -> None:
-    """Starts a job from a checkpoint of another one."""
+    """Starts a job from a checkpoint of another job."""
     with Interruption() as interruption, bad_input_exits():
         changes = [*(overrides or ()), *_fields(place, identifier, continuation)]
         job = load_manifest(file, changes)

@@ -27,23 +27,23 @@ from emberscale_api.job import load_manifest
 HELP = paragraphs(f"""\
 Trains a manifest on this machine: one process for every pod that a cluster would run.
 
-Progress goes to stderr, the summary to stdout and, with the metrics, their picture, the logs and the model, to the
-run's folder. Exit code [green]0[/] only for Complete, [red]1[/] for Failed, [red]2[/] for bad input (nothing was
-started), [yellow]130[/] after Ctrl-C.
+Progress goes to stderr and the summary to stdout. The run's folder holds the summary, the metrics and their picture,
+the logs and the model. Exit code [green]0[/] only for Complete, [red]1[/] for Failed, [red]2[/] for bad input (nothing
+was started), [yellow]130[/] after Ctrl-C.
 
-[bold]Ctrl-C[/] takes a checkpoint and stops every process; a second one stops them at once. Either way
+[bold]Ctrl-C[/] takes a checkpoint and stops every process; a second Ctrl-C stops them at once. In both cases,
 [cyan]--resume[/] continues from the last checkpoint.
 
-Numbers of processes that the manifest leaves open are planned by a brain that runs beside the job and remembers, in
-this user's data folder, what earlier jobs were like; [cyan]--brain off[/] starts as few as the manifest allows.
+If the manifest leaves numbers of processes open, a brain beside the job plans them; it learns from earlier jobs, which
+it keeps in this user's data folder. [cyan]--brain off[/] starts as few processes as the manifest allows.
 
-A new run is written to [cyan]next[/] in the folder while a Complete one is there, and takes its place once it is
-Complete too. It replaces a Failed one at once; one that can be resumed only with [cyan]--overwrite[/], and a folder
-that holds anything else never.
+If the folder holds a Complete run, a new run is written to [cyan]next[/] in it and replaces the old one once it is
+Complete too. A new run replaces a Failed one at once, and a run that can be resumed only with [cyan]--overwrite[/]. It
+never replaces anything else in the folder.
 
-[cyan]--resume[/] continues a run that is not Complete. These fields must stay: {kept_by_a_run()}.
-All others may differ: processes, resources, epochs, learning rates, limits. Of a run that is Complete it prints the
-summary again, provided that nothing differs.
+[cyan]--resume[/] continues a run that is not Complete. These fields must stay the same: {kept_by_a_run()}.
+All others may change, such as processes, resources, epochs, learning rates and limits. For a run that is Complete, it
+prints the summary again if nothing has changed.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -63,21 +63,20 @@ def run(
     overrides: Overrides = None,
     workdir: WorkFolder = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resumes the run in the folder; see above for what must stay the same.")
+        bool, typer.Option("--resume", help="Resumes the run in the folder; see above which fields must stay the same.")
     ] = False,
     overwrite: Overwrite = False,
-    redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Uses this Redis instead of one of the job's own.")
-    ] = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Uses this Redis instead of starting one.")] = None,
     master_port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="Where the master listens; 0 takes any free port.")
+        int,
+        typer.Option(metavar="PORT", min=0, max=65535, help="Port on which the master listens; 0 takes any free port."),
     ] = 0,
     brain: BrainOption = "auto",
     brain_settings: BrainSettings = None,
     brain_token_file: BrainTokenFile = None,
     brain_ca_file: BrainCaFile = None,
     picture: Annotated[
-        bool, typer.Option("--picture/--no-picture", help="Draws the metrics at the end, which takes some seconds.")
+        bool, typer.Option("--picture/--no-picture", help="Draws the metrics at the end; this takes some seconds.")
     ] = True,
     output: OutputFormat = Output.TEXT,
 ) -> None:

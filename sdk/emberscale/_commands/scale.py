@@ -1,4 +1,4 @@
-"""`emberscale scale`: other numbers of processes for a job that runs."""
+"""`emberscale scale`: changes the number of processes of a running job."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 HELP = paragraphs("""\
 Changes the numbers of workers and parameter servers of a running job, while training continues.
 
-JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
+JOB is the name or the folder of a run on this machine. If there is no such run, or with [cyan]--namespace[/], JOB is a
 TrainingJob on the cluster that KUBECONFIG names.
 
 Workers join and leave between batches. New parameter servers start first, then rows move to their new owners, then
-servers without rows end. Servers that do not start within [cyan]spec.scaling.timeout[/] are given up, and the job keeps
-the number that it has. Each step is told with its duration: by [cyan]emberscale run[/], or as Events of the
-TrainingJob.
+servers without rows end. If new servers do not start within [cyan]spec.scaling.timeout[/], the job gives the change up
+and keeps its number of servers. [cyan]emberscale run[/] prints each step with its duration; a TrainingJob has Events.
 
-The numbers take the place of those in the manifest, and of bounds, for good: a run that is resumed begins with them
-unless its manifest names others than before.
+The numbers permanently replace those in the manifest, and its bounds. A resumed run starts with them, unless the
+numbers in its manifest have changed.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -41,12 +40,15 @@ EXAMPLES = """\
 _ROLES = ("worker", "ps")
 _MOST = 1024
 
-JobOrRun = Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.")]
+JobOrRun = Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or folder of a run.")]
 
 
 def scale(
     job: JobOrRun,
-    numbers: Annotated[list[str], typer.Argument(metavar="ROLE=NUMBER...", help="Such as worker=4 ps=3; others stay.")],
+    numbers: Annotated[
+        list[str],
+        typer.Argument(metavar="ROLE=NUMBER...", help="Such as worker=4 ps=3; other roles keep their number."),
+    ],
     namespace: Namespace = None,
 ) -> None:
     """Gives a running job other numbers of processes."""
@@ -72,11 +74,11 @@ def read_numbers(words: Sequence[str]) -> dict[str, int]:
             raise InvalidError(f"{word}: write ROLE=NUMBER, such as worker=4")
         if role not in _ROLES:
             only = "; there is exactly one master" if role == "master" else ""
-            raise InvalidError(f"{word}: {role or 'nothing'} cannot be scaled, but {' and '.join(_ROLES)} can{only}")
+            raise InvalidError(f"{word}: only {' and '.join(_ROLES)} can be scaled{only}")
         if role in numbers:
             raise InvalidError(f"{word}: {role} is given twice")
         if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST:
-            raise InvalidError(f"{word}: the number must be a whole one from 1 to {_MOST}")
+            raise InvalidError(f"{word}: the number must be a whole number from 1 to {_MOST}")
         numbers[role] = int(text)
     return numbers
 
@@ -116,7 +118,7 @@ def folder_of(job: str) -> Path | None:
         if (folder / "run.json").exists() or (folder / "next" / "run.json").exists():
             return folder
     if "/" in job:
-        raise InvalidError(f"{job}: holds no run; give the folder of one, or the name of a job")
+        raise InvalidError(f"{job}: holds no run; give the folder of a run, or the name of a job")
     return None
 
 

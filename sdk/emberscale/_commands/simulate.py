@@ -1,4 +1,4 @@
-"""`emberscale simulate`: schedulers against each other on a cluster that is only computed."""
+"""`emberscale simulate`: compares schedulers on a simulated cluster."""
 
 import json
 import math
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from emberscale_simulator.scenario import Scenario
 
 HELP = paragraphs("""\
-Replays a cluster under several schedulers and compares them: completion time, utilization, completion rate and how
-often jobs were scaled, each with its 95% interval over seeds.
+Simulates a cluster under several schedulers and compares job completion time (JCT), utilization, completion rate and
+the number of scalings, each with its 95% interval over seeds.
 
-A scenario (YAML) holds the cluster, its capacity over time, failures, stragglers, the workload (generated, or a CSV
-trace) and the schedulers. Examples with the reason for every number are in deploy/examples/scenarios.
+A scenario (YAML) describes the cluster, its capacity over time, failures, stragglers, the workload (generated, or a CSV
+trace) and the schedulers. deploy/examples/scenarios has examples, with the reason for every number.
 
 The same scenario and seeds give the same figures. Exit code [red]2[/] for a scenario or trace that cannot be used.
 """)
@@ -42,13 +42,13 @@ EXAMPLES = """\
 def simulate(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario (YAML).")],
     schedulers: Annotated[
-        str | None, typer.Option(help="Names of the scenario's schedulers, with commas between; else all.")
+        str | None, typer.Option(help="Schedulers of the scenario to run, separated by commas. [dim]default: all[/]")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many. Two or more give intervals.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; two or more give intervals.")] = 3,
     first_seed: Annotated[
-        int | None, typer.Option(min=0, help="Where the seeds start; else at the scenario's judging seeds.")
+        int | None, typer.Option(min=0, help="First seed. [dim]default: the first judging seed of the scenario[/]")
     ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time; else one a core.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [dim]default: one per core[/]")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draws the comparison into this folder.")] = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:

@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from emberscale_trainer.hot.skew import SkewReport, SkewRequest
 
 HELP = paragraphs("""\
-Shows how unevenly a data set accesses the rows of its embedding tables, and what it would save to keep the popular
-rows, the [bold]hot[/] ones, in the workers.
+Shows how unevenly a data set accesses the rows of its embedding tables, and what workers would save by keeping the
+popular rows, the [bold]hot[/] rows.
 
-Give data files, or a manifest (.yaml), whose training files, tables, batch size and workers are then taken. A sample of
-5% of the records is counted, by the method of FAE (Adnan et al., VLDB 2022). For each budget of memory: the access
-threshold from which on a row is hot, how many rows that are, which share of the accesses go to them, and which share of
-the samples access hot rows [bold]only[/]: just these can be trained without the parameter servers. That share, and the
-bytes of rows on the wire, are measured on records that were not counted.
+Give data files, or a manifest (.yaml) with training files, tables, batch size and workers. The command counts accesses
+in a sample of 5% of the records, by the method of FAE (Adnan et al., VLDB 2022). For each memory budget it prints the
+threshold of accesses from which on a row is hot, the number of hot rows, their share of the accesses, and the share of
+samples that access [bold]only[/] hot rows: workers could train these without the parameter servers. It measures that
+share, and the bytes of rows on the wire, on records outside the sample.
 
-Bytes are given for workers that share one copy of the hot rows, and for workers with a copy each, which must send each
-other every step. Dense parameters and headers are left out.
+It prints the bytes for workers that share one copy of the hot rows, and for workers with a copy each, which must
+exchange every step. Dense parameters and headers are not included.
 
-[cyan]--exact[/] reads everything twice, and says how far the sample was off. Exit code [red]2[/] for files that cannot
-be read.
+[cyan]--exact[/] reads everything twice and prints the error of the sample. Exit code [red]2[/] for files that cannot be
+read.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -67,7 +67,7 @@ EXAMPLES = """\
 _BUDGETS = "1Mi,4Mi,16Mi,64Mi,256Mi"
 _MANIFEST_SUFFIXES = {".yaml", ".yml"}
 _DEFAULT_BATCH_SIZE, _DEFAULT_WORKERS, _DEFAULT_DIMENSION = 2048, 2, 16
-_TABLES = "Tables and batches, where no manifest says them"
+_TABLES = "Tables and batches, without a manifest"
 
 
 @with_layout_options
@@ -78,13 +78,15 @@ def skew(
     budget: Annotated[
         list[str], typer.Option(metavar="QUANTITY,...", help="Memory for hot rows in a worker. Repeatable.")
     ] = [_BUDGETS],  # noqa: B006  # typer copies it
-    sample: Annotated[float, typer.Option(help="Ratio of the records to count, above 0 and at most 0.5.")] = 0.05,
-    exact: Annotated[bool, typer.Option("--exact", help="Also counts and tags every record, to compare.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draws what is found (PNG).")] = None,
+    sample: Annotated[float, typer.Option(help="Share of the records to count, above 0 and at most 0.5.")] = 0.05,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Also counts every record, to measure the error of the sample.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draws the result into FILE (PNG).")] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What `emberscale profile -o json` printed for this job: bounds the gain in time."
+            metavar="FILE", help="Output of `emberscale profile -o json` for this job; adds a bound on the speed-up."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Each seed draws another sample.")] = 0,
@@ -120,7 +122,9 @@ def skew(
         speeds = None if profile is None else _speeds(profile)
         job, paths = _job(paths, described.manifest, overrides)
         if job is not None and (dimension is not None or optimizer is not None):
-            raise InvalidError("the manifest says --dimension and --optimizer: change it with --set")
+            raise InvalidError(
+                "--dimension and --optimizer are for data files without a manifest: change the manifest with --set"
+            )
         if job is not None and described.says_columns_or_format:
             raise InvalidError("the manifest describes the files: omit --from, --label and the like")
         files = expand(paths)

@@ -10,10 +10,10 @@ from emberscale_api.job import load_manifest
 HELP = paragraphs("""\
 Checks a manifest without starting anything.
 
-Every problem is one line that names the field and says what is allowed there. Exit code [green]0[/] if there is none,
-[red]2[/] otherwise. Local data files must have the columns that the manifest names; where they do not exist here that
-is pointed out and is no error, as the manifest may be meant for another machine. A model of your own
-([cyan]spec.model.entrypoint[/]) is loaded and takes a dry step.
+Each problem is one line that names the field and says what is allowed there. Exit code [green]0[/] without problems,
+[red]2[/] otherwise. Local data files must have the columns that the manifest names; a missing file is a note and no
+error, because the manifest may be for another machine. A custom model ([cyan]spec.model.entrypoint[/]) is loaded and
+takes a dry step.
 """)
 EXAMPLES = """\
 [bold]Examples[/]

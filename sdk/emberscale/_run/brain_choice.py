@@ -20,7 +20,8 @@ BrainOption = Annotated[
     str,
     typer.Option(
         metavar="auto|off|HOST:PORT",
-        help="Which brain plans sizes that the manifest leaves open: one beside the job, none, or that at HOST:PORT.",
+        help="Brain that plans the sizes that the manifest leaves open: [cyan]auto[/] starts one beside the job, "
+        "[cyan]off[/] uses none, [cyan]HOST:PORT[/] uses a running one.",
     ),
 ]
 BrainSettings = Annotated[
@@ -33,14 +34,12 @@ BrainSettings = Annotated[
     ),
 ]
 BrainTokenFile = Annotated[
-    Path | None, typer.Option(help=f"File with the token for the brain at HOST:PORT. Default: {TOKEN_FILE}.")
+    Path | None, typer.Option(help=f"Token file of the brain at HOST:PORT. Default: ${TOKEN_FILE}.")
 ]
 
 BrainCaFile = Annotated[
     Path | None,
-    typer.Option(
-        help=f"The authority, in PEM, of a brain at HOST:PORT that serves TLS; else that in the folder {TLS_FOLDER}."
-    ),
+    typer.Option(help=f"CA certificate (PEM) of a brain at HOST:PORT with TLS. Default: from ${TLS_FOLDER}."),
 ]
 
 
@@ -49,7 +48,7 @@ def choose_brain(
 ) -> BrainAddress | EmbeddedBrain | None:
     """Returns the brain for a job; None if the manifest gives all numbers of processes. Raises InvalidError."""
     if settings and choice != AUTO:
-        raise InvalidError(f"--brain-set: is for the brain beside the job, not for --brain {choice}")
+        raise InvalidError(f"--brain-set: needs the brain beside the job: use --brain auto instead of {choice}")
     if choice == OFF:
         return None
     if choice != AUTO:
@@ -64,7 +63,7 @@ def read_token(given: Path | None) -> str:
     """The brain's token, from the file that is named. Raises InvalidError."""
     path = given or os.environ.get(TOKEN_FILE)
     if path is None:
-        raise InvalidError(f"--brain-token-file: is not given, and {TOKEN_FILE} is not set")
+        raise InvalidError(f"--brain-token-file: is required, as {TOKEN_FILE} is not set")
     try:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -114,7 +114,7 @@ def test_a_model_that_branches_on_values_is_exported_without_a_program(
         (lambda run, out: None, "no complete checkpoint"),
         (lambda run, out: shutil.rmtree(run), "neither the folder of a run nor one of checkpoints"),
         (lambda run, out: out.write_text(""), "is not a folder"),
-        (lambda run, out: (out.mkdir(), (out / "thesis.tex").touch()), "holds something that is no exported model"),
+        (lambda run, out: (out.mkdir(), (out / "thesis.tex").touch()), "holds files that are no exported model"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
