@@ -1,5 +1,6 @@
 """`status` of a TrainingJob on a cluster: written by the operator, read by people and the client."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -61,6 +62,20 @@ class _Status(ManifestPart):
     model_config = ConfigDict(extra="ignore")
 
 
+_REASON = "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+_LONGEST_REASON = 1024
+
+
+def fitting_reason(reason: str, message: str, otherwise: str) -> tuple[str, str]:
+    """A reason that others gave, such as an admission webhook, and its message, as a condition takes them.
+
+    `otherwise` replaces a reason that does not fit, and the message keeps it.
+    """
+    if len(reason) <= _LONGEST_REASON and re.fullmatch(_REASON, reason) is not None:
+        return reason, message
+    return otherwise, message if reason in message else f"{reason}: {message}".removesuffix(": ")
+
+
 class Condition(_Status):
     """As metav1.Condition."""
 
@@ -68,7 +83,7 @@ class Condition(_Status):
     status: Literal["True", "False", "Unknown"]
     observed_generation: int = Field(default=0, ge=0)
     last_transition_time: datetime
-    reason: str = Field(min_length=1, max_length=1024, pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    reason: str = Field(min_length=1, max_length=_LONGEST_REASON, pattern=_REASON)
     message: str = Field(max_length=32768)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emberscale_api.certificates import AUTHORITY_FILE
+from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes import names, pod_spec
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, path_of
@@ -122,5 +123,5 @@ def _refusal(error: ApiError) -> Exception:
     if error.status == 403 and "violates PodSecurity" in text:
         return RefusedError("PodSecurityViolation", text)
     if error.status in (400, 403, 404, 409, 422):
-        return RefusedError(error.reason or "Refused", text)
+        return RefusedError(*fitting_reason(error.reason, text, "Refused"))
     return error

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.job import Job
@@ -119,7 +120,8 @@ class PodWarnings:
         events = sorted(found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         known = None
         if events:
-            known = Waiting(events[-1].get("reason") or "Unknown", events[-1].get("message") or "")
+            last = events[-1]
+            known = Waiting(*fitting_reason(last.get("reason") or "", last.get("message") or "", "Unknown"))
         self._known = {of: entry for of, entry in self._known.items() if now < entry[0] + 2 * _KNOWN_SECONDS}
         self._known[uid] = now, known
         return known

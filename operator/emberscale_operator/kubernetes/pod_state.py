@@ -7,6 +7,7 @@ from typing import Any
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, UNUSABLE_EXIT_CODE
 from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_api.job.roles import Role
+from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes.job import parse_time
 from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_of
 from emberscale_operator.machine import ExitReason, Instance, InstanceExit, InstanceId, InstanceState, Resources
@@ -204,12 +205,12 @@ def _outside_cause(status: Mapping[str, Any]) -> str:
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return Waiting(scheduled.get("reason") or "Unschedulable", scheduled.get("message") or "")
+        return Waiting(*fitting_reason(scheduled.get("reason") or "", scheduled.get("message") or "", "Unschedulable"))
     containers: Sequence[Mapping[str, Any]] = status.get("containerStatuses") or ()
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason", "") not in _QUIET_WAITS:
-            return Waiting(waiting["reason"], waiting.get("message") or "")
+            return Waiting(*fitting_reason(waiting["reason"], waiting.get("message") or "", "Waiting"))
     return None
 
 

@@ -343,6 +343,12 @@ async def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_re
             "InternalError",
             'failed calling webhook "guard.example.com"',
         ),
+        (
+            ApiError(403, "image must come from x", 'admission webhook "guard" denied the request'),
+            "Refused",
+            'image must come from x: admission webhook "guard" denied the request',
+        ),
+        (ApiError(403, "", "denied"), "Refused", "denied"),
     ],
 )
 async def test_what_refuses_a_pod_is_named_and_waited_for(

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from emberscale_operator.kubernetes.events import PodWarnings
 from emberscale_operator.kubernetes.pod_state import Waiting
+from memory_api import MemoryApi, Operator, slot_of
+from training_jobs import job_body
 
 
 class Events:
@@ -43,6 +47,32 @@ async def test_of_many_warnings_few_are_asked_for_and_one_without_a_reason_is_on
 
     warnings = PodWarnings(Odd())  # type: ignore[arg-type]
     assert await warnings.last("team", "a", 100.0) == Waiting("Unknown", "")
+
+
+@pytest.mark.parametrize("message", ["", "mount /data: read-only", "Policy violation: mount /data"])
+async def test_a_warning_whose_reason_is_free_text_holds_up_no_job(message: str) -> None:
+    warning = {"reason": "Policy violation", "message": message, "lastTimestamp": "2026-01-01T00:00:00Z"}
+
+    class Warned(MemoryApi):
+        async def get(self, path: str, **query: str) -> dict[str, Any]:
+            return {"items": [warning]} if path.endswith("/events") else await super().get(path, **query)
+
+    api = Warned(job_body(ps={"replicas": 1}, worker={"replicas": 1}))
+    operator = Operator(api)
+    await operator.settle()
+    server = api.live_pod("ps-0")
+    server["spec"]["nodeName"] = "node-1"
+    server["status"] = {"phase": "Pending"}
+    api.end_pod(api.live_pod("worker-0"), 137)
+    api.sync()
+    for _ in range(3):
+        await operator.step(10.0)
+        api.sync()
+    (condition,) = api.body["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "Unknown")
+    assert condition["message"].count("Policy violation") == 1
+    assert message in condition["message"]
+    assert sorted(map(slot_of, api.live_pods())) == ["master-0", "ps-0", "worker-0"]
 
 
 async def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
