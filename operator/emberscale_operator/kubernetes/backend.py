@@ -37,6 +37,7 @@ from emberscale_operator.kubernetes.status import (
     build_status,
     merge_patch,
     to_document,
+    unknown_after,
     unknown_progress,
     without_progress,
 )
@@ -354,6 +355,8 @@ class KubernetesBackend:
         document = to_document(status)
         patch = merge_patch(self._written, document)
         if patch:
+            # a patch whose answer is lost may have been applied or not
+            self._written = unknown_after(self._written, document)
             await self._patch(patch)
         self._written, self._status = document, status
 

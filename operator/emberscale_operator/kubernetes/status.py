@@ -134,6 +134,15 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return patch
 
 
+def unknown_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Either document, each value unknown: a patch from it has every field of its target, and null for all others."""
+    found: dict[str, Any] = {}
+    for key in before.keys() | after.keys():
+        parts = [part for part in (before.get(key), after.get(key)) if isinstance(part, Mapping)]
+        found[key] = (unknown_after(parts[0], parts[-1]) or None) if parts else None
+    return found
+
+
 def without_progress(document: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a status that is written at once; progress may wait a little."""
     return {key: value for key, value in document.items() if key != "progress"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan
 from emberscale_api.shape import RoleShape
-from emberscale_operator.controller import Observed
+from emberscale_operator.controller import BackendUnavailableError, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
@@ -638,6 +638,37 @@ async def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
         assert api.events.count("WaitingForPods") == times
         block(False)
         await operator.step(5.0)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_status_whose_answer_was_lost_is_told_again_in_full(applied: bool) -> None:
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    told, server = copy.deepcopy(api.body["status"]), api.live_pod("ps-0")
+    running, patch = server["status"], api.patch
+
+    async def lossy(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        if applied:
+            await patch(path, body, kind)
+        raise ApiUnavailableError("connection reset")
+
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+    server["status"] = {"phase": "Pending", "conditions": [unschedulable]}
+    api.sync()
+    api.patch = lossy  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(BackendUnavailableError):
+            await operator.step(5.0)
+    assert (api.body["status"] != told) == applied
+    api.patch = patch  # type: ignore[method-assign]
+    server["status"] = running
+    api.sync()
+    await operator.step(5.0)
+    assert api.body["status"] == told
+    api.writes.clear()
+    await operator.step(30.0)
+    assert not api.writes
 
 
 async def test_a_suspended_job_does_not_use_up_its_deadline_and_no_operator_forgets_that() -> None:

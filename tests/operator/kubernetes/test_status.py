@@ -34,7 +34,7 @@ from emberscale_api.job.units import rough_time
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
-from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
+from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document, unknown_after
 from emberscale_operator.kubernetes.stories import tell_condition, tell_flash, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
@@ -390,6 +390,15 @@ def apply(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 def test_a_patch_leads_from_one_document_to_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert apply(before, merge_patch(before, after)) == after
     assert merge_patch(after, after) == {}
+
+
+@given(objects, objects, objects)
+def test_after_a_patch_of_unknown_outcome_the_next_leads_from_either_document_to_its_own(
+    before: dict[str, Any], lost: dict[str, Any], after: dict[str, Any]
+) -> None:
+    patch = merge_patch(unknown_after(before, lost), after)
+    assert apply(before, patch) == apply(lost, patch) == after
+    assert after.keys() <= patch.keys(), "every field is sent"
 
 
 def test_a_status_survives_being_written_and_read() -> None:
