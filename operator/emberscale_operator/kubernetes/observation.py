@@ -11,7 +11,7 @@ from emberscale_api.job.status import MemberStatus, PlanStatus
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.names import is_owned_by
 from emberscale_operator.kubernetes.pod_state import PodView, view_pod
-from emberscale_operator.kubernetes.record import DELETING
+from emberscale_operator.kubernetes.record import DELETING, rounded
 from emberscale_operator.machine import (
     ExitReason,
     History,
@@ -120,7 +120,9 @@ class Observation:
             if view is None and now < history.of(*slot).ready_at and slot in last and last[slot].reason:
                 member = last[slot]
                 cause = f"{member.reason}: {member.message}" if member.message else member.reason
-                return "BackOff", f"{who} is restarted in {history.of(*slot).ready_at - now:.0f}s; it ended: {cause}"
+                # a moment, as a time that counts down would be news at each look
+                moment = rounded(history.of(*slot).ready_at).strftime("%Y-%m-%dT%H:%M:%SZ")
+                return "BackOff", f"{who} is restarted at {moment}; it ended: {cause}"
         return None
 
     def obstacle(self, views: Iterable[PodView], problems: Mapping[tuple[Role, int], tuple[str, str]]) -> str:

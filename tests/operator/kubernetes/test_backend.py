@@ -640,6 +640,25 @@ async def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
         await operator.step(5.0)
 
 
+async def test_looks_while_a_pod_is_backed_off_write_nothing() -> None:
+    api = new_api()
+    operator = Operator(api, Policy(backoff=Backoff(base=60.0), backoff_limit=1000))
+    await operator.settle()
+    for _ in range(2):  # the first restart is immediate
+        api.end_pod(api.live_pod("worker-0"), 1)
+        api.sync()
+        await operator.settle(3)
+    status = api.body["status"]
+    assert "worker-0 is restarted at 2026-01-01T00:01:" in status["message"]
+    api.writes.clear()
+    for _ in range(2):
+        await operator.step(3.0)
+    assert not api.writes
+    operator.controller = operator.start()
+    await operator.step(3.0)
+    assert api.body["status"] == status, "the next operator says the same"
+
+
 @pytest.mark.parametrize("applied", [False, True])
 async def test_a_status_whose_answer_was_lost_is_told_again_in_full(applied: bool) -> None:
     api = new_api()
