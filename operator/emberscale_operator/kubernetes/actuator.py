@@ -1,11 +1,12 @@
 """Carries out on pods what the job machine has decided for one job."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names, stories
-from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, path_of
+from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.creation import QUOTA_EXCEEDED, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
@@ -18,6 +19,8 @@ _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0
 _MOST_REFUSED_SECONDS = 300.0
 _KILL_GRACE_SECONDS = 1
+_FINAL_STATUSES = (404, 422)
+"""Of a refused resize: the cluster cannot resize in place, or not this pod. Any other refusal may pass."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,14 @@ class _OverQuota:
         return pods == self.pods and now < self.until
 
 
+@dataclass(frozen=True)
+class _RefusedResize:
+    """A resize that was refused `streak` times; it is tried again at `until`."""
+
+    streak: int
+    until: float
+
+
 class Actuator:
     """Creates, deletes and resizes pods.
 
@@ -48,7 +59,7 @@ class Actuator:
         self._observation = observation
         self._recorder = recorder
         self._over_quota: dict[tuple[Role, Resources], _OverQuota] = {}
-        self._refused_resizes: set[tuple[str, Resources]] = set()
+        self._refused_resizes: dict[tuple[str, Resources], _RefusedResize] = {}
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
     async def act(
@@ -78,7 +89,7 @@ class Actuator:
                     if asked in self._over_quota:
                         delays.append(self._over_quota[asked].until - now)
                 case Resize(instance, resources):
-                    await self._resize(job, views[instance], resources)
+                    delays.append(await self._resize(job, views[instance], resources, now))
                 case Delete(instance, over):
                     await self._delete(job, views[instance], GRACE_SECONDS if over else None)
                 case Kill(instance, why):
@@ -91,7 +102,7 @@ class Actuator:
                     path = path_of(names.API_VERSION, names.PLURAL, job.key.namespace, job.key.name)
                     await self._client.delete(path, job.uid)
         await self._recorder.flush()
-        return min(delays, default=None)
+        return min(filter(math.isfinite, delays), default=None)
 
     async def _create(
         self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, refused: set[Role]
@@ -114,8 +125,7 @@ class Actuator:
         if problem is None or problem[0] != QUOTA_EXCEEDED:
             return
         streak = before.streak + 1 if before is not None and before.pods == pods else 1
-        wait = min(_REFUSED_SECONDS * 2.0 ** min(streak - 1, 16), _MOST_REFUSED_SECONDS)
-        self._over_quota[asked] = _OverQuota(streak, now + wait, pods, problem)
+        self._over_quota[asked] = _OverQuota(streak, now + _wait_after(streak), pods, problem)
 
     async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
         # told first: once the pod is gone, nobody can tell why
@@ -127,17 +137,32 @@ class Actuator:
         path = path_of("v1", "pods", job.key.namespace, view.name)
         await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
 
-    async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
-        """Resizes in place; a pod that cannot be resized in place keeps its resources until it restarts."""
+    async def _resize(self, job: Job, view: PodView, resources: Resources, now: float) -> float:
+        """Resizes in place; a pod that cannot be resized in place keeps its resources until it restarts.
+
+        Returns the seconds until it is tried again, infinite if it is not.
+        """
         attempt = (view.uid, resources)
-        if attempt in self._refused_resizes:
-            return
+        before = self._refused_resizes.get(attempt)
+        if before is not None and now < before.until:
+            return before.until - now
         requirements = job.spec.roles[view.id.role].resources
         limits, requests = limits_of(resources), requests_of(requirements, resources)
         container = {"name": str(view.id.role), "resources": {"limits": limits, "requests": requests}}
         path = path_of("v1", "pods", job.key.namespace, view.name) + "/resize"
         try:
             await self._client.patch(path, {"spec": {"containers": [container]}}, STRATEGIC_PATCH)
-        except ApiError as error:
-            self._refused_resizes.add(attempt)
-            stories.tell_refused_resize(self._recorder, job, view, str(error))
+        except (ApiError, ApiInternalError) as error:
+            final = isinstance(error, ApiError) and error.status in _FINAL_STATUSES
+            streak = before.streak + 1 if before is not None else 1
+            wait = math.inf if final else _wait_after(streak)
+            self._refused_resizes[attempt] = _RefusedResize(streak, now + wait)
+            stories.tell_refused_resize(self._recorder, job, view, str(error), final)
+            return wait
+        self._refused_resizes.pop(attempt, None)
+        return math.inf
+
+
+def _wait_after(streak: int) -> float:
+    """Returns the seconds to wait after so many refusals."""
+    return min(_REFUSED_SECONDS * 2.0 ** min(streak - 1, 16), _MOST_REFUSED_SECONDS)

@@ -207,10 +207,11 @@ def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: Member
         recorder.warning(job, f"FailedToResize{noun}Pod", text, f"{view.name}-{job.generation}-{view.resizing.reason}")
 
 
-def tell_refused_resize(recorder: EventRecorder, job: Job, view: PodView, problem: str) -> None:
-    """Tells that a running pod cannot be resized."""
-    text = f"{view.name} keeps its resources until it restarts: {problem}"
-    recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, view.name)
+def tell_refused_resize(recorder: EventRecorder, job: Job, view: PodView, problem: str, final: bool) -> None:
+    """Tells that a running pod cannot be resized: at all if it is `final`, or at present."""
+    until = "until it restarts" if final else "for now"
+    text = f"{view.name} keeps its resources {until}: {problem}"
+    recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, f"{view.name}-{until}")
 
 
 def tell_waiting(recorder: EventRecorder, job: Job, blocked: tuple[str, str] | None, since: datetime) -> None:

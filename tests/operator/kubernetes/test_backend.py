@@ -173,6 +173,45 @@ async def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
     assert next(m for m in api.body["status"]["members"] if m["role"] == "worker")["memory"] == "2048Mi"
 
 
+@pytest.mark.parametrize(
+    ("refusal", "attempts", "until"),
+    [
+        (ApiError(403, "Forbidden", "exceeded quota: q"), 3, "for now"),
+        (ApiError(409, "Conflict", "the object has been modified"), 3, "for now"),
+        (ApiInternalError("failed calling webhook"), 3, "for now"),
+        (ApiError(404, "NotFound", "the server could not find the requested resource"), 1, "until it restarts"),
+        (ApiError(422, "Invalid", "resize is not supported"), 1, "until it restarts"),
+    ],
+)
+async def test_a_refused_resize_is_tried_again_unless_the_pod_cannot_be_resized(
+    refusal: ApiError | ApiInternalError, attempts: int, until: str
+) -> None:
+    api = MemoryApi(job_body(worker={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
+    operator = Operator(api)
+    await operator.settle()
+    asked: list[Any] = []
+    patch = api.patch
+
+    async def resize(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        if not path.endswith("/resize"):
+            return await patch(path, body, kind)
+        (container,) = body["spec"]["containers"]
+        asked.append(container["resources"]["limits"]["memory"])
+        if len(asked) < 3:
+            raise refusal
+        api.live_pod("worker-0")["spec"]["containers"][0]["resources"] = container["resources"]
+        return {}
+
+    api.patch = resize  # type: ignore[method-assign]
+    api.edit(worker={"replicas": 1, "resources": {"limits": {"memory": "2Gi"}}})
+    await operator.settle()
+    assert len(asked) == min(attempts, 2), "it is not asked at each look"
+    await operator.settle(20)
+    assert asked == [str(2 << 30)] * attempts
+    (told,) = (body for body in api.objects.values() if body.get("reason") == "FailedToResizeWorkerPod")
+    assert f"keeps its resources {until}: {refusal}" in told["message"]
+
+
 @given(
     st.lists(
         st.tuples(
