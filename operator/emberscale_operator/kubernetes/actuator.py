@@ -73,6 +73,7 @@ class Actuator:
         pods = frozenset(view.uid for view in views.values())
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
+        self._makes.look_again()
         for action in actions:
             match action:
                 case Create(instance, resources):

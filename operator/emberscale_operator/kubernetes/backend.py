@@ -21,7 +21,7 @@ from emberscale_operator.controller import BackendUnavailableError, JobControlle
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
-from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
+from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
 from emberscale_operator.kubernetes.health import Tallies
@@ -140,8 +140,11 @@ class KubernetesBackend:
 
     async def address_of(self, master: InstanceId) -> MasterAddress:
         """Returns the address of a master's pod, with what the job's Secret holds."""
-        with self._calls():
-            known = await self._makes.credentials(self._current())
+        try:
+            with self._calls():
+                known = await self._makes.credentials(self._current())
+        except (RefusedError, NamespaceEndsError) as error:
+            raise BackendUnavailableError(str(error), 2 * _RETRY_SECONDS) from error
         return MasterAddress(
             f"{self._views[master].address}:{names.MASTER_PORT}", known.operator_token, known.authority
         )

@@ -40,10 +40,15 @@ class ObjectMaker:
         self._present: set[str] = set()
         self._credentials: Credentials | None = None
 
+    def look_again(self) -> None:
+        """Forgets which objects are there, as others may delete them: the next pod looks for those that it needs."""
+        self._present.clear()
+
     async def credentials(self, job: Job) -> Credentials:
         """Returns the job's credentials, from a Secret that is created on first use and never changes.
 
         So a job has TLS either from its first pod to its last or not at all, whatever the settings say meanwhile.
+        Raises RefusedError and NamespaceEndsError.
         """
         if self._credentials is None:
             pair = self_signed() if self._settings.job_tls else None
@@ -80,20 +85,23 @@ class ObjectMaker:
             self._present.add(name)
 
     async def _ensure(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the object from the cluster, created if missing. Raises RefusedError and NamespaceEndsError."""
+        """Returns the object from the cluster, created if missing. Raises RefusedError and NamespaceEndsError.
+
+        It looks first: where a quota is used up, the API server refuses to create even what is there. A pod is created
+        at once, as it is wanted only where none was seen.
+        """
         name = body["metadata"]["name"]
-        try:
-            return await self._client.create(path_of("v1", plural, job.key.namespace), body)
-        except ApiInternalError as error:
-            # the API server is there, and the job may wait for long: such as for whoever runs a webhook
-            raise RefusedError("InternalError", str(error)) from error
-        except ApiError as error:
-            if error.status != 409 or error.reason != "AlreadyExists":
-                raise _refusal(error) from error
-        try:
-            found = await self._find(job, plural, name)
-        except ApiError as error:
-            raise RefusedError("NameTaken", f"{plural} {name}: {error}") from error
+        found = await self._find(job, plural, name) if plural != "pods" else None
+        if found is None:
+            try:
+                return await self._client.create(path_of("v1", plural, job.key.namespace), body)
+            except ApiInternalError as error:
+                # the API server is there, and the job may wait for long: such as for whoever runs a webhook
+                raise RefusedError("InternalError", str(error)) from error
+            except ApiError as error:
+                found = await self._find(job, plural, name)
+                if found is None:
+                    raise _refusal(error) from error
         if not names.is_owned_by(found, job.uid):
             raise RefusedError(
                 "NameTaken",
@@ -102,14 +110,18 @@ class ObjectMaker:
             )
         return found
 
-    async def _find(self, job: Job, plural: str, name: str) -> dict[str, Any]:
+    async def _find(self, job: Job, plural: str, name: str) -> dict[str, Any] | None:
         """Returns the object of a name. Lists pods, as the operator does anyway: it needs no right to get one."""
-        if plural != "pods":
-            return await self._client.get(path_of("v1", plural, job.key.namespace, name))
-        found = await self._client.get(path_of("v1", plural, job.key.namespace), fieldSelector=f"metadata.name={name}")
-        if not found["items"]:
-            raise ApiError(404, "NotFound", "was deleted meanwhile")
-        pod: dict[str, Any] = found["items"][0]
+        try:
+            if plural != "pods":
+                return await self._client.get(path_of("v1", plural, job.key.namespace, name))
+            pods = path_of("v1", plural, job.key.namespace)
+            found = await self._client.get(pods, fieldSelector=f"metadata.name={name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise _refusal(error) from error
+        pod: dict[str, Any] | None = next(iter(found["items"]), None)
         return pod
 
 

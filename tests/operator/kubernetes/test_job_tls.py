@@ -45,6 +45,8 @@ class Objects:
         return made
 
     async def get(self, path: str, **query: str) -> dict[str, Any]:
+        if path not in self.held:
+            raise ApiError(404, "NotFound", "not found")
         return self.held[path]
 
     def secret(self, name: str) -> dict[str, bytes]:
