@@ -56,8 +56,8 @@ class Lag:
 class Census:
     """Lists the metadata of all TrainingJobs and pods once an `interval`, in seconds, each namespace for itself.
 
-    An empty list of namespaces stands for the whole cluster. `counted` follows each census that could list the jobs of
-    all namespaces, with the uids of all jobs: those of a namespace that cannot be listed may exist.
+    An empty list of namespaces stands for the whole cluster, as "" does among them. `counted` follows each census that
+    could list jobs, with their uids by each namespace that could be listed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Census:
         watched: Watched,
         namespaces: Sequence[str],
         interval: float,
-        counted: Callable[[Collection[str]], Awaitable[None]],
+        counted: Callable[[Mapping[str, Collection[str]]], Awaitable[None]],
     ) -> None:
         self._client = client
         self._watched = watched
@@ -80,21 +80,19 @@ class Census:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
-            jobs: set[str] = set()
+            jobs: dict[str, Collection[str]] = {}
             problems: dict[str, str] = {}
-            complete = True
             for (kind, namespace), lag in self._lags.items():
                 try:
                     held = await self._held(kind, namespace)
                 except (ApiError, ApiUnavailableError) as error:
                     problems[namespace] = str(error)
-                    complete = complete and kind is not TRAINING_JOB
                     continue
                 lag.compare(held, self._watched.versions(kind, namespace), loop.time())
                 if kind is TRAINING_JOB:
-                    jobs |= held.keys()
+                    jobs[namespace] = held.keys()
             self._tell(problems)
-            if complete:
+            if jobs:
                 await self._counted(jobs)
 
     def behind(self) -> str | None:

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from emberscale_api.compatibility import FlashKeys
 from emberscale_operator.kubernetes.names import digest
+from emberscale_operator.kubernetes.roster import Admission, Roster, missing_jobs
 
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
@@ -53,22 +54,23 @@ class FlashTenants:
         )
         self._installation = installation
         self._look = look
-        self._passwords: dict[str, str] = {}
+        self._roster = Roster(self._redis, _prefix(installation))
+        self._admitted: dict[str, Admission] = {}
         self._missing: set[str] = set()
         self._gone: set[str] = set()
         self._run_id = ""
         self._problem = ""
 
-    def admit(self, job_uid: str, store_password: str) -> None:
+    def admit(self, job_uid: str, namespace: str, store_password: str) -> None:
         """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
-        password = flash_password(store_password)
-        if self._passwords.get(job_uid) != password:
-            self._passwords[job_uid] = password
+        admission = Admission(namespace, flash_password(store_password))
+        if self._admitted.get(job_uid) != admission:
+            self._admitted[job_uid] = admission
             self._missing.add(job_uid)
 
     def remove(self, job_uid: str) -> None:
         """Requests the removal of what a deleted job left."""
-        self._passwords.pop(job_uid, None)
+        self._admitted.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._gone.add(job_uid)
 
@@ -83,16 +85,20 @@ class FlashTenants:
                 self._tell(str(error))
             await asyncio.sleep(self._look)
 
-    async def sweep(self, jobs: Collection[str]) -> None:
-        """Removes remains of jobs that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
-        prefix = _prefix(self._installation)
+    async def sweep(self, jobs: Mapping[str, Collection[str]]) -> None:
+        """Removes remains of jobs that were deleted while no operator ran.
+
+        `jobs` are the uids of existing jobs, by each namespace that was listed; those of other namespaces may exist.
+        """
         try:
-            users = cast(list[str], await self._redis.acl_users())
+            tenants = await self._roster.tenants()
         except (RedisError, OSError) as error:
             self._tell(str(error))
             return
-        of_jobs = {user.removeprefix(prefix) for user in users if user.startswith(prefix)}
-        self._gone |= of_jobs - set(jobs) - self._passwords.keys()
+        self._missing |= {job_uid for job_uid in self._admitted if not tenants.get(job_uid)}  # Redis was full
+        gone, left = missing_jobs(tenants, jobs, self._admitted)
+        self._roster.tell_left(left)
+        self._gone |= gone
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -101,19 +107,20 @@ class FlashTenants:
     async def _catch_up(self) -> None:
         server = cast(Mapping[str, Any], await self._redis.info("server"))
         if server["run_id"] != self._run_id:
-            self._missing = set(self._passwords)
+            self._missing = set(self._admitted)
             self._run_id = server["run_id"]
-        for job_uid in tuple(self._missing):
-            rules = flash_rules(job_uid, self._passwords[job_uid])
-            steps = self._redis.pipeline(transaction=False)
-            steps.execute_command("ACL SETUSER", flash_user(self._installation, job_uid), *rules)
-            await steps.execute()
-            self._missing.discard(job_uid)
+        if missing := {job_uid: self._admitted[job_uid] for job_uid in self._missing}:
+            await self._roster.enter(
+                {job_uid: one.namespace for job_uid, one in missing.items()},
+                {job_uid: flash_rules(job_uid, one.password) for job_uid, one in missing.items()},
+            )
+            self._missing.difference_update(missing)
         for job_uid in tuple(self._gone):
             await self._redis.acl_deluser(flash_user(self._installation, job_uid))
             found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
             async for key in found:
                 await self._redis.unlink(key)
+            await self._redis.hdel(self._roster.key, job_uid)
             self._gone.discard(job_uid)
 
     def _tell(self, problem: str) -> None:

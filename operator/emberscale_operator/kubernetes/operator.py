@@ -105,7 +105,7 @@ async def _run(settings: Settings) -> int:
                 warnings,
                 tallies,
                 settings,
-                tenants,
+                tenants.of(key.namespace),
             ),
             time.time,
         ),

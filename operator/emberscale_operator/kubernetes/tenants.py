@@ -20,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
+from emberscale_operator.kubernetes.roster import Admission, Roster, missing_jobs
 
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
@@ -90,7 +91,8 @@ class Tenants:
         )
         self._installation = installation
         self._look = look
-        self._passwords: dict[str, str] = {}
+        self._roster = Roster(self._redis, _prefix(installation))
+        self._admitted: dict[str, Admission] = {}
         self._missing: set[str] = set()
         self._expelled: dict[str, str] = {}
         self._largest: tuple[str, int, str] | None = None
@@ -104,12 +106,17 @@ class Tenants:
         self.sizes: dict[str, int] = {}
         """Bytes that each job has in Redis, by uid; empty while Redis is less than half full."""
 
-    def admit(self, job_uid: str, password: str) -> None:
+    def of(self, namespace: str) -> "NamespaceTenants":
+        """The jobs of one namespace."""
+        return NamespaceTenants(self, namespace)
+
+    def admit(self, job_uid: str, namespace: str, password: str) -> None:
         """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
         if self._flash is not None:
-            self._flash.admit(job_uid, password)
-        if self._passwords.get(job_uid) != password:
-            self._passwords[job_uid] = password
+            self._flash.admit(job_uid, namespace, password)
+        admission = Admission(namespace, password)
+        if self._admitted.get(job_uid) != admission:
+            self._admitted[job_uid] = admission
             self._missing.add(job_uid)
             self._news.set()
 
@@ -132,7 +139,7 @@ class Tenants:
             try:
                 server = cast(Mapping[str, Any], await self._redis.info())
                 if server["run_id"] != self._run_id:
-                    self._missing = set(self._passwords)
+                    self._missing = set(self._admitted)
                 self.fill = server["used_memory"] / server["maxmemory"] if server["maxmemory"] else None
                 await self._make(tuple(self._missing - self._expelled.keys()))
                 self._run_id = server["run_id"]
@@ -152,7 +159,7 @@ class Tenants:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""
         if self._flash is not None:
             self._flash.remove(job_uid)
-        self._passwords.pop(job_uid, None)
+        self._admitted.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._expelled.pop(job_uid, None)
         self.sizes.pop(job_uid, None)
@@ -167,15 +174,19 @@ class Tenants:
                 return
         _log.warning("redis_state_not_removed", job_uid=job_uid, problem=problem)
 
-    async def sweep(self, jobs: Collection[str]) -> None:
-        """Removes remains of jobs that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
+    async def sweep(self, jobs: Mapping[str, Collection[str]]) -> None:
+        """Removes remains of jobs that were deleted while no operator ran.
+
+        `jobs` are the uids of existing jobs, by each namespace that was listed; those of other namespaces may exist.
+        """
         if self._flash is not None:
             await self._flash.sweep(jobs)
-        prefix = _prefix(self._installation)
         try:
-            users = cast(list[str], await self._redis.acl_users())
-            of_jobs = {user.removeprefix(prefix) for user in users if user.startswith(prefix)}
-            for job_uid in of_jobs - set(jobs) - self._passwords.keys():
+            tenants = await self._roster.tenants()
+            self._missing |= {job_uid for job_uid in self._admitted if not tenants.get(job_uid)}  # Redis was full
+            gone, left = missing_jobs(tenants, jobs, self._admitted)
+            self._roster.tell_left(left)
+            for job_uid in gone:
                 await self._remove(job_uid)
                 _log.info("redis_state_removed", job_uid=job_uid)
         except (RedisError, OSError) as error:
@@ -188,11 +199,11 @@ class Tenants:
     async def _make(self, job_uids: Collection[str]) -> None:
         if not job_uids:
             return
-        transaction = self._redis.pipeline(transaction=False)
-        for job_uid in job_uids:
-            rules = user_rules(job_uid, self._passwords[job_uid])
-            transaction.execute_command("ACL SETUSER", user_name(self._installation, job_uid), *rules)
-        await transaction.execute()
+        admitted = {job_uid: self._admitted[job_uid] for job_uid in job_uids}
+        await self._roster.enter(
+            {job_uid: one.namespace for job_uid, one in admitted.items()},
+            {job_uid: user_rules(job_uid, one.password) for job_uid, one in admitted.items()},
+        )
         await self._save()
         self._missing.difference_update(job_uids)
 
@@ -200,7 +211,7 @@ class Tenants:
         if not most or used <= _FILLS_UP * most:
             self.sizes, self._largest = {}, None
             return
-        jobs = [job_uid for job_uid in self._passwords if job_uid not in self._expelled]
+        jobs = [job_uid for job_uid in self._admitted if job_uid not in self._expelled]
         asking = self._redis.pipeline(transaction=False)
         for job_uid in jobs:
             for key in astuple(StateKeys.of(job_uid)):
@@ -209,11 +220,11 @@ class Tenants:
         self.sizes = {job_uid: sum(next(answers) or 0 for _ in astuple(StateKeys.of(job_uid))) for job_uid in jobs}
         self._find_largest(used, most)
         for job_uid, size in tuple(self.sizes.items()):
-            if size <= _SHARE * most or job_uid not in self._passwords:
+            if size <= _SHARE * most or job_uid not in self._admitted:
                 continue
             self._missing.add(job_uid)  # an attempt that fails may have removed the user and not the state
             await self._remove(job_uid)
-            if job_uid in self._passwords:  # it was not deleted meanwhile
+            if job_uid in self._admitted:  # it was not deleted meanwhile
                 self._expelled[job_uid] = _too_much(size, most)
             _log.warning("job_expelled_from_redis", job_uid=job_uid, bytes=size, maxmemory=most)
 
@@ -237,6 +248,7 @@ class Tenants:
         steps.acl_deluser(user_name(self._installation, job_uid))
         steps.unlink(*astuple(keys))  # frees a large value beside the commands of others
         steps.set(keys.term, DEPOSED_BY_DELETION, ex=_DEPOSED_SECONDS)
+        steps.hdel(self._roster.key, job_uid)
         await steps.execute()
         await self._save()
 
@@ -251,6 +263,26 @@ class Tenants:
         if problem != self._problem:
             _log.warning("redis_users_not_kept", problem=problem)
         self._problem = problem
+
+
+class NamespaceTenants:
+    """The jobs of one namespace among all tenants."""
+
+    def __init__(self, tenants: Tenants, namespace: str) -> None:
+        self._tenants = tenants
+        self._namespace = namespace
+
+    def admit(self, job_uid: str, password: str) -> None:
+        """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
+        self._tenants.admit(job_uid, self._namespace, password)
+
+    def expelled(self, job_uid: str) -> str | None:
+        """Returns why an existing job has lost its user; None if it has one."""
+        return self._tenants.expelled(job_uid)
+
+    def fills(self, job_uid: str) -> str | None:
+        """Returns a message if Redis fills up and this job has the most in it; None for any other job."""
+        return self._tenants.fills(job_uid)
 
 
 def _too_much(size: int, most: int) -> str:

@@ -63,7 +63,7 @@ class Scene:
 
     def __init__(self, *namespaces: str) -> None:
         self.cluster = _Cluster()
-        self.counted: list[set[str]] = []
+        self.counted: list[dict[str, set[str]]] = []
         self._namespaces = namespaces
 
     async def __aenter__(self) -> "Scene":
@@ -90,8 +90,8 @@ class Scene:
         while self.cluster.listings < enough:
             await asyncio.sleep(0.01)
 
-    async def _count(self, jobs: Collection[str]) -> None:
-        self.counted.append(set(jobs))
+    async def _count(self, jobs: Mapping[str, Collection[str]]) -> None:
+        self.counted.append({namespace: set(uids) for namespace, uids in jobs.items()})
 
 
 async def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
@@ -101,7 +101,7 @@ async def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None
         dead = await scene.until(failing=True)
         scene.cluster.seen = {"": {"job": "2"}}
         alive = await scene.until(failing=False)
-        assert scene.counted[-1] == {"job"}
+        assert scene.counted[-1] == {"": {"job"}}
     assert before is None
     assert unwrap(dead).startswith("the watch of trainingjobs has missed a change for")
     assert alive is None
@@ -113,19 +113,19 @@ async def test_a_namespace_that_cannot_be_listed_hides_no_dead_watch_of_another_
         cluster.held = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
         cluster.seen = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
         await scene.rounds(1)
-        assert scene.counted[-1] == {"a", "b"}
+        assert scene.counted[-1] == {"theirs": {"a"}, "ours": {"b"}}
         cluster.forbidden = {"theirs"}
         await scene.rounds(1)
         scene.counted.clear()
         cluster.held["ours"] = {"b": "2"}
         dead = await scene.until(failing=True)
         assert unwrap(dead).startswith("the watch of trainingjobs in ours has missed a change for")
-        assert not scene.counted, "jobs may exist where nobody can look"
+        assert scene.counted[-1] == {"ours": {"b"}}, "jobs may exist where nobody can look"
         cluster.seen["ours"] = {"b": "2"}
         await scene.until(failing=False)
         cluster.forbidden = set()
         await scene.rounds(1)
-        assert scene.counted[-1] == {"a", "b"}
+        assert scene.counted[-1] == {"theirs": {"a"}, "ours": {"b"}}
 
 
 async def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:

@@ -23,6 +23,8 @@ from eventually import until
 from master_stand_in import checkpoint_manifest
 from redis_attacker import outcomes, refused
 
+NAMESPACES = f"{flash_user(INSTALLATION, '')}namespaces"
+
 
 def url_of(server: Server, job: str) -> str:
     return user_url(server.url, flash_user(INSTALLATION, job), flash_password(f"password-{job}"))
@@ -38,7 +40,7 @@ async def operator(server: Server, *jobs: str) -> AsyncIterator[FlashTenants]:
     tenants = FlashTenants(server.url, INSTALLATION, look=0.02)
     keeps = asyncio.create_task(tenants.keep())
     for job in jobs:
-        tenants.admit(job, f"password-{job}")
+        tenants.admit(job, "ours", f"password-{job}")
     try:
         await until(lambda: {flash_user(INSTALLATION, job) for job in jobs} <= users(server))
         yield tenants
@@ -119,7 +121,7 @@ async def test_what_a_deleted_job_left_is_removed(server: Server, while_away: bo
         await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
         if while_away:
             other = FlashTenants(server.url, INSTALLATION, look=0.02)
-            await other.sweep(["job-2"])
+            await other.sweep({"ours": ["job-2"]})
             keeps = asyncio.create_task(other.keep())
             await until(lambda: server.admin.dbsize() == 0)
             keeps.cancel()
@@ -129,3 +131,29 @@ async def test_what_a_deleted_job_left_is_removed(server: Server, while_away: bo
             tenants.remove("job-1")
             await until(lambda: server.admin.dbsize() == 0)
         assert flash_user(INSTALLATION, "job-1") not in users(server)
+
+
+async def test_rows_of_a_job_stay_if_the_operator_no_longer_watches_its_namespace(server: Server) -> None:
+    async with operator(server, "job-1", "job-2") as tenants:
+        tenants.admit("job-2", "theirs", "password-job-2")
+        await until(lambda: "theirs" in server.admin.hvals(NAMESPACES))
+        for job in ("job-1", "job-2"):
+            await asyncio.to_thread(save, url_of(server, job), job)
+    async with operator(server) as tenants:
+        await tenants.sweep({"ours": []})
+        await until(lambda: not server.admin.keys("emberscale:job-1:*"))
+        assert users(server) == {"default", flash_user(INSTALLATION, "job-2")}
+        assert server.admin.keys("emberscale:job-2:*")
+        assert server.admin.hgetall(NAMESPACES) == {"job-2": "theirs"}
+
+
+async def test_a_full_redis_for_rows_gets_users_and_loses_what_is_gone(server: Server) -> None:
+    async with operator(server, "gone"):
+        await asyncio.to_thread(save, url_of(server, "gone"), "gone")
+    server.admin.config_set("maxmemory", 1)
+    async with operator(server, "job-1") as tenants:
+        await tenants.sweep({"ours": ["job-1"]})
+        await until(lambda: flash_user(INSTALLATION, "gone") not in users(server))
+        server.admin.config_set("maxmemory", 0)
+        await tenants.sweep({"ours": ["job-1"]})
+        await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-1": "ours"})

