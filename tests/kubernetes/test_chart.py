@@ -313,6 +313,46 @@ def test_a_password_that_is_no_url_text_is_escaped_in_the_url() -> None:
     assert ":p%40ss%2Fw%3Ard@release-emberscale-redis.system.svc" in secret["stringData"]["url"]
 
 
+def changed_pods(before: tuple[str, ...], after: tuple[str, ...]) -> set[str]:
+    """Returns the components whose pods an upgrade from these settings to those would replace."""
+
+    def templates(settings: tuple[str, ...]) -> dict[str, Any]:
+        documents = render("redis.flash.enabled=true", *settings)
+        sets = of_kind(documents, "Deployment") + of_kind(documents, "StatefulSet")
+        return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["template"] for one in sets}
+
+    old, new = templates(before), templates(after)
+    assert old.keys() == new.keys()
+    return {component for component in old if old[component] != new[component]}
+
+
+@pytest.mark.parametrize(
+    ("setting", "readers"),
+    [
+        ("redis.auth.password={}", {"redis", "operator"}),
+        ("redis.flash.auth.password={}", {"flash-redis", "operator"}),
+        ("brain.auth.token={}", {"brain", "operator"}),
+        ("postgresql.auth.password={}", {"postgresql", "brain"}),
+        ("redis.enabled=false,redis.external.url=redis://:{}@redis", {"operator"}),
+        ("redis.flash.enabled=false,redis.flash.url=redis://:{}@redis", {"operator"}),
+        ("postgresql.enabled=false,postgresql.external.url=postgresql://me:{}@host", {"brain"}),
+    ],
+)
+def test_a_changed_secret_replaces_the_pods_on_both_sides_and_no_others(setting: str, readers: set[str]) -> None:
+    one, other = (setting.format("one"),), (setting.format("other"),)
+    assert changed_pods(one, other) == readers
+    assert changed_pods(one, one) == set()
+
+
+def test_no_pod_is_replaced_for_passwords_that_the_chart_makes_up_or_does_not_know() -> None:
+    made_up = of_kind(render(), "Secret")
+    assert made_up != of_kind(render(), "Secret"), "each render makes up others"
+    assert changed_pods((), ()) == set()
+    theirs = ("redis.auth.existingSecret=theirs", "brain.auth.existingSecret=theirs")
+    unused = ("redis.auth.password=unused", "brain.auth.token=unused")
+    assert changed_pods(theirs, (*theirs, *unused)) == set()
+
+
 def test_dashboards_are_found_by_grafanas_sidecar() -> None:
     maps = of_kind(render("brain.enabled=false"), "ConfigMap")
     assert {document["metadata"]["labels"]["grafana_dashboard"] for document in maps} == {"1"}

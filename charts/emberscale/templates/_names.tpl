@@ -145,3 +145,42 @@ matchExpressions:
 {}
 {{- end -}}
 {{- end -}}
+
+{{/*
+What the values say of a Secret that the chart writes. Empty where the Secret is the user's own, and where the chart makes
+up its password: that one stays, and has no checksum from the first install on, so that no upgrade restarts a pod for it.
+*/}}
+{{- define "emberscale.givenRedis" -}}
+{{- if .Values.redis.enabled -}}
+{{- if not .Values.redis.auth.existingSecret }}{{ .Values.redis.auth.password }}{{ end -}}
+{{- else if not .Values.redis.external.existingSecret -}}
+{{ .Values.redis.external.url }}
+{{- end -}}
+{{- end -}}
+
+{{- define "emberscale.givenFlashRedis" -}}
+{{- if .Values.redis.flash.enabled -}}
+{{- if not .Values.redis.flash.auth.existingSecret }}{{ .Values.redis.flash.auth.password }}{{ end -}}
+{{- else if not .Values.redis.flash.existingSecret -}}
+{{ .Values.redis.flash.url }}
+{{- end -}}
+{{- end -}}
+
+{{- define "emberscale.givenBrain" -}}
+{{- if and .Values.brain.enabled (not .Values.brain.auth.existingSecret) }}{{ .Values.brain.auth.token }}{{ end -}}
+{{- end -}}
+
+{{- define "emberscale.givenDatabase" -}}
+{{- if .Values.postgresql.enabled -}}
+{{- if not .Values.postgresql.auth.existingSecret }}{{ .Values.postgresql.auth.password }}{{ end -}}
+{{- else if not .Values.postgresql.external.existingSecret -}}
+{{ .Values.postgresql.external.url }}
+{{- end -}}
+{{- end -}}
+
+{{/* Replaces a pod for other secrets, which its processes read at their start. Takes what is given of each of them. */}}
+{{- define "emberscale.secretChecksum" -}}
+{{- if join "" . -}}
+checksum/secret: {{ toJson . | sha256sum }}
+{{- end -}}
+{{- end -}}
