@@ -97,7 +97,7 @@ class JobObjects:
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_keys={
-                Role.MASTER: f"{names.digest(read)}/{names.digest(settings.brain_authority)}",
+                Role.MASTER: f"{names.digest(read)}/{names.digest(settings.brain_authority + settings.brain_token)}",
                 Role.PS: f"{names.digest(_said_in(spec.ps.template))}/",
                 Role.WORKER: f"{names.digest(_said_in(spec.worker.template))}/",
             },

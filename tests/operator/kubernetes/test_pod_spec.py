@@ -207,6 +207,7 @@ def test_an_edit_replaces_a_master_and_another_reading_of_the_same_manifest_does
     assert not outdated(2, settings, worker={"replicas": 9})
     assert outdated(2, settings, checkpoint={"interval": "1h"})
     assert outdated(1, replace(settings, brain_authority="of another brain"))
+    assert outdated(1, replace(settings, brain_token="another, which the brain knows by now"))
 
 
 def test_an_edit_of_a_field_of_a_newer_version_reaches_its_processes(settings: Settings) -> None:
