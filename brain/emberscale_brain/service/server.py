@@ -109,7 +109,7 @@ def problem_of(request: Any, claims: JobClaims) -> str | None:
     return None
 
 
-_DURABLE_SECONDS = 5.0
+_DURABLE_SECONDS = 2.0
 _LONGEST_SHOWN = 255
 _READERS, _COMPARERS = 4, 2
 
@@ -137,7 +137,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         plan, durable = await self._loop.run_in_executor(self._comparers, self._brain.submit, submitted)
-        return pb.SubmitJobReply(plan=plan_to(plan), durable=await _known_soon(durable))
+        return pb.SubmitJobReply(plan=plan_to(plan), durable=await _known_soon(durable, context))
 
     async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:
         """Returns the plan that the job would start with, and records nothing."""
@@ -148,7 +148,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         return plan_to(await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted))
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:
-        """Answers once it is known whether the accepted profiles are in the database, or after 5 s."""
+        """Answers once it is known whether the accepted profiles are in the database, or after 2 s."""
         now = self._clock()
         try:
             job = job_from(request.job_uid)
@@ -179,7 +179,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         return pb.ReportProfileReply(
             accepted=reported.accepted,
             refused=refused + malformed,
-            durable=await _known_soon(reported.durable),
+            durable=await _known_soon(reported.durable, context),
             refused_start_ups=refused_start_ups,
         )
 
@@ -233,7 +233,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except UnknownJobError:
             await _not_found(context, request.job_uid)
-        return pb.ReportOutcomeReply(durable=await _known_soon(durable))
+        return pb.ReportOutcomeReply(durable=await _known_soon(durable, context))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
         """Lists the jobs that have not ended."""
@@ -247,10 +247,15 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             news.set()
 
 
-async def _known_soon(durable: Future[bool]) -> bool:
-    """Whether the changes are in the database; False if that takes too long to find out."""
+async def _known_soon(durable: Future[bool], context: Context) -> bool:
+    """Whether the changes are in the database; False if that takes too long to find out.
+
+    The answer must reach the caller before its deadline, or the call fails although the brain took the changes.
+    """
+    left = context.time_remaining()
+    seconds = _DURABLE_SECONDS if left is None else min(_DURABLE_SECONDS, left / 2)
     try:
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(durable)), _DURABLE_SECONDS)
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(durable)), seconds)
     except TimeoutError:
         return False
 

@@ -1,5 +1,6 @@
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.changes import Change
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
@@ -184,3 +186,18 @@ def submission() -> Callable[..., pb.SubmitJobRequest]:
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+@pytest.fixture
+def hanging_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A database whose writes hang until the event is set; a test asks for it after what it is to outlive."""
+    goes_on = threading.Event()
+    write = HistoryStore.write
+
+    def hang(self: HistoryStore, changes: Sequence[Change]) -> None:
+        goes_on.wait()
+        write(self, changes)
+
+    monkeypatch.setattr(HistoryStore, "write", hang)
+    yield goes_on
+    goes_on.set()

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
 from emberscale_api.metrics import BRAIN_DATABASE_UP
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc.token import open_channel
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
@@ -22,13 +26,14 @@ from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.runtime import UnknownJobError
-from emberscale_brain.service.server import BrainServicer
+from emberscale_brain.service.server import BrainServicer, serve
 from emberscale_brain.service.settings import load_settings
 from emberscale_brain.warm_start import WarmStart, warm_start
 from eventually import eventually
 
 StartBrain = Callable[..., Brain]
 JOB = JobId("job-1")
+NO_DEADLINE = SimpleNamespace(time_remaining=lambda: None)
 TWO = JobShape(2, 1, 4, 4, 4 * GIB, 8 * GIB)
 BOUNDS = ShapeBounds((2, 20), (1, 1), (4, 4), (4, 4), (4 * GIB, 4 * GIB), (8 * GIB, 8 * GIB), 4)
 
@@ -375,7 +380,7 @@ def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
 
     async def ask() -> tuple[pb.SubmitJobReply, pb.BrainPlan]:
         servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
-        newcomer = asyncio.ensure_future(servicer.SubmitJob(submission("newcomer"), context=None))
+        newcomer = asyncio.ensure_future(servicer.SubmitJob(submission("newcomer"), NO_DEADLINE))
         asker = asyncio.ensure_future(servicer.WarmStart(submission("asker"), context=None))
         await asyncio.sleep(0)
         assert (await servicer.GetPlan(pb.GetPlanRequest(job_uid=JOB), context=None)).version == 0
@@ -477,7 +482,7 @@ def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
         explanations = [asyncio.ensure_future(servicer.ExplainPlan(request, context=None)) for _ in range(64)]
         await asyncio.sleep(0)
         try:
-            reply = await asyncio.wait_for(servicer.SubmitJob(submission("newcomer"), context=None), 30)
+            reply = await asyncio.wait_for(servicer.SubmitJob(submission("newcomer"), NO_DEADLINE), 30)
             asked = await asyncio.wait_for(servicer.WarmStart(submission("asker"), context=None), 30)
             assert not any(explanation.done() for explanation in explanations)
         finally:
@@ -486,3 +491,28 @@ def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
         return asked if reply.plan.version == 1 else reply.plan
 
     assert asyncio.run(ask()).action == "Start"
+
+
+def test_masters_get_their_answers_in_time_while_the_database_hangs(
+    start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], hanging_writes: threading.Event
+) -> None:
+    brain = start_brain("planning.interval=1h")
+    brain.submit(submitted(current=TWO))
+    start_up = pb.StartUp(role="ps", seconds=20, time=time.time())
+    report = pb.ReportProfileRequest(job_uid=JOB, start_ups=[start_up])
+
+    async def ask() -> list[bool]:
+        server, port = await serve(brain, load_settings(None, ["listen=127.0.0.1:0"]), "a-token", None)
+        with open_channel(f"127.0.0.1:{port}", "a-token") as channel:
+            stub = brain_pb2_grpc.BrainStub(channel)
+            calls: list[Any] = [
+                stub.SubmitJob.future(submission("newcomer"), timeout=5),
+                stub.ReportProfile.future(report, timeout=5),
+                stub.ReportProfile.future(report, timeout=2),
+            ]
+            try:
+                return [(await asyncio.to_thread(call.result)).durable for call in calls]
+            finally:
+                await server.stop(None)
+
+    assert asyncio.run(ask()) == [False, False, False]
