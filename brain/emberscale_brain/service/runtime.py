@@ -267,7 +267,7 @@ class BrainRuntime:
             self._state.remember([job for job in reversed(learned.past) if job.id not in have])
             for role, values in learned.start_ups.items():
                 if not self._state.start_ups[role]:
-                    self._state.start_ups[role].extend(reversed(values))
+                    self._state.remember_start_ups(role, values[::-1])
             self._heard = dict.fromkeys(self._state.jobs, now) | self._heard
             self._past = None
         return recalled

@@ -36,6 +36,7 @@ from emberscale_brain.planner.types import (
 )
 
 _START_UPS_REMEMBERED = 200
+_NO_JOB = JobId("")  # past start-ups come without their jobs
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class BrainState:
     past_jobs: int
     jobs: dict[JobId, KnownJob] = field(default_factory=dict)
     history: deque[PastJob] = field(init=False)
-    start_ups: dict[str, deque[tuple[float, float]]] = field(init=False)
+    start_ups: dict[str, deque[StartUpObserved]] = field(init=False)
     fleet: FailureRecord = field(default_factory=FailureRecord)
 
     def __post_init__(self) -> None:
@@ -104,8 +105,7 @@ class BrainState:
             case ProfileReported():
                 self._apply_profile(change)
             case StartUpObserved():
-                if change.role in self.start_ups:
-                    self.start_ups[change.role].append((change.seconds, change.paused_seconds))
+                self._apply_start_up(change)
             case PlanMade():
                 job = self.jobs.get(change.job)
                 if job is not None and (job.plan is None or change.version >= job.plan.version):
@@ -116,6 +116,13 @@ class BrainState:
     def remember(self, past: Sequence[PastJob]) -> None:
         """Adds jobs that ended before this state began, the oldest first."""
         self.history.extend(past)
+
+    def remember_start_ups(self, role: str, past: Sequence[tuple[float, float]]) -> None:
+        """Adds (seconds, paused seconds) of start-ups before this state began, the oldest first."""
+        self.start_ups[role].extend(
+            StartUpObserved(_NO_JOB, role, float(place), seconds, paused)
+            for place, (seconds, paused) in enumerate(past)
+        )
 
     def recall(self, job: JobId, earlier: Sequence[ProfileReported]) -> bool:
         """Prepends profiles from before this brain knew the job, oldest first. Returns whether there were any."""
@@ -178,16 +185,12 @@ class BrainState:
 
     def overhead_changes(self) -> list[Change]:
         """Returns the changes that give another state the same start-ups."""
-        return [
-            StartUpObserved(JobId(""), role, 0.0, seconds, paused)
-            for role, start_ups in self.start_ups.items()
-            for seconds, paused in list(start_ups)
-        ]
+        return [start_up for taken in self.start_ups.values() for start_up in taken]
 
     def overheads(self) -> ScalingOverheads:
         """Medians of the latest start-ups, or the defaults without any."""
-        starts = {role: [seconds for seconds, _ in taken] for role, taken in self.start_ups.items()}
-        pauses = {role: [paused for _, paused in taken] for role, taken in self.start_ups.items()}
+        starts = {role: [one.seconds for one in taken] for role, taken in self.start_ups.items()}
+        pauses = {role: [one.paused_seconds for one in taken] for role, taken in self.start_ups.items()}
         return ScalingOverheads.learned(starts, pauses)
 
     def fault_tolerance(self, job: JobId, overheads: ScalingOverheads) -> FaultToleranceAdvice | None:
@@ -238,6 +241,12 @@ class BrainState:
         if profile.shape != job.shape:
             job.shape = profile.shape
             job.scaled_at = profile.time
+
+    def _apply_start_up(self, change: StartUpObserved) -> None:
+        """Adds a start-up; one that is told again, since its reporter got no answer, counts once."""
+        taken = self.start_ups.get(change.role)
+        if taken is not None and all((one.job, one.time) != (change.job, change.time) for one in taken):
+            taken.append(change)
 
     def _apply_end(self, change: JobEnded) -> None:
         job = self.jobs.pop(change.job, None)

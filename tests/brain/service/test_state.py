@@ -164,10 +164,30 @@ def test_failures_of_all_jobs_count_for_the_fleet_also_of_those_that_ended() -> 
 def test_start_ups_become_overheads() -> None:
     state = BrainState(8, 10)
     state.apply(submitted(JOBS[0]))
-    for seconds in (50.0, 70.0, 60.0):
-        state.apply(StartUpObserved(JOBS[0], "ps", 0.0, seconds, 3.0))
+    for at, seconds in enumerate((50.0, 70.0, 60.0)):
+        state.apply(StartUpObserved(JOBS[0], "ps", float(at), seconds, 3.0))
     assert state.overheads().ps_start_seconds == pytest.approx(60.0)
     assert state.overheads().ps_pause_seconds == pytest.approx(3.0)
+
+
+def test_a_start_up_that_is_told_again_counts_once() -> None:
+    state = BrainState(8, 10)
+    fast, slow = (StartUpObserved(JOBS[0], "ps", at, seconds) for at, seconds in ((0.0, 10.0), (1.0, 90.0)))
+    elsewhere = replace(slow, job=JOBS[1], seconds=80.0)
+    for start_up in (fast, slow, slow, elsewhere, slow, replace(slow, role="worker")):
+        state.apply(start_up)
+    assert state.overheads().ps_start_seconds == 80.0
+    assert state.overheads().worker_start_seconds == 90.0
+
+
+def test_another_state_gets_the_same_overheads_whatever_they_were_learned_from() -> None:
+    state, other = BrainState(8, 10), BrainState(8, 10)
+    state.remember_start_ups("ps", [(10.0, 1.0), (10.0, 1.0), (50.0, 5.0)])
+    state.apply(StartUpObserved(JOBS[0], "ps", 0.0, 90.0, 9.0))
+    for change in state.overhead_changes():
+        other.apply(change)
+    assert other.overheads() == state.overheads()
+    assert other.overheads().ps_start_seconds == 30.0
 
 
 def test_a_profile_of_long_ago_makes_no_hours_without_failures() -> None:
