@@ -1,10 +1,12 @@
 """Writes changes to the database, many callers' in one transaction, and catches up after an outage."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
@@ -22,10 +24,14 @@ _REFUSED_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One call of `record`. `repeated` are profiles recorded before; their reporter asks whether they are durable."""
+    """One call of `record`. `repeated` are profiles recorded before; their reporter asks whether they are durable.
+
+    `dropped` is the number of changes that had been dropped before.
+    """
 
     changes: tuple[Change, ...]
     repeated: tuple[ProfileReported, ...]
+    dropped: int
     durable: Future[bool]
 
 
@@ -35,7 +41,8 @@ class ChangeRecorder:
     While the database is unavailable, the recorder keeps up to `most_kept` changes in memory; beyond that it drops the
     oldest profiles first, then superseded plans. It tells callers at once that their changes are not durable yet, and
     retries every `retry_seconds`. When the database returns, the recorder upgrades its schema, writes the kept changes
-    and calls `on_return`, which may find the database unavailable again.
+    and calls `on_return`, which may find the database unavailable again. A database that takes more than `hang_seconds`
+    by the `clock` for one write counts as unavailable until the write ends.
 
     If the database refuses a change, the recorder writes what `retell` says of its job, then the change again: in this
     way an emptied database learns of running jobs. `on_lost` receives the number of changes that were given up, and
@@ -52,6 +59,8 @@ class ChangeRecorder:
         on_lost: Callable[[str, int], None] = lambda why, count: None,
         on_superseded: Callable[[str], object] = lambda why: None,
         retell: Callable[[JobId], Sequence[Change]] = lambda job: (),
+        hang_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._retry_seconds = retry_seconds
@@ -60,10 +69,16 @@ class ChangeRecorder:
         self._on_lost = on_lost
         self._on_superseded = on_superseded
         self._retell = retell
+        self._hang_seconds = hang_seconds
+        self._clock = clock
         self._log = structlog.get_logger()
         self._condition = threading.Condition()
-        self._waiting: deque[_Entry] = deque()
+        self._told = False
+        self._waiting: list[_Entry] = []
         self._kept: deque[Change] = deque()
+        self._in_hand = 0  # the first of the kept changes, which are being written
+        self._dropped = 0
+        self._write_began: float | None = None
         self._refused: dict[tuple[JobId, int], None] = {}  # profiles, the oldest first
         self._away: str | None = None
         self._stopping = False
@@ -84,6 +99,9 @@ class ChangeRecorder:
     @property
     def away(self) -> str | None:
         """Why the database is unavailable; None while it is available."""
+        began = self._write_began
+        if self._away is None and began is not None and self._clock() - began > self._hang_seconds:
+            return f"the database has not answered a write for more than {self._hang_seconds:g} s"
         return self._away
 
     @property
@@ -98,7 +116,12 @@ class ChangeRecorder:
         """
         durable: Future[bool] = Future()
         with self._condition:
-            self._waiting.append(_Entry(tuple(changes), tuple(repeated), durable))
+            if self.away is None:
+                self._waiting.append(_Entry(tuple(changes), tuple(repeated), self._dropped, durable))
+            else:  # callers do not wait for another attempt: the database was away a moment ago
+                durable.set_result(False)
+            self._keep(changes)
+            self._told = True
             self._condition.notify()
         return durable
 
@@ -106,14 +129,15 @@ class ChangeRecorder:
         stopping = False
         while not stopping:
             with self._condition:
-                while not self._waiting and not self._stopping:
+                while not self._told and not self._stopping:
                     timeout = self._retry_seconds if self._away is not None else None
                     if not self._condition.wait(timeout):
                         break
-                entries, self._waiting = list(self._waiting), deque()
+                entries, self._waiting, self._told = self._waiting, [], False
+                due = len(self._kept)
                 stopping = self._stopping
             try:
-                self._turn(entries, stopping)
+                self._turn(entries, due, stopping)
             except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody notices
                 self._away = f"the recorder failed: {type(error).__name__}: {error}"
                 self._log.exception("recorder_failed", kept=len(self._kept))
@@ -121,20 +145,18 @@ class ChangeRecorder:
                 if not entry.durable.done():
                     entry.durable.set_result(False)
 
-    def _turn(self, entries: Sequence[_Entry], stopping: bool) -> None:
-        for entry in entries:
-            self._keep(entry.changes)
+    def _turn(self, entries: Sequence[_Entry], due: int, stopping: bool) -> None:
         if self._away is not None and not stopping:
-            # callers do not wait for another attempt: the database was away a moment ago
             for entry in entries:
                 entry.durable.set_result(False)
             entries = []
         refused: list[Change] = []
-        written = self._write_kept(refused)
+        written = self._write_kept(due, refused)
         not_there = set(map(id, refused))
         for entry in entries:
             never = any((report.job, report.sequence) in self._refused for report in entry.repeated)
-            entry.durable.set_result(written and not never and not_there.isdisjoint(map(id, entry.changes)))
+            whole = entry.dropped == self._dropped and not_there.isdisjoint(map(id, entry.changes))
+            entry.durable.set_result(written and whole and not never)
 
     def _keep(self, changes: Sequence[Change]) -> None:
         self._kept.extend(changes)
@@ -143,24 +165,24 @@ class ChangeRecorder:
             return
         excess += self._most_kept // _AT_ONCE
         latest = {change.job: change for change in self._kept if isinstance(change, PlanMade)}
-        profiles = [change for change in self._kept if isinstance(change, ProfileReported)]
-        plans = [change for change in self._kept if isinstance(change, PlanMade) and latest[change.job] is not change]
+        free = list(islice(self._kept, self._in_hand, None))
+        profiles = [change for change in free if isinstance(change, ProfileReported)]
+        plans = [change for change in free if isinstance(change, PlanMade) and latest[change.job] is not change]
         dropped = set(map(id, [*profiles, *plans][:excess]))
-        self._kept = deque(change for change in self._kept if id(change) not in dropped)
+        in_hand = islice(self._kept, self._in_hand)
+        self._kept = deque([*in_hand, *(change for change in free if id(change) not in dropped)])
+        self._dropped += len(dropped)
         self._on_lost("Dropped", len(dropped))
 
-    def _write_kept(self, refused: list[Change]) -> bool:
-        """Writes the kept changes; returns whether the database has all of them, except the ones it refused."""
+    def _write_kept(self, due: int, refused: list[Change]) -> bool:
+        """Writes the first `due` kept changes; returns whether the database has them, except the ones it refused."""
         returned = self._away is not None
         try:
             if returned:
                 self._store.migrate()
                 self._store.claim()
-            while self._kept:
-                batch = [self._kept[index] for index in range(min(_BATCH, len(self._kept)))]
-                self._write(batch, refused)
-                for _ in batch:
-                    self._kept.popleft()
+            while due > 0 and self._kept:
+                due -= self._write_batch(refused)
             if returned:
                 self._on_return()
         except (DatabaseAwayError, DatabaseUnusableError) as error:
@@ -177,6 +199,22 @@ class ChangeRecorder:
             self._log.info("database_available")
         return True
 
+    def _write_batch(self, refused: list[Change]) -> int:
+        """Writes the next kept changes, and returns their number."""
+        with self._condition:
+            batch = list(islice(self._kept, _BATCH))
+            self._in_hand = len(batch)
+        written = 0
+        try:
+            self._write(batch, refused)
+            written = len(batch)
+        finally:
+            with self._condition:
+                self._in_hand = 0
+                for _ in range(written):
+                    self._kept.popleft()
+        return written
+
     def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
         if (error := self._refusal(batch)) is not None:
             self._log.info("writing_one_by_one", changes=len(batch), problem=str(error))
@@ -185,12 +223,15 @@ class ChangeRecorder:
 
     def _refusal(self, changes: Sequence[Change]) -> Exception | None:
         """Writes changes together; returns why the database refuses them, or None."""
+        self._write_began = self._clock()
         try:
             self._store.write(changes)
         except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
             raise
         except Exception as error:  # noqa: BLE001  # one change must not hold up all others
             return error
+        finally:
+            self._write_began = None
         return None
 
     def _write_one(self, change: Change, refused: list[Change]) -> None:

@@ -1,16 +1,18 @@
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
 
 import pytest
+from sqlalchemy import Engine
 
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
-from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
+from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, open_engine
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.service.recorder import ChangeRecorder
@@ -31,6 +33,19 @@ def reported(sequence: int) -> ProfileReported:
 
 def planned(version: int) -> PlanMade:
     return PlanMade(JOB, version, 0.0, "p", PlannedShape(SHAPE, PlanAction.SCALE, "why"))
+
+
+class HangingStore(HistoryStore):
+    """A database whose writes hang until `goes_on` is set; `began` says that one does."""
+
+    def __init__(self, engine: Engine, exclusive: bool = False) -> None:
+        super().__init__(engine, exclusive)
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self.began.set()
+        assert self.goes_on.wait(timeout=60)
+        super().write(changes)
 
 
 @pytest.fixture
@@ -99,6 +114,52 @@ def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, f
     folder.mkdir()
     recorder.stop()
     assert absent_store.running_jobs(10) == [submitted(), reported(5), reported(6), reported(7)]
+
+
+@pytest.fixture
+def hanging_store(folder: Path) -> Iterator[HangingStore]:
+    store = HangingStore(open_engine(f"sqlite:///{folder / 'brain.db'}"))
+    store.migrate()
+    yield store
+    store.goes_on.set()
+    store.close()
+
+
+def test_a_database_that_hangs_is_away_until_it_answers(hanging_store: HangingStore) -> None:
+    now = [0.0]
+    recorder = ChangeRecorder(hanging_store, hang_seconds=10.0, clock=lambda: now[0])
+    recorder.start()
+    hanging = recorder.record([submitted()])
+    assert hanging_store.began.wait(timeout=60)
+    now[0] = 10.0
+    assert recorder.away is None
+    now[0] = 10.1
+    assert recorder.away == "the database has not answered a write for more than 10 s"
+    assert recorder.record([reported(1)]).result(timeout=0) is False
+    assert (recorder.backlog, hanging.done()) == (2, False)
+    hanging_store.goes_on.set()
+    assert hanging.result(timeout=60) is True
+    eventually(lambda: recorder.backlog == 0)
+    assert recorder.away is None
+    recorder.stop()
+    assert hanging_store.running_jobs(10) == [submitted(), reported(1)]
+
+
+def test_no_more_is_kept_than_may_be_while_the_database_hangs(hanging_store: HangingStore) -> None:
+    lost: Counter[str] = Counter()
+    recorder = ChangeRecorder(hanging_store, most_kept=4, on_lost=lambda why, count: lost.update({why: count}))
+    recorder.start()
+    recorder.record([submitted(), reported(0)])
+    assert hanging_store.began.wait(timeout=60)
+    backlogs, told = [], []
+    for sequence in range(1, 6):
+        told.append(recorder.record([reported(sequence)]))
+        backlogs.append(recorder.backlog)
+    assert (backlogs, lost) == ([3, 4, 4, 4, 4], {"Dropped": 3})
+    hanging_store.goes_on.set()
+    assert [durable.result(timeout=60) for durable in told[:3]] == [False, False, False]
+    recorder.stop()
+    assert hanging_store.running_jobs(10) == [submitted(), reported(0), reported(4), reported(5)]
 
 
 def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> None:
