@@ -69,6 +69,15 @@ class Claim:
 
 _WAIT_SECONDS = 3
 _IDLE_SECONDS = 60
+_STATEMENT_SECONDS = 60
+# A server that was cut off closes no connection: by itself, TCP would wait for a quarter of an hour.
+_NOTICES_DEAD_SERVERS = {
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 _HOPELESS = frozenset(
     {
         sqlite3.SQLITE_ERROR,
@@ -131,6 +140,7 @@ def open_engine(url: str) -> Engine:
             "connect_timeout": _WAIT_SECONDS,
             "application_name": "emberscale-brain",
             "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
+            **_NOTICES_DEAD_SERVERS,
         },
     )
     event.listen(engine, "connect", _set_up_postgresql)
@@ -191,6 +201,8 @@ def _set_up_postgresql(connection: Any, _record: object) -> None:
     # a client that falls silent within a transaction, such as a machine that was cut off, must not block others long
     connection.execute(f"SET lock_timeout = '{_WAIT_SECONDS}s'")
     connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'")
+    # a statement that hangs in the server, say on its disk, must not hold up the brain's only writer for ever
+    connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
     connection.commit()
 
 

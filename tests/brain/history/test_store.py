@@ -16,6 +16,7 @@ from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
+from emberscale_brain.history import database
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -247,6 +248,52 @@ def test_a_brain_that_fell_silent_while_it_wrote_holds_up_nobody_for_ever(
             next_one.write([submitted("a")])
     next_one.write([submitted("a")])
     next_one.close()
+
+
+def test_a_statement_that_hangs_in_the_server_ends_and_the_database_counts_as_away(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_STATEMENT_SECONDS", 1)
+    store = HistoryStore.open(postgres_url)
+    store.migrate()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NEW; END'"
+        )
+        connection.execute("CREATE TRIGGER hang BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION hang()")
+    with pytest.raises(DatabaseAwayError, match="statement timeout"):
+        store.write([submitted("a")])
+    store.close()
+
+
+def test_a_migration_may_take_longer_than_other_statements(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_STATEMENT_SECONDS", 1)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION dawdle() RETURNS event_trigger LANGUAGE plpgsql AS "
+            "'BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE relname = ''profiles'') THEN PERFORM pg_sleep(1.2); "
+            "END IF; END'"
+        )
+        connection.execute("CREATE EVENT TRIGGER dawdle ON ddl_command_end EXECUTE FUNCTION dawdle()")
+    store = HistoryStore.open(postgres_url)
+    try:
+        store.migrate()
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("DROP EVENT TRIGGER dawdle")
+    assert store.running_jobs(1) == []
+    store.close()
+
+
+def test_a_server_that_was_cut_off_is_noticed_within_seconds(postgres_url: str) -> None:
+    engine = open_engine(postgres_url)
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        parameters = driver.info.get_parameters()
+    engine.dispose()
+    assert parameters["tcp_user_timeout"] == "10000"
+    assert [parameters[f"keepalives_{name}"] for name in ("idle", "interval", "count")] == ["10", "5", "3"]
 
 
 def test_ended_jobs_become_history_with_the_latest_first(store: HistoryStore) -> None:

@@ -13,8 +13,9 @@ with engine.connect() as connection:
         connection=connection, target_metadata=HistoryTable.metadata, render_as_batch=True, transactional_ddl=True
     )
     with context.begin_transaction():
-        # two brains that start together take turns
         if engine.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # a large table takes long to alter
+            # two brains that start together take turns
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         else:
             connection.execute(text("BEGIN IMMEDIATE"))  # the driver begins none for changes of the schema
