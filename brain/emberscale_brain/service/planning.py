@@ -26,6 +26,7 @@ from emberscale_brain.service.frames import (
 from emberscale_brain.service.state import Conditions
 
 _READ_BYTES = 1 << 16
+_WRITE_BYTES = 1 << 16
 _EXIT_SECONDS = 2.0
 
 
@@ -57,6 +58,8 @@ class PlanningProcess:
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
         self._buffer = b""
 
     def begin(self, choice: PlannerChoice, timeout: float) -> None:
@@ -68,19 +71,23 @@ class PlanningProcess:
             profiles_per_job=choice.profiles_per_job,
             past_jobs=choice.past_jobs,
         )
-        self._write([begin])
+        self._write([begin], timeout)
         for _ in self._answers("ready", time.monotonic() + timeout):
             pass
 
-    def feed(self, past: Iterable[PastJob], changes: Iterable[Change]) -> None:
-        """Sends past jobs and changes. Raises PlanningFailedError if the process is gone."""
-        self._write(frame("past", job=PAST_JOB.plain(job)) for job in past)
-        self._write(change_frame(change) for change in changes)
+    def feed(self, past: Iterable[PastJob], changes: Iterable[Change], timeout: float) -> None:
+        """Sends past jobs and changes.
+
+        Raises PlanningFailedError if the process is gone, or reads nothing for `timeout` seconds.
+        """
+        self._write((frame("past", job=PAST_JOB.plain(job)) for job in past), timeout)
+        self._write((change_frame(change) for change in changes), timeout)
 
     def plan(self, conditions: Conditions, now: float, timeout: float) -> Iterator[tuple[JobId, PlannedShape]]:
         """Returns the plan of each job. Raises PlanningFailedError if the planner raises, crashes or takes too long."""
-        self._write([frame("plan", now=now, conditions=CONDITIONS.plain(conditions))])
-        for content in self._answers("done", time.monotonic() + timeout):
+        deadline = time.monotonic() + timeout
+        self._write([frame("plan", now=now, conditions=CONDITIONS.plain(conditions))], timeout)
+        for content in self._answers("done", deadline):
             try:
                 yield JobId(str(content["job"])), PLANNED.from_plain(content["planned"])
             except (KeyError, ValidationError) as error:
@@ -96,23 +103,27 @@ class PlanningProcess:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
+                pipe.close()
         self._process.wait()
 
-    def _write(self, frames: Iterable[Frame]) -> None:
+    def _write(self, frames: Iterable[Frame], timeout: float) -> None:
+        """Writes all frames; a process that reads nothing for `timeout` seconds, as it was stopped, has stalled."""
         pipe = self._process.stdin
         if pipe is None or pipe.closed:
             raise PlanningFailedError("crashed", "the planning process has ended")
-        try:
-            for line in frames:
-                pipe.write(line)
-            pipe.flush()
-        except BrokenPipeError as error:
-            self.close()
-            raise PlanningFailedError("crashed", "the planning process has ended") from error
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_WRITE)
+            for chunk in _chunks(frames):
+                left = memoryview(chunk)
+                while left:
+                    if not selector.select(timeout):
+                        self.close()
+                        raise PlanningFailedError("stalled", "the planning process read nothing and was stopped")
+                    try:
+                        left = left[os.write(pipe.fileno(), left) :]
+                    except BrokenPipeError as error:
+                        self.close()
+                        raise PlanningFailedError("crashed", "the planning process has ended") from error
 
     def _answers(self, last: str, deadline: float) -> Iterator[dict[str, object]]:
         """Yields frames until the frame of kind `last` (excluded)."""
@@ -159,3 +170,15 @@ class PlanningProcess:
             return self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return None
+
+
+def _chunks(frames: Iterable[Frame]) -> Iterator[bytes]:
+    """Joins frames, so that each write carries many."""
+    chunk = bytearray()
+    for line in frames:
+        chunk += line
+        if len(chunk) >= _WRITE_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    if chunk:
+        yield bytes(chunk)

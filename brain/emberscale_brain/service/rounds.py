@@ -66,7 +66,7 @@ class PlanningRounds:
         if self._process is None:
             self._process = self._begun()
         changes, self._shown = self._runtime.take_unsent()
-        self._process.feed((), changes)
+        self._process.feed((), changes, self._timeout)
         return self._process
 
     def _begun(self) -> PlanningProcess:
@@ -75,7 +75,7 @@ class PlanningRounds:
             process.kill()
         process.begin(self._choice, _PROCESS_START_SECONDS)
         past, overheads, jobs = self._runtime.begin_telling()
-        process.feed(past, overheads)
+        process.feed(past, overheads, self._timeout)
         for job in jobs:
-            process.feed((), self._runtime.job_changes(job))
+            process.feed((), self._runtime.job_changes(job), self._timeout)
         return process

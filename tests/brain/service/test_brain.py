@@ -1,5 +1,7 @@
 import asyncio
 import math
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -115,6 +117,28 @@ def test_a_planner_that_fails_leaves_the_last_good_plan_and_recovers(
     trouble.unlink()
     brain.report(JOB, [profile(3, workers=8)], ())
     assert until(brain, lambda plan: plan.shape.workers == 9).stale_because == ""
+
+
+def planning_process() -> int:
+    """The id of the planning process of this process's brain."""
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    (found,) = (pid for pid in children if b"planning_process" in Path("/proc", pid, "cmdline").read_bytes())
+    return int(found)
+
+
+def test_a_planning_process_that_was_stopped_is_replaced_however_much_is_to_be_told(start_brain: StartBrain) -> None:
+    brain = start_brain("planning.timeout=5", "planning.interval=1h", "cluster.cpu=1000")
+    brain.submit(submitted(current=TWO))
+    eventually(lambda: "emberscale_brain_planning_seconds_count 1.0" in metrics(brain))
+    stopped = planning_process()
+    os.kill(stopped, signal.SIGSTOP)
+    brain.report(JOB, [profile(sequence) for sequence in range(2000)], ())
+    brain.submit(submitted(JobId("second"), current=TWO))
+    stale = until(brain, lambda plan: plan.stale_because != "")
+    assert "stalled: the planning process read nothing" in stale.stale_because
+    brain.submit(submitted(JobId("third"), current=TWO))
+    assert until(brain, lambda plan: plan.stale_because == "").shape.workers == 3
+    assert planning_process() != stopped
 
 
 @pytest.mark.parametrize(
