@@ -34,6 +34,8 @@ _CALL_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _FOLLOW_SECONDS = 1.0
 _OUTCOME_SECONDS = 5.0
+_SIZE_SECONDS = 10.0
+"""The time that a submission waits for the size of the data; well below FIRST_PLAN_SECONDS."""
 _MOST_UNSURE = 512
 """Profiles that are sent again until the brain's database has them; beyond this number the oldest are dropped."""
 
@@ -61,7 +63,8 @@ class BrainLink:
         self._interval = self._job.spec.scaling.profile_interval
         self._submitted = False
         self._away = ""
-        self._data_bytes: int | None = None
+        self._data_bytes = 0
+        self._sized = threading.Event()
         self._advice: Advice | None = None
         self._last: Moment | None = None
         self._unsure: deque[pb.Profile] = deque(maxlen=_MOST_UNSURE)
@@ -69,10 +72,12 @@ class BrainLink:
         self._due = 0.0
         self._told_outcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="brain-link", daemon=True)
+        self._sizer = threading.Thread(target=self._find_size, name="data-size", daemon=True)
 
     def start(self) -> None:
         """Begins. A new job without sizes waits for its first plan from here on."""
         self._begun = time.monotonic()
+        self._sizer.start()
         self._thread.start()
 
     def finish(self) -> None:
@@ -100,7 +105,21 @@ class BrainLink:
         except (ClosingError, DeposedError):
             return
 
+    def _find_size(self) -> None:
+        """Runs in a thread of its own: a call to storage may hang."""
+        self._data_bytes = data_bytes(self._job)
+        self._sized.set()
+
+    def _may_submit(self) -> bool:
+        """Waits a moment for the size of the data; in the end the job is submitted without it."""
+        return time.monotonic() - self._begun >= _SIZE_SECONDS or self._sized.wait(_RETRY_SECONDS)
+
     def _converse(self, state: JobState) -> None:
+        if self._submitted or self._may_submit():
+            self._speak(state)
+        self._follow()
+
+    def _speak(self, state: JobState) -> None:
         try:
             if not self._submitted:
                 self._submit(state)
@@ -113,11 +132,8 @@ class BrainLink:
             if self._away:
                 _log.info("brain_available", address=self._address)
             self._away = ""
-        self._follow()
 
     def _submit(self, state: JobState) -> None:
-        if self._data_bytes is None:
-            self._data_bytes = data_bytes(self._job)
         request = brain_messages.submission(self._job, self._runtime.job_uid, state, self._data_bytes)
         reply: pb.SubmitJobReply = self._stub.SubmitJob(request, timeout=_CALL_SECONDS)
         self._submitted = True
@@ -234,6 +250,6 @@ def data_bytes(job: TrainingJob) -> int:
         try:
             filesystem, path = fsspec.core.url_to_fs(uri)
             total += sum(filesystem.size(found) or 0 for found in filesystem.glob(path))
-        except (OSError, ValueError, ImportError):
-            continue
+        except Exception as error:  # noqa: BLE001  # file systems raise errors of their own libraries
+            _log.warning("data_size_unknown", uri=uri, problem=f"{type(error).__name__}: {error}")
     return total

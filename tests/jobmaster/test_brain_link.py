@@ -1,18 +1,21 @@
 """The conversation with the brain: what it is told, which plans are followed, and that nothing waits for it."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import fsspec
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import TOKEN, free_port, wait_for
+from tests.jobmaster.fakes import FILE, TOKEN, free_port, wait_for
 
 from emberscale_api.rpc import brain_pb2 as brain
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.token import TokenCheck
-from emberscale_jobmaster import scaling
+from emberscale_jobmaster import brain_link, scaling
 
 GIB = 1 << 30
 OPEN = {
@@ -160,6 +163,63 @@ def test_without_a_brain_the_job_starts_as_the_manifest_says(cluster: Cluster, m
     cluster.start_ps(0)
     cluster.start_worker(0)
     cluster.completes()
+
+
+class EndpointConnectionError(Exception):
+    """As that of botocore, which is no OSError."""
+
+
+@pytest.fixture
+def defects(monkeypatch: pytest.MonkeyPatch) -> list[threading.ExceptHookArgs]:
+    """What threads have died of, each of which ends a master."""
+    died: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    return died
+
+
+@pytest.fixture(params=["fails", "hangs"])
+def broken_storage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Storage of the training data, not of the checkpoints, of which nothing can be learned."""
+    released, reachable = threading.Event(), fsspec.core.url_to_fs
+
+    def url_to_fs(uri: str) -> Any:
+        if uri != FILE:
+            return reachable(uri)
+        if request.param == "hangs":
+            released.wait()
+        raise EndpointConnectionError("no route to the endpoint")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    yield
+    released.set()
+
+
+@pytest.mark.usefixtures("broken_storage")
+def test_storage_that_tells_no_size_keeps_no_job_from_starting(
+    cluster: Cluster,
+    advisor: PlanningBrain,
+    monkeypatch: pytest.MonkeyPatch,
+    defects: list[threading.ExceptHookArgs],
+) -> None:
+    monkeypatch.setattr(scaling, "FIRST_PLAN_SECONDS", 0.2)
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    cluster.start_master()
+    cluster.until(lambda status: status.sizing.reason == "NoPlan", "the end of the wait", seconds=20)
+    assert not defects
+
+
+@pytest.mark.usefixtures("broken_storage")
+def test_a_job_is_submitted_without_the_size_of_its_data_if_storage_does_not_tell(
+    cluster: Cluster, advisor: PlanningBrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brain_link, "_SIZE_SECONDS", 0.2)
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=2, ps=1)
+    cluster.start_master()
+    cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan", seconds=20)
+    assert [submitted.description.data_bytes for submitted in advisor.submitted] == [0]
 
 
 def test_a_brain_that_dies_takes_nothing_with_it(cluster: Cluster, advisor: PlanningBrain) -> None:
