@@ -8,6 +8,7 @@ All keys expire when no master has written for long. By then the job was deleted
 from its checkpoint.
 """
 
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -73,6 +74,7 @@ class JobStore:
         )
         self._keys = StateKeys.of(job_uid)
         self._holder = uuid.uuid4().hex
+        self._ahead = threading.Lock()
         self._blocks: dict[str, bytes] = {}
         self._bad: set[str] = set()
         self.term = 0
@@ -88,8 +90,9 @@ class JobStore:
             document = cast(bytes | None, self._redis.get(self._keys.state))
             blocks = cast(dict[bytes, bytes], self._redis.hgetall(self._keys.blocks))
             bad = cast(set[bytes], self._redis.smembers(self._keys.bad))
-        self._blocks = {name.decode(): content for name, content in blocks.items()}
-        self._bad = {entry.decode() for entry in bad}
+        with self._ahead:
+            self._blocks = {name.decode(): content for name, content in blocks.items()}
+            self._bad = {entry.decode() for entry in bad}
         try:
             return None if document is None else _state_json.validate_json(document)
         except ValidationError as error:
@@ -120,11 +123,12 @@ class JobStore:
         name = f"{split}/{file_number}"
         with self._answering():
             self._redis.hset(self._keys.blocks, name, blocks)
-        self._blocks[name] = blocks
+        with self._ahead:
+            self._blocks[name] = blocks
 
     def blocks(self) -> Mapping[tuple[str, int], bytes]:
         """The indexes of all files, by split and file number."""
-        parted = ((name.partition("/"), content) for name, content in self._blocks.items())
+        parted = ((name.partition("/"), content) for name, content in self._written_ahead()[0].items())
         return {(split, int(number)): content for (split, _, number), content in parted}
 
     def add_bad_records(self, records: Iterable[tuple[str, int]]) -> None:
@@ -132,11 +136,12 @@ class JobStore:
         entries = {f"{line}:{file}" for file, line in records}
         with self._answering():
             self._redis.sadd(self._keys.bad, *entries)
-        self._bad |= entries
+        with self._ahead:
+            self._bad |= entries
 
     def bad_records(self) -> set[tuple[str, int]]:
         """Returns all malformed records that were ever reported."""
-        parted = (entry.partition(":") for entry in self._bad)
+        parted = (entry.partition(":") for entry in self._written_ahead()[1])
         return {(file, int(line)) for line, _, file in parted}
 
     def close(self) -> None:
@@ -170,14 +175,20 @@ class JobStore:
             transaction.execute()
         return _Found.US
 
+    def _written_ahead(self) -> tuple[dict[str, bytes], set[str]]:
+        """Copies of the blocks and the bad records: calls of members add to them meanwhile."""
+        with self._ahead:
+            return dict(self._blocks), set(self._bad)
+
     def _restore(self) -> None:
+        blocks, bad = self._written_ahead()
         transaction = self._redis.pipeline()
         transaction.set(self._keys.term, self.term, nx=True)
         transaction.set(self._keys.holder, self._holder, nx=True)
-        for name, content in self._blocks.items():
+        for name, content in blocks.items():
             transaction.hset(self._keys.blocks, name, content)
-        if self._bad:
-            transaction.sadd(self._keys.bad, *self._bad)
+        if bad:
+            transaction.sadd(self._keys.bad, *bad)
         transaction.execute()
 
     @contextmanager

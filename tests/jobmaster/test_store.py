@@ -199,6 +199,29 @@ def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisServer) -> No
     assert (again.term, again.blocks(), again.bad_records()) == (2, {("Training", 0): b"blocks"}, {("/day", 9)})
 
 
+def test_blocks_that_arrive_while_others_are_rewritten_are_kept(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(own_redis.url, "uid")
+    store.open()
+    store.save_blocks("Training", 0, b"early")
+    redis.Redis.from_url(own_redis.url).flushall()
+    rewrite = redis.client.Pipeline.hset
+
+    def rewrite_after_a_call(pipeline: Any, *command: Any) -> Any:
+        store.save_blocks("Training", 1, b"late")
+        store.add_bad_records([("/day", 9)])
+        return rewrite(pipeline, *command)
+
+    monkeypatch.setattr(redis.client.Pipeline, "hset", rewrite_after_a_call)
+    store.save(takeover.initial(wall=5.0))
+
+    again = JobStore(own_redis.url, "uid")
+    again.open()
+    assert again.blocks() == {("Training", 0): b"early", ("Training", 1): b"late"}
+    assert again.bad_records() == {("/day", 9)}
+
+
 def test_a_redis_that_is_away_is_named_without_its_password() -> None:
     port = free_port()
     store = JobStore(f"redis://:secret@127.0.0.1:{port}/0", "uid")
