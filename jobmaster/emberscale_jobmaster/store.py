@@ -61,7 +61,8 @@ class _Found(Enum):
 class JobStore:
     """The state of one job in Redis. All methods may raise StoreUnavailableError.
 
-    The store also keeps blocks and bad records in memory, to rewrite them to a Redis that lost everything.
+    The store also keeps blocks and bad records in memory, to rewrite them to a Redis that lost everything or its last
+    writes. They enter memory once Redis has them, so Redis has fewer only if it lost some.
     """
 
     def __init__(self, url: str, job_uid: str) -> None:
@@ -159,21 +160,43 @@ class JobStore:
         return self._compare_and_write(document)
 
     def _compare_and_write(self, document: bytes) -> _Found:
-        """Raises redis.WatchError without writing if the fencing token changed meanwhile."""
+        """Raises redis.WatchError without writing if the fencing token changed meanwhile.
+
+        First rewrites blocks and bad records that Redis has lost: the state may refer to them.
+        """
         keys = self._keys
+        known = self._count_ahead()
         with self._redis.pipeline() as transaction:
             transaction.watch(keys.term, keys.holder)  # type: ignore[no-untyped-call]  # so it is in redis-py
-            term, holder = cast(list[bytes | None], transaction.mget(keys.term, keys.holder))
+            (term, holder), *found = self._look()
             if term is None:
                 return _Found.NOTHING
             if (term, holder) != (str(self.term).encode(), self._holder.encode()):
                 return _Found.ANOTHER
+            if any(there < ours for there, ours in zip(found, known, strict=True)):
+                _log.warning("redis_blocks_rewritten", redis=self.url)
+                self._restore()
             transaction.multi()
             transaction.set(keys.state, document)
             for key in astuple(keys):
                 transaction.expire(key, _KEPT_SECONDS)
             transaction.execute()
         return _Found.US
+
+    def _look(self) -> tuple[list[bytes | None], int, int]:
+        """Returns the fencing token, and the numbers of blocks and bad records in Redis, after a single round trip.
+
+        A connection that watches keys would send each command by itself, so this is another one.
+        """
+        with self._redis.pipeline(transaction=False) as reads:
+            reads.mget(self._keys.term, self._keys.holder)
+            reads.hlen(self._keys.blocks)
+            reads.scard(self._keys.bad)
+            return cast(tuple[list[bytes | None], int, int], tuple(reads.execute()))
+
+    def _count_ahead(self) -> tuple[int, int]:
+        with self._ahead:
+            return len(self._blocks), len(self._bad)
 
     def _written_ahead(self) -> tuple[dict[str, bytes], set[str]]:
         """Copies of the blocks and the bad records: calls of members add to them meanwhile."""

@@ -1,13 +1,14 @@
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 
 from emberscale_api.checkpoint import CheckpointFile
+from emberscale_api.compatibility import StateKeys
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
@@ -197,6 +198,43 @@ def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisServer) -> No
     again = JobStore(own_redis.url, "uid")
     assert again.open() == takeover.initial(wall=5.0)
     assert (again.term, again.blocks(), again.bad_records()) == (2, {("Training", 0): b"blocks"}, {("/day", 9)})
+
+
+def test_a_redis_that_lost_its_last_writes_gets_blocks_and_bad_records_back(redis_server: RedisServer) -> None:
+    uid = uuid.uuid4().hex
+    client, keys = redis.Redis.from_url(redis_server.url), StateKeys.of(uid)
+    store = JobStore(redis_server.url, uid)
+    store.open()
+    store.save_blocks("Training", 0, b"early")
+    store.add_bad_records([("/day", 9)])
+    kept = {key: cast(bytes, client.dump(key)) for key in (keys.blocks, keys.bad)}
+    store.save_blocks("Training", 1, b"late")
+    store.add_bad_records([("/day", 11)])
+    for key, content in kept.items():
+        client.restore(key, 0, content, replace=True)
+
+    store.save(takeover.initial(wall=5.0))
+
+    again = JobStore(redis_server.url, uid)
+    assert again.open() == takeover.initial(wall=5.0)
+    assert again.blocks() == {("Training", 0): b"early", ("Training", 1): b"late"}
+    assert again.bad_records() == {("/day", 9), ("/day", 11)}
+
+
+def test_a_redis_that_lost_nothing_is_written_the_state_alone(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(redis_server.url, uuid.uuid4().hex)
+    store.open()
+    store.save_blocks("Training", 0, b"blocks")
+    store.add_bad_records([("/day", 9)])
+    rewritten: list[object] = []
+    for write in ("hset", "sadd"):
+        monkeypatch.setattr(redis.client.Pipeline, write, lambda _, *command: rewritten.append(command))
+
+    store.save(takeover.initial(wall=5.0))
+
+    assert not rewritten
 
 
 def test_blocks_that_arrive_while_others_are_rewritten_are_kept(

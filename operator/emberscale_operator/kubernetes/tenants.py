@@ -37,7 +37,7 @@ _SHARE = 0.25
 """Of `maxmemory`: no job may have more."""
 _COMMANDS = (
     "-@all",
-    *("+get", "+set", "+mget", "+incrby", "+hset", "+hgetall", "+sadd", "+smembers", "+expire"),
+    *("+get", "+set", "+mget", "+incrby", "+hset", "+hgetall", "+hlen", "+sadd", "+smembers", "+scard", "+expire"),
     *("+watch", "+unwatch", "+multi", "+exec"),
     *("+ping", "+select"),
 )
