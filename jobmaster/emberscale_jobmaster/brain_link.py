@@ -29,6 +29,7 @@ from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.state import JobState, phase_of, sizes_of
 from emberscale_jobmaster.store import DeposedError, StoreUnavailableError
+from emberscale_jobmaster.tasks import InvalidReportError
 
 _CALL_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
@@ -180,7 +181,11 @@ class BrainLink:
         between = plan.fault_tolerance.between_failures
         if math.isfinite(between) and between > 0:
             self._runtime.expect_failures(between)
-        given = brain_messages.advice(plan)
+        try:
+            given = brain_messages.advice(plan)
+        except InvalidReportError as error:
+            _log.warning("plan_refused", version=plan.version, problem=str(error))
+            return
         if given is not None and given != self._advice:
             _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)
             self._advice = given

@@ -1,6 +1,5 @@
 """Converts between the master's types and the brain's messages, and estimates a model's size before the job starts."""
 
-import math
 from collections.abc import Mapping
 
 from emberscale_api.job import (
@@ -12,12 +11,15 @@ from emberscale_api.job import (
     resolve_model,
 )
 from emberscale_api.job.dense import dense_parameters
+from emberscale_api.job.roles import MAX_REPLICAS
 from emberscale_api.routing import BUCKETS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import RoleShape
+from emberscale_jobmaster.messages import check_numbers
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import JobState, sizes_of
+from emberscale_jobmaster.tasks import InvalidReportError
 
 _FLOAT_BYTES = 4
 _RECORD_BYTES: Mapping[DataFormat, int] = {
@@ -95,15 +97,25 @@ def shape(sizes: RoleShapes) -> pb.Shape:
 
 
 def advice(plan: pb.BrainPlan) -> Advice | None:
-    """Returns the plan of a message, or None if it holds no plan or an invalid one."""
+    """Returns the plan of a message, or None if it holds no plan. Raises InvalidReportError for an invalid one.
+
+    Its numbers enter the job's state, which later masters must be able to read. The advice for recovery, whose numbers
+    may be infinite, is no part of it.
+    """
     if not plan.version:
         return None
+    planned = pb.BrainPlan()
+    planned.CopyFrom(plan)
+    planned.ClearField("fault_tolerance")
+    check_numbers(planned)
     sizes = None
     if plan.HasField("shape"):
         given = plan.shape
-        numbers = (given.worker_cpu, given.ps_cpu)
-        if not (given.workers and given.ps and all(math.isfinite(number) and number > 0 for number in numbers)):
-            return None
+        for name, replicas, cores in (("workers", given.workers, given.worker_cpu), ("ps", given.ps, given.ps_cpu)):
+            if not (1 <= replicas <= MAX_REPLICAS and cores > 0):
+                raise InvalidReportError(
+                    f"shape.{name}: {replicas} x {cores:g} cores; expected 1 to {MAX_REPLICAS}, with more than 0 cores"
+                )
         sizes = RoleShapes(
             ps=RoleShape(given.ps, given.ps_cpu, given.ps_memory or None),
             worker=RoleShape(given.workers, given.worker_cpu, given.worker_memory or None),

@@ -18,6 +18,9 @@ CoreObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-pr
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
+MAX_REPLICAS = 1024
+"""The greatest number of processes of one role."""
+
 
 class TolerationOperator(StrEnum):
     """How a toleration's value is compared."""
@@ -159,10 +162,12 @@ class RoleSpec(ManifestPart):
     or 1.
     """
 
-    replicas: int | None = Field(default=None, ge=1, le=1024, description="Fixed number of processes")
-    min_replicas: int | None = Field(default=None, ge=1, le=1024, description="Least number of processes; 1 if absent")
+    replicas: int | None = Field(default=None, ge=1, le=MAX_REPLICAS, description="Fixed number of processes")
+    min_replicas: int | None = Field(
+        default=None, ge=1, le=MAX_REPLICAS, description="Least number of processes; 1 if absent"
+    )
     max_replicas: int | None = Field(
-        default=None, ge=1, le=1024, description="Greatest number of processes; no bound if absent"
+        default=None, ge=1, le=MAX_REPLICAS, description="Greatest number of processes; no bound if absent"
     )
     resources: ResourceRequirements = ResourceRequirements()
     template: PodTemplate = PodTemplate()
