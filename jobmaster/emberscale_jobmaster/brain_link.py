@@ -96,15 +96,22 @@ class BrainLink:
         try:
             while True:
                 state, _ = self._runtime.snapshot()
-                if state.over:
-                    self._report_outcome(state)
+                if not state.over:
+                    self._converse(state)
+                if (ended := self._await_end()) is not None:
+                    self._report_outcome(ended)
                     self._told_outcome.set()
                     return
-                self._converse(state)
-                pause = _RETRY_SECONDS if self._away or not self._submitted else _FOLLOW_SECONDS
-                self._runtime.wait_until(lambda now: True if now.over else None, min(pause, self._interval))
         except (ClosingError, DeposedError):
             return
+
+    def _await_end(self) -> JobState | None:
+        """Waits for a moment; returns the job if its end is durable by then."""
+        pause = _RETRY_SECONDS if self._away or not self._submitted else _FOLLOW_SECONDS
+        try:
+            return self._runtime.wait_until(lambda now: now if now.over else None, min(pause, self._interval))
+        except StoreUnavailableError:
+            return None  # the runtime says so, and saves again
 
     def _find_size(self) -> None:
         """Runs in a thread of its own: a call to storage may hang."""

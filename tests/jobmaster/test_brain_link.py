@@ -1,7 +1,7 @@
 """The conversation with the brain: what it is told, which plans are followed, and that nothing waits for it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,9 @@ from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.token import TokenCheck
 from emberscale_jobmaster import brain_link, scaling
+from emberscale_jobmaster.runtime import JobRuntime
+from emberscale_jobmaster.state import JobState
+from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 
 GIB = 1 << 30
 OPEN = {
@@ -23,6 +26,7 @@ OPEN = {
     "worker": {"replicas": None, "maxReplicas": 4},
     "scaling": {"profileInterval": "100ms", "cooldown": "0s"},
 }
+SIZED = {"replicas": 1, "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}
 
 
 class PlanningBrain(brain_pb2_grpc.BrainServicer):
@@ -234,6 +238,46 @@ def test_a_brain_that_dies_takes_nothing_with_it(cluster: Cluster, advisor: Plan
     cluster.completes()
 
 
+def test_the_outcome_is_told_although_the_store_refuses_the_end_at_first(
+    cluster: Cluster,
+    advisor: PlanningBrain,
+    monkeypatch: pytest.MonkeyPatch,
+    defects: list[threading.ExceptHookArgs],
+) -> None:
+    refused: list[JobState] = []
+    save = JobStore.save
+
+    def refuse_the_end_once(store: JobStore, state: JobState) -> None:
+        if state.over and not refused:
+            refused.append(state)
+            wait_for(link_waits.is_set, "the link to see the end")
+            raise StoreUnavailableError(store.url, "away")
+        save(store, state)
+
+    link_waits = threading.Event()
+    wait_until = JobRuntime.wait_until
+
+    def note_the_link(runtime: JobRuntime, look: Callable[[JobState], Any], seconds: float | None) -> Any:
+        def looked(state: JobState) -> Any:
+            if state.over and threading.current_thread().name == "brain-link":
+                link_waits.set()
+            return look(state)
+
+        return wait_until(runtime, looked, seconds)
+
+    monkeypatch.setattr(JobStore, "save", refuse_the_end_once)
+    monkeypatch.setattr(JobRuntime, "wait_until", note_the_link)
+    cluster.configure(ps=SIZED, worker=SIZED, scaling={"profileInterval": "100ms"})
+    cluster.brain_address = advisor.address
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0)
+    wait_for(lambda: advisor.outcomes, "the outcome", seconds=20)
+    assert refused
+    assert not defects
+    cluster.completes()
+
+
 def test_a_brain_that_has_forgotten_the_job_gets_to_know_it_again(cluster: Cluster, advisor: PlanningBrain) -> None:
     cluster.configure(**OPEN)
     cluster.brain_address = advisor.address
@@ -259,7 +303,6 @@ def test_a_job_with_sizes_is_told_of_and_never_planned(cluster: Cluster, advisor
     assert cluster.status().sizing.scalings == 0
 
 
-SIZED = {"replicas": 1, "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}
 ADVICE = brain.FaultToleranceAdvice(strategy="FullRecovery", checkpoint_interval=0.2)
 
 
