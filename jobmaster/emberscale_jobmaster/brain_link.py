@@ -68,6 +68,7 @@ class BrainLink:
         self._sized = threading.Event()
         self._advice: Advice | None = None
         self._last: Moment | None = None
+        self._sequence = 0
         self._unsure: deque[pb.Profile] = deque(maxlen=_MOST_UNSURE)
         self._start_ups: deque[pb.StartUp] = deque(maxlen=_MOST_UNSURE)
         self._due = 0.0
@@ -158,7 +159,8 @@ class BrainLink:
         if profile is not None:
             wall = self._clock()
             profile = replace(profile, time=wall, checkpoint_cost=self._runtime.checkpoint_cost)
-            self._unsure.append(message_of(pb.Profile, profile, sequence=int(wall * 1000)))
+            self._sequence = max(self._sequence + 1, int(wall * 1000))  # ascends though the clock may be set back
+            self._unsure.append(message_of(pb.Profile, profile, sequence=self._sequence))
         self._start_ups.extend(
             message_of(pb.StartUp, one, role=one.role.value, time=at) for at, one in self._runtime.take_start_ups()
         )

@@ -1,6 +1,7 @@
 """The conversation with the brain: what it is told, which plans are followed, and that nothing waits for it."""
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,13 +10,14 @@ import fsspec
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FILE, TOKEN, free_port, wait_for
+from tests.jobmaster.fakes import FILE, TOKEN, RedisServer, free_port, job, wait_for
 
 from emberscale_api.rpc import brain_pb2 as brain
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.token import TokenCheck
 from emberscale_jobmaster import brain_link, scaling
+from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
@@ -367,6 +369,23 @@ def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Clu
     assert advisor.reports[before].profiles[0] == advisor.reports[0].profiles[0]
     advisor.durable = True
     wait_for(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
+
+
+def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer, advisor: PlanningBrain) -> None:
+    training = job(ps=SIZED, worker=SIZED, scaling={"profileInterval": "100ms"})
+    store = JobStore(redis_server.url, uuid.uuid4().hex)
+    runtime = JobRuntime(training, uuid.uuid4().hex, store, on_deposed=lambda: None)
+    runtime.take_over()
+    runtime.start()
+    link = BrainLink(runtime, advisor.address, TOKEN, clock=lambda: 1e9 if advisor.profiles else 2e9)
+    link.start()
+    try:
+        wait_for(lambda: len(advisor.profiles) > 2, "profiles")
+    finally:
+        runtime.close()
+        link.close()
+    assert [profile.time for profile in advisor.profiles[:3]] == [2e9, 1e9, 1e9]
+    assert [profile.sequence for profile in advisor.profiles[:3]] == [2 * 10**12 + step for step in range(3)]
 
 
 @pytest.mark.parametrize("trouble", ["away", "forgetful"])
