@@ -29,18 +29,18 @@ def event(job: Job, reason: str) -> str:
 
 @pytest.mark.smoke
 def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place: Place) -> None:
-    """A server takes 110 MiB plus 190 for its rows; close to its limit, it would re-read its own files for minutes."""
+    """A server takes 65 MiB plus 190 for its rows; close to its limit, it would re-read its own files for minutes."""
     document = manifest("hungry", place, data={"train": ["/shared/criteo/train-00000.tsv"]})
     document["spec"]["model"] = {"embeddings": {"dimension": 256}}
-    document["spec"]["ps"] |= {"resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "256Mi"}}}
+    document["spec"]["ps"] |= {"resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "208Mi"}}}
     job = submit(document, place)
     status = job.wait_complete()
     assert "ran out of memory" in event(job, "OOMKilledPSPod")
     growth = event(job, "IncreasedPSMemory")
-    assert growth.startswith("memory of ps pods goes from 256Mi to 384Mi: hungry-ps-0-1 was killed at its limit"), (
+    assert growth.startswith("memory of ps pods goes from 208Mi to 312Mi: hungry-ps-0-1 was killed at its limit"), (
         growth
     )
-    assert status["ps"]["memoryBytes"] == 384 << 20
+    assert status["ps"]["memoryBytes"] == 312 << 20
     assert_exact(job, place, RECORDS // 2)
 
 
