@@ -530,6 +530,12 @@ class Driven:
         if (event := self._call(call)) is not None:
             self.tell(event)
 
+    def answer_all(self) -> None:
+        """Answers all calls that hung. All must be calls to servers."""
+        for call in self.unanswered:
+            assert isinstance(call, CallServer)
+            self.answer(call)
+
     def _fault(self, name: str, index: int) -> Fault:
         fault = self.faults.get((name, index))
         if fault is None:

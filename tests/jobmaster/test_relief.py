@@ -9,7 +9,6 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import BUCKETS
 from emberscale_jobmaster import draining
-from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.relief import LEAST_SHARE, TRIAL_SECONDS
 
 FOUND_SECONDS = 20.0
@@ -89,9 +88,7 @@ def test_a_checkpoint_is_as_old_as_the_rows_in_it_however_long_its_files_take(di
     driven.pass_time(31)
     driven.train(1)
     driven.pass_time(50)
-    for call in driven.unanswered:
-        assert isinstance(call, CallServer)
-        driven.answer(call)
+    driven.answer_all()
     assert driven.job.checkpoint
     if dies:
         driven.master_dies()
