@@ -129,7 +129,19 @@ def test_one_that_is_terminating_is_waited_for() -> None:
 def test_other_resources_are_a_resize_of_what_runs() -> None:
     job, worker = intent(worker=limits(1, LARGE)), running(Role.WORKER, resources=SMALL)
     assert actions(job, [MASTER, PS, worker]) == (Resize(worker.id, LARGE),)
-    assert actions(job, [MASTER, PS, replace(worker, state=InstanceState.PENDING)]) == ()
+    assert actions(job, [MASTER, PS, replace(worker, state=InstanceState.PENDING)]) == (), "a node prepares it"
+
+
+def test_what_no_node_takes_is_replaced_when_it_is_to_get_other_resources() -> None:
+    job, worker = intent(worker=limits(1, SMALL)), running(Role.WORKER, resources=LARGE)
+    waits = replace(worker, state=InstanceState.PENDING, unplaced=True)
+    assert actions(intent(worker=limits(1, LARGE)), [MASTER, PS, waits]) == ()
+    assert actions(job, [MASTER, PS, waits]) == (Delete(waits.id),)
+    assert actions(job, [MASTER, PS, replace(waits, state=InstanceState.TERMINATING)]) == ()
+    gone = replace(worker, state=InstanceState.EXITED, exit=InstanceExit(ExitReason.KILLED, -9, 5.0, deleted=True))
+    after = look(job, [MASTER, PS, gone])
+    assert Create(InstanceId(Role.WORKER, 0, 2), SMALL) in after.actions, "without a back-off"
+    assert (after.standing.history.restarts(Role.WORKER), after.standing.history.of(Role.WORKER, 0).faults) == (0, 0)
 
 
 def test_the_older_of_two_lives_of_one_member_is_deleted() -> None:

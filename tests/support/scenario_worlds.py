@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
+from emberscale_api.job import memory_bytes
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.job.status import JobPhase
@@ -138,8 +139,8 @@ class World(Protocol):
     def end(self, member: str, reason: ExitReason) -> None:
         """Ends a member's process by itself."""
 
-    def settle(self, now: float) -> None:
-        """Starts what was created, and ends what was asked to end."""
+    def settle(self, now: float, room: bool) -> None:
+        """Starts what was created, if nodes have `room` for it, and ends what was asked to end."""
 
     def name_of(self, member: str) -> str:
         """Returns the master's name for a member's present incarnation."""
@@ -213,11 +214,12 @@ class FakeWorld:
     def end(self, member: str, reason: ExitReason) -> None:
         self._exit(_live(self.instances(), member).id, reason, deleted=False)
 
-    def settle(self, now: float) -> None:
+    def settle(self, now: float, room: bool) -> None:
         self._now = now
         for instance in list(self._instances.values()):
             if instance.state is InstanceState.PENDING:
-                self._instances[instance.id] = replace(instance, state=InstanceState.RUNNING, started_at=now)
+                state = InstanceState.RUNNING if room else InstanceState.PENDING
+                self._instances[instance.id] = replace(instance, state=state, started_at=now, unplaced=not room)
             elif instance.state is InstanceState.TERMINATING:
                 self._exit(instance.id, ExitReason.COMPLETED, deleted=True)
 
@@ -266,10 +268,12 @@ class KubernetesWorld:
         self._api.end_pod(self._api.live_pod(member), code, said)
         self._api.sync()
 
-    def settle(self, now: float) -> None:
+    def settle(self, now: float, room: bool) -> None:
         self._api.now = now
         for pod in self._api.all_pods():
-            if pod["status"]["phase"] == "Pending":
+            if pod["status"]["phase"] == "Pending" and not room:
+                pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False"}]
+            elif pod["status"]["phase"] == "Pending":
                 name = pod["spec"]["containers"][0]["name"]
                 started = {"name": name, "state": {"running": {"startedAt": self._api._time()}}}
                 pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [started]}
@@ -340,7 +344,7 @@ class LocalWorld:
             self._processes._entries[instance].process.out_of_memory = True
         self._made[instance].code = _CODES[reason]
 
-    def settle(self, now: float) -> None:
+    def settle(self, now: float, room: bool) -> None:
         self._now = now
 
     def name_of(self, member: str) -> str:
@@ -376,6 +380,7 @@ class Stage:
             lambda address, wake: ScriptedLink(self._master, self._end_master),  # type: ignore[arg-type,return-value]
         )
         self._phase = ""
+        self._room = True
         self._master.asked = Scale(*asked)
 
     async def do(self, command: str, arguments: Sequence[str]) -> list[str]:
@@ -397,7 +402,9 @@ class Stage:
             case "master", [phase]:
                 self._master.phase, self._master.unanswered_since = JobPhase(phase), None
             case "plan", _:
-                self._master.sizes = {Role(name): RoleShape(int(number)) for name, number in options.items()}
+                self._master.sizes = {Role(name): _shape(text) for name, text in options.items()}
+            case (("room" | "no-room"), []):
+                self._room = command == "room"
             case "end", [phase]:
                 self._master.phase = JobPhase(phase)
                 self._master.end = PhaseNews(JobPhase(phase), "Said")
@@ -424,7 +431,7 @@ class Stage:
     async def _follow(self) -> list[str]:
         lines: list[str] = []
         for _ in range(12):
-            self._world.settle(self._now)
+            self._world.settle(self._now, self._room)
             self._traced.actions.clear()
             await self._controller.step(self._now)
             for _ in range(3):
@@ -451,6 +458,12 @@ class Stage:
     def _end_master(self) -> None:
         self._master.phase, self._master.end, self._master.saved = None, None, False
         self._world.end("master-0", ExitReason.COMPLETED)
+
+
+def _shape(text: str) -> RoleShape:
+    """Reads a number, and the memory of each after a colon: `2:5Gi`."""
+    number, _, memory = text.partition(":")
+    return RoleShape(int(number), memory_bytes=memory_bytes(memory) if memory else None)
 
 
 def _in_words(action: Action) -> str:

@@ -18,6 +18,8 @@ ROLE_LABEL = f"{GROUP}/role"
 INDEX_LABEL = f"{GROUP}/index"
 INCARNATION_LABEL = f"{GROUP}/incarnation"
 MANIFEST_ANNOTATION = f"{GROUP}/manifest"
+LIMITS_ANNOTATION = f"{GROUP}/limits"
+"""Holds the limits that a pod was created with, in JSON: the cluster may give it others, such as rounded ones."""
 
 MASTER_PORT = 7070
 METRICS_PORT = 9090

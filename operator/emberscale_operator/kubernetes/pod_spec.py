@@ -201,7 +201,11 @@ def build_pod(
     """
     role = job.spec.roles[instance.role]
     template = role.template
-    annotations = {**template.annotations, names.MANIFEST_ANNOTATION: objects.revision(instance.role)}
+    annotations = {
+        **template.annotations,
+        names.MANIFEST_ANNOTATION: objects.revision(instance.role),
+        names.LIMITS_ANNOTATION: json.dumps(limits_of(resources)),
+    }
     pod = job.owned("v1", "Pod", names.pod_name(job.key.name, instance))
     pod["metadata"]["labels"] = {**template.labels, **names.instance_labels(job.key.name, instance)}
     pod["metadata"]["annotations"] = annotations

@@ -1,5 +1,6 @@
 """Translates a pod into an instance of the job machine, with the reason why it waits."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes.job import parse_time
-from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_of
+from emberscale_operator.kubernetes.names import LIMITS_ANNOTATION, MANIFEST_ANNOTATION, instance_of
 from emberscale_operator.machine import ExitReason, Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 LOST_SECONDS = 10.0
@@ -91,6 +92,8 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
     going_on = state in (InstanceState.PENDING, InstanceState.RUNNING)
     created = parse_time(metadata["creationTimestamp"])
     waiting = _waiting(status) if going_on else None
+    own_spec = _named(spec["containers"], identity.role)
+    unplaced = state is InstanceState.PENDING and _condition(status, "PodScheduled").get("status") == "False"
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -99,13 +102,14 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
         instance=Instance(
             identity,
             state,
-            _resources(_named(spec["containers"], identity.role)),
+            _asked(metadata, own_spec) if unplaced else _resources(own_spec),
             _started(own, created),
             ended.exit if ended else None,
             name=metadata["uid"],
             revision=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
             ready=going_on and _condition(status, "Ready").get("status") == "True",
             holds_log=_over(status),
+            unplaced=unplaced,
         ),
         waiting=waiting,
         cause=ended.cause if ended else "",
@@ -239,8 +243,23 @@ def _limits(own: Mapping[str, Any]) -> Resources | None:
     return _resources(own) if own.get("resources") and (own.get("state") or {}).get("running") else None
 
 
+def _asked(metadata: Mapping[str, Any], own: Mapping[str, Any]) -> Resources:
+    """Returns the limits that a pod was created with.
+
+    If the cluster gave it others, a successor would get those, too: it must not seem to differ from what is wanted.
+    """
+    written = (metadata.get("annotations") or {}).get(LIMITS_ANNOTATION, "")
+    try:
+        return _limited(json.loads(written))
+    except (AttributeError, ValueError):  # somebody has edited or removed it
+        return _resources(own)
+
+
 def _resources(container: Mapping[str, Any]) -> Resources:
-    limits = (container.get("resources") or {}).get("limits") or {}
+    return _limited((container.get("resources") or {}).get("limits") or {})
+
+
+def _limited(limits: Mapping[str, Any]) -> Resources:
     cpu, memory = limits.get("cpu"), limits.get("memory")
     return Resources(
         None if cpu is None else round(cpu_cores(str(cpu)), 3),

@@ -59,8 +59,8 @@ def converge(
         if slot in live:
             newest, *older = live[slot]
             yield from _delete(older)
-            if newest.state is InstanceState.RUNNING and _differs(newest.resources, resources):
-                yield Resize(newest.id, resources)
+            if _differs(newest.resources, resources):
+                yield from _resize(newest, resources)
         elif now < past.ready_at:
             yield WaitUntil(past.ready_at)
         elif plan_heard or slot not in done:
@@ -173,6 +173,17 @@ def _end_master(
         yield WaitUntil(grace_ends)
     else:
         yield from _delete([instance], over=True)
+
+
+def _resize(instance: Instance, resources: Resources) -> Iterable[Action]:
+    """Resizes what runs, and deletes what no node takes, so that its successor gets the resources.
+
+    What is being prepared on a node keeps its resources until it runs.
+    """
+    if instance.state is InstanceState.RUNNING:
+        yield Resize(instance.id, resources)
+    elif instance.unplaced:
+        yield from _delete([instance])
 
 
 def _delete(instances: Iterable[Instance], over: bool = False) -> Iterable[Action]:

@@ -82,6 +82,7 @@ class Instance:
     unanswered_since:  When it first left a call unanswered, if it has not answered one since; None if it answers or is
                        not called.
     holds_log:         Forgetting it deletes its log.
+    unplaced:          It is pending because no node takes it: nothing of it has begun.
     """
 
     id: InstanceId
@@ -94,6 +95,7 @@ class Instance:
     ready: bool = False
     unanswered_since: float | None = None
     holds_log: bool = False
+    unplaced: bool = False
 
     @property
     def as_member(self) -> MemberId:

@@ -173,6 +173,48 @@ async def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
     assert next(m for m in api.body["status"]["members"] if m["role"] == "worker")["memory"] == "2048Mi"
 
 
+MIB = 1 << 20
+
+
+def asks(memory: str) -> dict[str, Any]:
+    return {"replicas": 1, "resources": {"limits": {"memory": memory}}}
+
+
+async def test_a_pod_that_no_node_takes_follows_an_edit_of_its_resources() -> None:
+    api = MemoryApi(job_body(ps=asks("500Gi")))
+    create = api.create
+
+    async def rounding(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Gives pods more than they ask for, as some clusters do."""
+        for container in body["spec"]["containers"] if path.endswith("/pods") else ():
+            limits = container.get("resources", {}).get("limits", {})
+            limits |= {"memory": str(int(limits["memory"]) + MIB)} if limits else {}
+        return await create(path, body)
+
+    def crowd() -> None:
+        for pod in api.all_pods():
+            unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            pod["status"] = {"phase": "Pending", "conditions": [unplaced]}
+        api.sync()
+
+    api.create = rounding  # type: ignore[method-assign]
+    operator = Operator(api)
+    for _ in range(3):
+        await operator.step()
+        crowd()
+    assert api.live_pod("ps-0")["metadata"]["name"] == "ctr-ps-0-1"
+    api.edit(ps=asks("5Gi"))
+    for _ in range(6):
+        await operator.step()
+        crowd()
+    server = api.live_pod("ps-0")
+    assert server["metadata"]["name"] == "ctr-ps-0-2"
+    assert server["spec"]["containers"][0]["resources"]["limits"]["memory"] == str((5 << 30) + MIB)
+    assert api.live_pod("worker-0")["metadata"]["name"] == "ctr-worker-0-1"
+    (member,) = (member for member in api.body["status"]["members"] if member["role"] == "ps")
+    assert not {"restarts", "streak", "faults", "notBefore"} & member.keys()
+
+
 @pytest.mark.parametrize(
     ("refusal", "attempts", "until"),
     [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.pod_state import LOST_SECONDS, PodView, view_pod
-from emberscale_operator.machine import ExitReason, InstanceId, InstanceState, Resources
+from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
 from eventually import unwrap
 
 NOW = 1_767_225_700.0  # 2026-01-01T00:01:40Z
@@ -172,6 +172,27 @@ def test_a_waiting_pod_says_for_what(status: dict[str, Any], reason: str) -> Non
     seen = view(status)
     assert unwrap(seen.waiting).reason == reason
     assert not seen.mounting
+
+
+UNPLACED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+
+
+@pytest.mark.parametrize("written", ['{"cpu": "1100m", "memory": "1073741824"}', "[1]", "?", None])
+def test_a_pod_that_no_node_takes_has_the_limits_that_it_was_created_with(written: str | None) -> None:
+    """Some clusters round the limits of pods, and would do so with a successor, too."""
+
+    def seen(status: dict[str, Any]) -> Instance:
+        body = pod(status, cpu="1250m", memory="2Gi")
+        if written is not None:
+            body["metadata"]["annotations"] = {"emberscale.io/limits": written}
+        return unwrap(view_pod(body, NOW)).instance
+
+    readable = written is not None and written.startswith("{")
+    assert seen(UNPLACED).unplaced
+    assert seen(UNPLACED).resources == (Resources(1.1, 1 << 30) if readable else Resources(1.25, 2 << 30))
+    for status in ({"phase": "Pending"}, {"phase": "Running"}):
+        assert not seen(status).unplaced
+        assert seen(status).resources == Resources(1.25, 2 << 30)
 
 
 def test_a_container_that_is_only_being_created_waits_for_nothing() -> None:
