@@ -330,6 +330,7 @@ class KubernetesBackend:
             master=news.status,
             plan=news.plan,
             image=self._settings.image,
+            parity=job.spec.fault_tolerance.parity,
         )
 
     async def _write(self, job: Job, facts: Facts, now: float) -> float:

@@ -24,14 +24,17 @@ def spread_over_nodes(job: str, role: Role) -> dict[str, Any]:
     }
 
 
-def shared_nodes(group: Collection[int], members: Iterable[MemberStatus]) -> Mapping[str, Sequence[str]]:
-    """The nodes that run several servers of a parity group, given by its indexes; by name, each with their names."""
+def shared_nodes(group: Collection[int], members: Iterable[MemberStatus], parity: int) -> Mapping[str, Sequence[str]]:
+    """The nodes that run more servers of a parity group than parity covers; by name, each with their names.
+
+    `group` has the indexes of the servers.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for member in sorted(members, key=lambda one: one.index):
         runs = member.node and member.state == str(InstanceState.RUNNING)
         if runs and member.role == str(Role.PS) and member.index in group:
             found[member.node].append(f"{member.role}-{member.index}")
-    return {node: servers for node, servers in sorted(found.items()) if len(servers) > 1}
+    return {node: servers for node, servers in sorted(found.items()) if len(servers) > parity}
 
 
 def sharing_text(shared: Mapping[str, Sequence[str]]) -> str:

@@ -45,7 +45,7 @@ FLASH_FAILED = "FlashCheckpointFailed"
 """The reason of the condition FlashCheckpoint while they fail."""
 
 SHARED_NODES = "SharedNodes"
-"""The reason of the condition Protected where a node runs several parameter servers of a job."""
+"""The reason of the condition Protected where a node runs more parameter servers of a job than parity covers."""
 
 _UNPROTECTED = "losing a parameter server now rolls the job back"
 
@@ -65,6 +65,7 @@ class Facts:
     ready:     Counts the ready pods of each role.
     blocked:   Reason and message of what a job that does not train waits for.
     image:     The operator's, which the job gets if it has none yet.
+    parity:    How many parameter servers may be lost at a time where the job keeps parity.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Facts:
     master: JobStatus | None = None
     plan: JobPlan | None = None
     image: str = ""
+    parity: int = 1
 
     @property
     def phase(self) -> JobPhase:
@@ -222,7 +224,7 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     if resting and ConditionType.PROTECTED in conditions:
         put(ConditionType.PROTECTED, False, str(phase), "the job rests")
     elif not resting and facts.master is not None and (protection := kept_protection(facts.master)) is not None:
-        put(ConditionType.PROTECTED, *_protection(protection, facts.master, facts.members))
+        put(ConditionType.PROTECTED, *_protection(protection, facts.master, facts))
     elif facts.master is not None and ConditionType.PROTECTED in conditions:
         told = facts.master.protection
         why = (told.problem if told is not None else "") or "the job keeps no parity of rows any more"
@@ -237,16 +239,15 @@ def _slow_text(member: MemberId, slowness: SlowMember) -> str:
     return f"{member.slot} is {slowness.factor:g} times slower than its peers{remedy}"
 
 
-def _protection(
-    protection: ProtectionStatus, status: JobStatus, members: Iterable[MemberStatus]
-) -> tuple[bool, str, str]:
-    """Whether any one parameter server can be lost without a roll-back, a reason, and a message."""
+def _protection(protection: ProtectionStatus, status: JobStatus, facts: Facts) -> tuple[bool, str, str]:
+    """Whether as many parameter servers as parity covers can be lost without a roll-back, a reason, and a message."""
     if not protection.protected:
         reason = "Rebuilding" if protection.lost else "Unprotected"
         return False, reason, f"{protection.problem}; {_UNPROTECTED}"
-    message = "the rows of any one parameter server can be rebuilt from parity on the others"
+    lost = "any one parameter server" if facts.parity == 1 else f"any {facts.parity} parameter servers at once"
+    message = f"the rows of {lost} can be rebuilt from parity on the others"
     group = {one.member.index for one in status.members if one.member.role is Role.PS and one.buckets}
-    if shared := shared_nodes(group, members):
+    if shared := shared_nodes(group, facts.members, facts.parity):
         return True, SHARED_NODES, f"{message}; {sharing_text(shared)}"
     return True, "Protected", message
 

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
-from emberscale_api.job.running import JobPlan
+from emberscale_api.job.running import JobPlan, JobStatus, ProtectionStatus
+from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_operator.controller import BackendUnavailableError, Observed
+from emberscale_operator.controller import BackendUnavailableError, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
-from emberscale_operator.machine import Backoff, JobIntent, JobStanding, Policy
+from emberscale_operator.machine import Backoff, Decision, JobIntent, JobStanding, Policy
 from memory_api import MemoryApi, Operator, slot_of
 from training_jobs import job_body
 
@@ -171,6 +172,18 @@ async def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
     assert resized in told
     assert api.events.count("ResizedWorkerPod") == 1
     assert next(m for m in api.body["status"]["members"] if m["role"] == "worker")["memory"] == "2048Mi"
+
+
+async def test_a_protected_job_says_how_many_servers_its_manifest_lets_it_lose() -> None:
+    api = MemoryApi(job_body(ps={"replicas": 3}, faultTolerance={"strategy": "ErasureCoding", "parity": 2}))
+    operator = Operator(api)
+    await operator.settle()
+    standing = JobStanding(JobPhase.TRAINING)
+    status = JobStatus(JobPhase.TRAINING, protection=ProtectionStatus(protected=True))
+    news = News(standing, Decision(standing, (), ()), plan_before=None, plan=None, status=status, answers=True)
+    await operator.controller._backend.report(news, api.now)
+    (condition,) = (one for one in api.body["status"]["conditions"] if one["type"] == "Protected")
+    assert "any 2 parameter servers at once" in condition["message"]
 
 
 MIB = 1 << 20

@@ -268,22 +268,35 @@ def test_a_job_that_gave_parity_up_is_protected_no_longer(given_up: ProtectionSt
         assert "Protected" not in conditions(told(TrainingJobStatus(), given_up)), "nobody was told of parity"
 
 
-def test_a_node_that_would_take_two_servers_away_is_named_while_the_job_is_protected() -> None:
-    def said(*nodes: str) -> tuple[str, str, str]:
-        servers = tuple(MemberNow(MemberId(Role.PS, index), buckets=512) for index in range(len(nodes)))
-        master = JobStatus(JobPhase.TRAINING, members=servers, protection=ProtectionStatus(protected=True))
-        members = tuple(
-            MemberStatus(role="ps", index=index, node=node, state="Running") for index, node in enumerate(nodes)
-        )
-        told = replace(facts(JobPhase.TRAINING, master=master), members=members)
-        status = build_status(TrainingJobStatus(), told)
-        (condition,) = (one for one in status.conditions if one.type == "Protected")
-        return condition.status, condition.reason, condition.message
+def protection_on(*nodes: str, parity: int = 1) -> tuple[str, str, str]:
+    """Returns what a job with parity says whose servers run on these nodes: status, reason and message."""
+    servers = tuple(MemberNow(MemberId(Role.PS, index), buckets=512) for index in range(len(nodes)))
+    master = JobStatus(JobPhase.TRAINING, members=servers, protection=ProtectionStatus(protected=True))
+    members = tuple(
+        MemberStatus(role="ps", index=index, node=node, state="Running") for index, node in enumerate(nodes)
+    )
+    told = replace(facts(JobPhase.TRAINING, master=master, parity=parity), members=members)
+    (condition,) = (one for one in build_status(TrainingJobStatus(), told).conditions if one.type == "Protected")
+    return condition.status, condition.reason, condition.message
 
-    assert said("a", "b")[:2] == ("True", "Protected")
-    status, reason, message = said("a", "a")
+
+def test_a_job_with_parity_says_how_many_servers_it_may_lose() -> None:
+    said = [protection_on("a", "b", "c", parity=parity)[2] for parity in (1, 2)]
+    assert said == [
+        f"the rows of any {lost} can be rebuilt from parity on the others"
+        for lost in ("one parameter server", "2 parameter servers at once")
+    ]
+
+
+def test_a_node_that_would_take_more_servers_away_than_parity_covers_is_named_while_the_job_is_protected() -> None:
+    assert protection_on("a", "b")[:2] == ("True", "Protected")
+    status, reason, message = protection_on("a", "a")
     assert (status, reason) == ("True", "SharedNodes")
     assert "ps-0, ps-1 share node a: the loss of that node" in message
+    assert protection_on("a", "a", "b", parity=2)[:2] == ("True", "Protected")
+    status, reason, message = protection_on("a", "a", "a", "b", parity=2)
+    assert (status, reason) == ("True", "SharedNodes")
+    assert "ps-0, ps-1, ps-2 share node a" in message
 
 
 def test_the_last_rebuild_is_part_of_the_progress() -> None:
