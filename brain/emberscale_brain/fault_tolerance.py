@@ -40,11 +40,11 @@ class FailureCosts:
 
     `between_failures` is CPR's T_fail (mean time between failures of any PS of the job), `save`, `load` and
     `reschedule` are its O_save, O_load and O_res. `target_pls` is the portion of lost samples that is acceptable.
-    `parity_slowdown` is the time that `tolerated` parities add to training, over the time without them. Like CPR's
-    overheads, it is a share of time; the share of throughput is smaller. `parity_memory` is the parities' bytes over
-    the tables' bytes, and `memory_cost_share` the share of PS memory in the job's bill. A rebuild takes `rebuild`
-    seconds, and costs `rebuild_slowdown` of the throughput meanwhile. With `saves_priority_rows`, partial recovery
-    saves some rows between checkpoints. `unmeasured` tells people which values are assumed so far.
+    `parity_slowdown` is the time that this `parity` adds to training, over the time without it. Like CPR's overheads,
+    it is a share of time; the share of throughput is smaller. `parity_memory` is the parity's bytes over the tables',
+    and `memory_cost_share` the share of PS memory in the job's bill. A rebuild takes `rebuild` seconds, and costs
+    `rebuild_slowdown` of the throughput meanwhile. With `saves_priority_rows`, partial recovery saves some rows between
+    checkpoints. `unmeasured` tells people which values are assumed so far.
     """
 
     total_seconds: float
@@ -54,7 +54,7 @@ class FailureCosts:
     load: float
     reschedule: float
     target_pls: float = 0.1
-    tolerated: int = 1
+    parity: int = 1
     parity_slowdown: float = _PARITY_COST
     parity_memory: float = 0.5
     memory_cost_share: float = 0.1
@@ -73,8 +73,8 @@ class FailureCosts:
         for name in ("parity_slowdown", "memory_cost_share", "rebuild_slowdown", "target_pls"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        if self.ps < 1 or self.tolerated < 1:
-            raise ValueError(f"ps ({self.ps}) and tolerated ({self.tolerated}) must be at least 1")
+        if self.ps < 1 or self.parity < 1:
+            raise ValueError(f"ps ({self.ps}) and parity ({self.parity}) must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _wanted_interval(costs: FailureCosts) -> float:
 def coded_recovery(costs: FailureCosts) -> RecoveryCost:
     """The cost of parity all the time, a rebuild per failure, and full recovery from failures beyond the code.
 
-    A failure is beyond the code when `tolerated` more PS fail while one is replaced and rebuilt (failures at random
+    A failure is beyond the code when `parity` more PS fail while one is replaced and rebuilt (failures at random
     moments, as CPR section 3.1 finds them after a job's beginning). The overhead is the sum of the time that parity
     adds to training, the share of its memory in the bill, the slower training during rebuilds, the saves, and the
     roll-backs.
@@ -154,13 +154,13 @@ def coded_recovery(costs: FailureCosts) -> RecoveryCost:
     exposed = costs.reschedule + costs.rebuild
     others = max(0, costs.ps - 1) / costs.ps
     another = 1 - math.exp(-exposed * others / costs.between_failures)
-    beyond = another**costs.tolerated if costs.ps > 1 else 1.0
+    beyond = another**costs.parity if costs.ps > 1 else 1.0
     between_losses = costs.between_failures / max(beyond, 1e-12)
     interval = full_recovery(costs).interval
     losses = (costs.load + interval / 2 + costs.reschedule) / between_losses
     repairs = (costs.rebuild * costs.rebuild_slowdown) / costs.between_failures
-    parity = costs.parity_slowdown + costs.parity_memory * costs.memory_cost_share
-    return RecoveryCost(parity + repairs + costs.save / interval + losses, interval, 0.0)
+    upkeep = costs.parity_slowdown + costs.parity_memory * costs.memory_cost_share
+    return RecoveryCost(upkeep + repairs + costs.save / interval + losses, interval, 0.0)
 
 
 def _interval(best: float, costs: FailureCosts) -> float:
@@ -174,7 +174,7 @@ def advise(
     """Advises full recovery, unless another `offered` strategy saves at least `least_benefit` of the job's time.
 
     Partial recovery saves nothing if no interval meets its target PLS: it then costs as much as full recovery.
-    Coded recovery needs more PS than parities. The advice includes the costs of coded recovery, and of partial recovery
+    Coded recovery needs more PS than `parity`. The advice includes the costs of coded recovery, and of partial recovery
     at DEFAULT_TARGET_PLS, even if they are not offered. If partial and coded recovery cost the same, coded recovery
     wins, since it loses nothing.
     """
@@ -182,7 +182,7 @@ def advise(
     partial, otherwise = partial_recovery(allowed), replace(allowed, saves_priority_rows=not costs.saves_priority_rows)
     ways: dict[str, RecoveryCost] = {Recovery.FULL: full_recovery(costs), Recovery.PARTIAL: partial}
     ways[WITHOUT_PRIORITY if costs.saves_priority_rows else WITH_PRIORITY] = partial_recovery(otherwise)
-    if costs.ps > costs.tolerated:
+    if costs.ps > costs.parity:
         ways[Recovery.CODED] = coded_recovery(costs)
     best = Recovery.FULL
     for way in (Recovery.CODED, Recovery.PARTIAL):
@@ -294,14 +294,14 @@ def failure_costs(
     reschedule: float,
     target_pls: float = 0.0,
     saves_priority_rows: bool = False,
-    tolerated: int = 1,
+    parity: int = 1,
 ) -> FailureCosts:
     """Returns the costs of PS failures for a job that takes `total_seconds` in all.
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
     portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. With
-    parity, up to `tolerated` servers may be lost at a time; a second parity is assumed to cost as much as the first.
+    coded recovery, the job keeps this `parity`; parity 2 is assumed to cost twice as much as parity 1.
     """
     measured = {"how often a PS is lost": (own + fleet).failures > 0, "what a checkpoint costs": save > 0}
     return FailureCosts(
@@ -312,9 +312,9 @@ def failure_costs(
         load=load,
         reschedule=reschedule,
         target_pls=target_pls,
-        tolerated=tolerated,
-        parity_slowdown=tolerated * _PARITY_COST,
-        parity_memory=tolerated / max(1, shape.ps - tolerated),
+        parity=parity,
+        parity_slowdown=parity * _PARITY_COST,
+        parity_memory=parity / max(1, shape.ps - parity),
         saves_priority_rows=saves_priority_rows,
         unmeasured=tuple(what for what, is_measured in measured.items() if not is_measured),
     )

@@ -62,7 +62,7 @@ class JobMetadata:
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
     `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of samples that partial
     recoveries may lose, 0 for none; with `saves_priority_rows`, some rows are saved between checkpoints for these.
-    `parity` is the number of parameter servers that the job may lose at a time by parity, 0 without parity.
+    `parity` is the parity that the manifest allows, 0 if none.
     `most_rows` is the number of rows that eviction leaves in all tables together, 0 unless it bounds each of them.
     """
 

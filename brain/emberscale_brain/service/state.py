@@ -216,7 +216,7 @@ class BrainState:
             reschedule=overheads.ps_start_seconds,
             target_pls=metadata.target_pls,
             saves_priority_rows=metadata.saves_priority_rows,
-            tolerated=max(1, metadata.parity),
+            parity=max(1, metadata.parity),
         )
         offered = {Recovery.PARTIAL: costs.target_pls > 0, Recovery.CODED: metadata.parity > 0}
         return advise(costs, offered=[way for way, allowed in offered.items() if allowed])

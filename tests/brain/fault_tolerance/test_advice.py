@@ -41,7 +41,7 @@ costs = st.builds(
     reschedule=st.floats(0, 3600),
     target_pls=st.floats(0, 0.5),
     saves_priority_rows=st.booleans(),
-    tolerated=st.integers(1, 2),
+    parity=st.integers(1, 2),
     parity_slowdown=st.floats(0, 0.5),
     rebuild=st.floats(0, 3600),
 )
@@ -90,13 +90,12 @@ def test_parity_is_weighed_and_named_where_it_is_not_offered() -> None:
     assert "ErasureCoding" in advise(replace(JOB, parity_slowdown=0.32)).reason
 
 
-def test_a_second_parity_is_taken_to_cost_as_much_as_the_first() -> None:
+def test_parity_2_is_taken_to_cost_twice_as_much_as_parity_1() -> None:
     shape = JobShape(2, 5, 1, 1, 1 << 30, 1 << 30)
     made = [
-        failure_costs(shape, HOUR, FailureRecord(), FailureRecord(), 1.0, 20.0, 15.0, tolerated=count)
-        for count in (1, 2)
+        failure_costs(shape, HOUR, FailureRecord(), FailureRecord(), 1.0, 20.0, 15.0, parity=count) for count in (1, 2)
     ]
-    assert [costs.tolerated for costs in made] == [1, 2]
+    assert [costs.parity for costs in made] == [1, 2]
     assert [costs.parity_slowdown for costs in made] == [0.48, 0.96]
     assert [costs.parity_memory for costs in made] == [pytest.approx(1 / 4), pytest.approx(2 / 3)]
 
@@ -197,13 +196,13 @@ def test_partial_recovery_that_misses_its_target_is_not_taken_however_cheap() ->
     assert advise(missed, offered={Recovery.PARTIAL}).strategy is Recovery.FULL
 
 
-def test_one_ps_cannot_be_coded() -> None:
+def test_one_ps_cannot_keep_parity() -> None:
     assert Recovery.CODED not in advise(replace(JOB, ps=1), offered=EVERY).costs
-    assert Recovery.CODED not in advise(replace(JOB, ps=2, tolerated=2), offered=EVERY).costs
+    assert Recovery.CODED not in advise(replace(JOB, ps=2, parity=2), offered=EVERY).costs
 
 
-def test_a_second_parity_makes_roll_backs_rarer() -> None:
-    one, two = coded_recovery(JOB), coded_recovery(replace(JOB, tolerated=2))
+def test_parity_2_makes_roll_backs_rarer() -> None:
+    one, two = coded_recovery(JOB), coded_recovery(replace(JOB, parity=2))
     assert two.overhead < one.overhead
 
 
