@@ -24,7 +24,7 @@ class AssignCall:
 
     * `checkpoint`: its id, or its URI if it is another job's; empty: start without rows.
     * `anew`: none of the checkpoint's batches counts as applied.
-    * `parity`: the number of lost servers that parity must cover; 0: as the manifest's strategy says.
+    * `parity`: the parity to keep; 0: as the manifest's strategy says.
     * `no_parity`: keep no parity, whatever the manifest says.
     """
 

@@ -13,7 +13,7 @@ from emberscale_jobmaster.state import (
     JobState,
     allowed_pls,
     applied_batches,
-    kept_parity,
+    due_parity,
     newest_flash,
     sizes_of,
     switching,
@@ -52,8 +52,8 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
         len(survivors),
         pls,
         allowed_pls(state, spec),
-        _in_parity(state),
-        kept_parity(state, spec),
+        protected_servers(state),
+        due_parity(state, spec),
     )
     match choose(failure, protection):
         case Decode(servers):
@@ -113,24 +113,22 @@ def _degraded(state: JobState, servers: tuple[int, ...], reason: str) -> JobStat
     return replace(state, rebuilding=lost, move=None, checkpointings=written)
 
 
-def in_parity(state: JobState) -> frozenset[int]:
-    """Returns the servers with rows in the parity: any `kept_parity` of them can be rebuilt now."""
-    return _in_parity(state) if state.rebuilding is None else frozenset()
+def protected_servers(state: JobState) -> frozenset[int]:
+    """Returns the servers of which the others can rebuild any `due_parity`: all with rows, or none.
 
-
-def _in_parity(state: JobState) -> frozenset[int]:
-    """As `in_parity`, but also while servers wait to be rebuilt and no rebuild has begun."""
-    table, parity = state.routing.table, state.parity
+    They include lost servers while the survivors have all rows in the parity.
+    """
+    table, group = state.routing.table, state.parity_group
     owners = frozenset(server.index for server in table.owners)
-    whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
+    whole = (group.generation, group.version, group.protected) == (table.generation, table.version, owners)
     serves = state.stage not in PREPARATION and state.routing.ready
     withdraws = state.rebuilding is not None and state.rebuilding.withdraws
     return owners if whole and serves and switching(state) is None and not withdraws else frozenset()
 
 
 def is_protected(state: JobState) -> bool:
-    """Whether the job can lose as many servers as the parity covers now, and lose no rows."""
-    return bool(in_parity(state)) and not state.parity.troubles
+    """Whether the job can lose `due_parity` servers now, and lose no rows."""
+    return state.rebuilding is None and bool(protected_servers(state)) and not state.parity_group.troubles
 
 
 def may_own(state: JobState, index: int, incarnation: str) -> bool:

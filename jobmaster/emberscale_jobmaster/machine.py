@@ -55,7 +55,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import CheckpointPhase
-from emberscale_jobmaster.state import PREPARATION, JobState, Stage, kept_parity, phase_of, sizes_of
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage, due_parity, phase_of, sizes_of
 
 COUNTED_SECONDS = 1.0
 """The time that may pass before the durable clock counts it; a new phase counts it at once."""
@@ -240,8 +240,8 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
             job = lifecycle.count_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
-        coded = kept_parity(job, spec) > 0
-        if coded and seen.has_heard_servers(job.members):  # an earlier master may have lost one
+        is_due = due_parity(job, spec) > 0
+        if is_due and seen.has_heard_servers(job.members):  # an earlier master may have lost one
             trouble = rebuilding.trouble_of(job, member, event.generation, event.served)
             seen = seen.troubled(member, trouble)
             job = rebuilding.note_parity(

@@ -38,8 +38,8 @@ class SupersededMemberError(Exception):
 class Process:
     """A registered process. `alive` is False while it is silent for too long.
 
-    `most_parity`: the largest number of lost servers that it can cover with parity when told to; 0 for a version that
-    ignores the master's choice, from before `Auto` could choose parity.
+    `most_parity`: the largest parity that it can keep when told to; 0 for a version that ignores the master's choice,
+    from before `Auto` could choose parity.
     """
 
     incarnation: str

@@ -288,7 +288,7 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
             operation.table,
             WAIT_SECONDS,
             lost=operation.lost,
-            parity=state.coded,
+            parity=state.chosen_parity,
             no_parity=bool(state.forgone),
         )
     if operation.lost and operation.phase is MovePhase.SWITCH:

@@ -7,7 +7,7 @@ advises it and all of them can. After too many partings the job forgoes parity, 
 from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy, TrainingJobSpec, takes_parity
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import PARITY_STEP
 from emberscale_jobmaster import reshaping
@@ -25,7 +25,7 @@ PARTINGS_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class _Choice:
-    """The number of servers that parity must cover, and why, for people.
+    """The parity that servers are to keep, and why, for people.
 
     `is_hindered`: parity is advised, but servers of another version prevent it.
     """
@@ -40,8 +40,8 @@ def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
     was_forgone = bool(state.forgone)
     if was_forgone and (len(recent_partings(state)) < MOST_PARTINGS or not heeds_that_none_is_kept(state)):
         state = replace(state, forgone="")
-    before, choice = state.coded, _choose(state, spec)
-    state = replace(state, coded=choice.parity)
+    before, choice = state.chosen_parity, _choose(state, spec)
+    state = replace(state, chosen_parity=choice.parity)
     if choice.parity:
         lost = "one parameter server" if choice.parity == 1 else f"{choice.parity} parameter servers at a time"
         message = f"with parity of rows from now on, to rebuild {lost}: {choice.why}"
@@ -62,8 +62,8 @@ def _choose(state: JobState, spec: TrainingJobSpec) -> _Choice:
         return _Choice(wanted, "no servers have parted for a while")
     if not wanted:
         return _Choice(0, "other ways cost less")
-    if not takes_parity(servers, wanted):
-        takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_CODED_SERVERS}"
+    if not can_keep_parity(servers, wanted):
+        takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_DOUBLE_PARITY_SERVERS}"
         return _Choice(0, f"it takes {takes} parameter servers")
     if unable := _unable_to_keep(state, wanted):
         why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
@@ -72,7 +72,7 @@ def _choose(state: JobState, spec: TrainingJobSpec) -> _Choice:
 
 
 def _unable_to_keep(state: JobState, parity: int) -> str:
-    """Names the servers with rows that did not register as able to cover `parity` lost servers; empty if all did."""
+    """Names the servers with rows that did not register as able to keep this parity; empty if all did."""
     processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
     return ", ".join(
         slot_name(Role.PS, index)

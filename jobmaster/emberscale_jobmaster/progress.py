@@ -11,7 +11,7 @@ from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import normalised
-from emberscale_jobmaster.recovery import Parity
+from emberscale_jobmaster.recovery import ParityGroup
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobEnd,
@@ -97,7 +97,7 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
         checkpointings=(),
         move=None,
         ends_with=None,
-        parity=Parity(),
+        parity_group=ParityGroup(),
         rebuilding=None,
     )
     if state.stage in PREPARATION or state.stage is Stage.READY:

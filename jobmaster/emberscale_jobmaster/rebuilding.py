@@ -15,7 +15,7 @@ the lost servers' rows change. Workers retry a batch that only some servers have
 from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_CODED_SERVERS, TrainingJobSpec, takes_parity
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import reshaping
@@ -24,13 +24,13 @@ from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import Failure, Parity, Rebuilding, Rebuilt
+from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding, Rebuilt
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
     Routing,
     Stage,
-    kept_parity,
+    due_parity,
     sizes_of,
     switching,
 )
@@ -72,18 +72,18 @@ def note_parity(
     """
     if not _is_served_by(state, member, generation):
         return state
-    table, parity = state.routing.table, state.parity
-    if (parity.generation, parity.version) != (generation, table.version):
-        parity = Parity(generation, table.version)
+    table, group = state.routing.table, state.parity_group
+    if (group.generation, group.version) != (generation, table.version):
+        group = ParityGroup(generation, table.version)
     if report.protected_version == table.version:
-        parity = replace(parity, servers=parity.servers | {member.index})
-    troubles = {index: told for index, told in parity.troubles.items() if index != member.index}
+        group = replace(group, protected=group.protected | {member.index})
+    troubles = {index: told for index, told in group.troubles.items() if index != member.index}
     trouble = trouble_of(state, member, generation, report)
     if trouble is not None:
         troubles[member.index] = trouble.message
-    parity = replace(parity, troubles=troubles)
-    if parity != state.parity and (parity.servers or parity.troubles):
-        state = replace(state, parity=parity)
+    group = replace(group, troubles=troubles)
+    if group != state.parity_group and (group.protected or group.troubles):
+        state = replace(state, parity_group=group)
     is_over = bool(state.forgone) and heeds_that_none_is_kept(state)
     if trouble is None or is_over or not _is_broken(state, spec, trouble, troubled_seconds):
         return state
@@ -117,18 +117,19 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
         return "the job does not train"
     if state.forgone:
         return state.forgone
-    owners, parity = len(state.routing.table.owners), kept_parity(state, spec)
+    owners, parity = len(state.routing.table.owners), due_parity(state, spec)
     if owners == 1:
         return "only one parameter server has rows"
     if owners <= parity:
         return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
-    if not takes_parity(owners, parity):
-        return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_CODED_SERVERS}"
-    if state.parity.version == state.routing.table.version and state.parity.troubles:
-        index, told = min(state.parity.troubles.items())
+    if not can_keep_parity(owners, parity):
+        return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
+    is_current = state.parity_group.version == state.routing.table.version
+    group = state.parity_group if is_current else ParityGroup()
+    if group.troubles:
+        index, told = min(group.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"
-    said = state.parity.servers if state.parity.version == state.routing.table.version else frozenset()
-    waiting = sorted({one.index for one in state.routing.table.owners} - said)
+    waiting = sorted({one.index for one in state.routing.table.owners} - group.protected)
     names = ", ".join(slot_name(Role.PS, index) for index in waiting)
     return f"rows of {names} are still sent to their parity servers" if names else "rows change their servers"
 
@@ -220,7 +221,7 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         state.without(move),
         routing=Routing(move.table, True, state.routing.left, move.shares),
         rebuilding=None,
-        parity=Parity(),
+        parity_group=ParityGroup(),
         rebuilt=Rebuilt(state.rebuilt.count + len(move.lost), name, seconds, sent),
     )
     has = "has its" if len(move.lost) == 1 else "have their"

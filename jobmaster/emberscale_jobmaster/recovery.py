@@ -28,15 +28,15 @@ class Protection:
     * `survivors`: how many parameter servers keep their rows.
     * `pls`: the portion of lost samples after a partial recovery, including earlier ones.
     * `allowed_pls`: the portion that the job may reach; 0: it may lose nothing.
-    * `parity`: the servers with rows in the parity, of which the others can rebuild any `covered`.
+    * `protected`: the protected servers, of which the others can rebuild any `parity`.
     """
 
     has_checkpoint: bool
     survivors: int = 0
     pls: float = 0.0
     allowed_pls: float = 0.0
-    parity: frozenset[int] = frozenset()
-    covered: int = 1
+    protected: frozenset[int] = frozenset()
+    parity: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,16 @@ Recovery = RollBack | Partial | Decode
 
 
 @dataclass(frozen=True)
-class Parity:
-    """The servers, by index, that have parity of all their rows on others, under a routing table of this version.
+class ParityGroup:
+    """What the servers of a routing table of this version have reported of their parity group.
 
+    * `protected`: the indexes of the servers of whose rows, all of them, others hold parity.
     * `troubles`: by the index of a server, what keeps its rows from being protected now; for people.
     """
 
     generation: int = 0
     version: int = 0
-    servers: frozenset[int] = frozenset()
+    protected: frozenset[int] = frozenset()
     troubles: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -134,8 +135,8 @@ def choose(failure: Failure, protection: Protection) -> Recovery:
     """Returns the recovery from a failure: from parity if that covers the lost servers, else a partial recovery if the
     job allows it and has what it takes, else a roll-back.
     """
-    is_covered = 0 < len(failure.servers) <= protection.covered and protection.parity.issuperset(failure.servers)
-    if failure.is_loss and is_covered:
+    can_rebuild = 0 < len(failure.servers) <= protection.parity and protection.protected.issuperset(failure.servers)
+    if failure.is_loss and can_rebuild:
         return Decode(failure.servers)
     if not failure.servers:
         return RollBack(NOBODY_LOST)

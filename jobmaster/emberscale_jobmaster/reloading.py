@@ -289,7 +289,7 @@ def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerReq
                 WAIT_SECONDS,
                 checkpoint,
                 priority=operation.priority,
-                parity=state.coded,
+                parity=state.chosen_parity,
                 no_parity=bool(state.forgone),
             )
 

@@ -62,7 +62,7 @@ def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> t
         return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state), initial),)
     table, source = state.routing.table, operation.source
     checkpoint, anew = (source.checkpoint, source.anew) if source is not None else ("", False)
-    request = AssignCall(table, checkpoint, WAIT_SECONDS, anew, state.coded, bool(state.forgone))
+    request = AssignCall(table, checkpoint, WAIT_SECONDS, anew, state.chosen_parity, bool(state.forgone))
     return (CallServer(operation.id, serial, table.servers[whom], request, CALL_SECONDS),)
 
 

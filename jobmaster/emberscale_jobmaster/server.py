@@ -30,7 +30,7 @@ from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
-from emberscale_jobmaster.state import JobState, committed_samples, kept_parity, phase_of
+from emberscale_jobmaster.state import JobState, committed_samples, due_parity, phase_of
 from emberscale_jobmaster.status import plan
 from emberscale_jobmaster.store import JobStore
 
@@ -186,8 +186,8 @@ class JobMetrics(Collector):
 
 
 def _protection(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:
-    rebuilt, kept = state.rebuilt, kept_parity(state, spec) > 0
-    if kept:
+    rebuilt = state.rebuilt
+    if due_parity(state, spec):
         text = "Whether lost parameter servers can be rebuilt from parity"
         yield GaugeMetricFamily(metrics.JOB_PROTECTED, text, is_protected(state))
     elif not rebuilt.count:

@@ -31,7 +31,7 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import Parity, Parting, Rebuilding, Rebuilt
+from emberscale_jobmaster.recovery import ParityGroup, Parting, Rebuilding, Rebuilt
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, combined, manifest_sizes
 from emberscale_jobmaster.statistics import Tally
@@ -107,9 +107,9 @@ class JobState:
       share 0 owns nothing. Rows move until the routing table follows.
     * `drains`: servers that are being drained, by index, until their successors have their shares.
     * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
-    * `parity`: the servers whose rows the others can rebuild. `rebuilding`: those that are being rebuilt now.
+    * `chosen_parity`: the parity that servers were told to keep when they last loaded rows; 0: none.
+    * `parity_group`: the servers whose rows the others can rebuild. `rebuilding`: those that are being rebuilt now.
       `rebuilt`: those that were rebuilt.
-    * `coded`: the number of lost servers that the parity which servers were told to keep covers; 0: they keep none.
     * `partings`: the newest roll-backs because live servers did not reach each other; oldest first.
     * `forgone`: why the job keeps no parity after too many partings, for people; empty: parity is not forgone.
     * `reloads`: the number of partial recoveries.
@@ -179,10 +179,10 @@ class JobState:
     replaced_at: Mapping[int, float] = field(default_factory=dict)
     forgotten: tuple[ForgottenShare, ...] = ()
     priority: PriorityRows = field(default_factory=PriorityRows)
-    coded: int = 0
+    chosen_parity: int = 0
     partings: tuple[Parting, ...] = ()
     forgone: str = ""
-    parity: Parity = field(default_factory=Parity)
+    parity_group: ParityGroup = field(default_factory=ParityGroup)
     rebuilding: Rebuilding | None = None
     rebuilt: Rebuilt = field(default_factory=Rebuilt)
 
@@ -427,19 +427,20 @@ def allowed_pls(state: JobState, spec: TrainingJobSpec) -> float:
 
 
 def wanted_parity(state: JobState, spec: TrainingJobSpec) -> int:
-    """Returns how many lost servers parity should cover, once all load rows; 0 under `Auto` unless advised."""
-    coded = FaultToleranceStrategy.ERASURE_CODING
-    return spec.allowed_parity if coded in (spec.fault_tolerance.strategy, state.advised_strategy) else 0
+    """Returns the parity that servers should keep once all load rows; 0 under `Auto` unless advised."""
+    erasure_coding = FaultToleranceStrategy.ERASURE_CODING
+    return spec.allowed_parity if erasure_coding in (spec.fault_tolerance.strategy, state.advised_strategy) else 0
 
 
-def kept_parity(state: JobState, spec: TrainingJobSpec) -> int:
-    """Returns the number of lost servers that the present parity covers; 0 without parity, as with too few servers.
+def due_parity(state: JobState, spec: TrainingJobSpec) -> int:
+    """Returns the parity that the rows should have now, whether or not all of them have it yet; 0: none.
 
-    With `ErasureCoding` this is the manifest's number even while parity is forgone: such a job counts as unprotected.
+    With `ErasureCoding` this is the manifest's even while parity is forgone: such a job counts as unprotected. Else it
+    is the chosen one, or none with too few servers.
     """
     if spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
         return spec.fault_tolerance.parity
-    return 0 if 0 < len(state.routing.table.owners) <= state.coded else state.coded
+    return 0 if 0 < len(state.routing.table.owners) <= state.chosen_parity else state.chosen_parity
 
 
 def newest_checkpoint(state: JobState) -> str:

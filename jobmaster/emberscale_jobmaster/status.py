@@ -23,7 +23,7 @@ from emberscale_jobmaster.state import (
     Stage,
     allowed_pls,
     committed_samples,
-    kept_parity,
+    due_parity,
     phase_of,
     routed_servers,
     wanted_sizes,
@@ -174,19 +174,19 @@ def _forgotten(share: ForgottenShare) -> pb.ForgottenShare:
 
 
 def _protection(state: JobState, spec: TrainingJobSpec) -> pb.ProtectionStatus | None:
-    kept = kept_parity(state, spec) > 0
-    if not kept and not state.rebuilt.count and not state.forgone:
+    is_due = due_parity(state, spec) > 0
+    if not is_due and not state.rebuilt.count and not state.forgone:
         return None
     none_kept = state.forgone or "the job keeps no parity of rows any more"
     return pb.ProtectionStatus(
         protected=is_protected(state),
-        problem=unprotected_reason(state, spec) if kept else none_kept,
+        problem=unprotected_reason(state, spec) if is_due else none_kept,
         lost="" if state.rebuilding is None else state.rebuilding.names,
         rebuilds=state.rebuilt.count,
         seconds=state.rebuilt.seconds,
         bytes=state.rebuilt.bytes,
         rebuilt=state.rebuilt.server,
-        given_up=not kept,
+        given_up=not is_due,
     )
 
 

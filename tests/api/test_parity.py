@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec, takes_parity
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
 
 
 def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
@@ -15,18 +15,18 @@ def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
 
 @pytest.mark.parametrize("ps", [{"replicas": 2}, {"minReplicas": 2}, {"minReplicas": 3, "maxReplicas": 4}])
 def test_parity_takes_two_servers(ps: dict[str, Any]) -> None:
-    assert takes_parity(spec(ps).ps.initial_replicas, 1)
+    assert can_keep_parity(spec(ps).ps.initial_replicas, 1)
 
 
-def test_two_parities_take_three_servers() -> None:
-    assert takes_parity(spec({"replicas": 3}, parity=2).ps.initial_replicas, 2)
+def test_parity_2_takes_three_servers() -> None:
+    assert can_keep_parity(spec({"replicas": 3}, parity=2).ps.initial_replicas, 2)
     with pytest.raises(
         ValidationError, match=r"parity \(2\) needs at least 3 parameter servers: set ps.replicas to at least 3"
     ):
         spec({"replicas": 2}, parity=2)
 
 
-def test_two_parities_take_no_more_servers_than_their_code_tells_apart() -> None:
+def test_parity_2_takes_no_more_servers_than_its_code_tells_apart() -> None:
     assert spec({"replicas": 257}, parity=2).ps.replicas == 257
     assert spec({"replicas": 1000}, parity=1).ps.replicas == 1000
     for field in ("replicas", "minReplicas", "maxReplicas"):

@@ -18,7 +18,7 @@ NO_CHECKPOINTS = {"interval": "1h", "flash": {"mode": "Disabled"}}
 """A roll-back returns to the start."""
 
 
-def coded(servers: int = 3, epochs: int = 4, parity: int = 1) -> dict[str, Any]:
+def with_parity(servers: int = 3, epochs: int = 4, parity: int = 1) -> dict[str, Any]:
     return {
         "ps": {"replicas": servers},
         "faultTolerance": {"strategy": "ErasureCoding", "parity": parity},
@@ -43,7 +43,7 @@ def has_its_rows_again(job: Job) -> bool:
 
 def test_servers_are_rebuilt_one_after_the_other_and_nothing_goes_back(make_job: Callable[..., Job]) -> None:
     """The first victim also orders the staleness of all servers; a drill kills the second."""
-    job = make_job(coded(epochs=ENDLESS) | {"data": {"evaluation": []}})
+    job = make_job(with_parity(epochs=ENDLESS) | {"data": {"evaluation": []}})
     job.start()
     assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
     before = job.status()
@@ -74,7 +74,7 @@ def test_servers_are_rebuilt_one_after_the_other_and_nothing_goes_back(make_job:
 
 
 def test_two_servers_killed_at_once_are_rebuilt_and_nothing_goes_back(make_job: Callable[..., Job]) -> None:
-    job = make_job(coded(servers=4, parity=2))
+    job = make_job(with_parity(servers=4, parity=2))
     job.start()
     assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
     before = job.status()
@@ -93,7 +93,7 @@ def test_two_servers_killed_at_once_are_rebuilt_and_nothing_goes_back(make_job: 
 
 def test_a_master_that_dies_while_rows_are_rebuilt_is_followed_by_another(make_job: Callable[..., Job]) -> None:
     """Afterwards two servers die at once: one parity cannot rebuild them, and the job returns to its start."""
-    job = make_job(coded(epochs=ENDLESS))
+    job = make_job(with_parity(epochs=ENDLESS))
     job.start()
     assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
     (master,) = job.members("master")

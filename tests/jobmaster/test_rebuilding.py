@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.jobmaster.driven import Driven, Fault
 
-from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import moving, rebuilding, retry
@@ -13,8 +13,8 @@ from emberscale_jobmaster.effects import CallServer, WriteManifest
 from emberscale_jobmaster.events import HeartbeatReceived, IntervalAdvised, ManifestWritten
 from emberscale_jobmaster.operations import CopyReport, MovePhase
 from emberscale_jobmaster.parity import PARTINGS_SECONDS
-from emberscale_jobmaster.recovery import Decode, Failure, Parity, Protection, RollBack, choose
-from emberscale_jobmaster.state import Stage, committed_samples, kept_parity
+from emberscale_jobmaster.recovery import Decode, Failure, ParityGroup, Protection, RollBack, choose
+from emberscale_jobmaster.state import Stage, committed_samples, due_parity
 from emberscale_jobmaster.status import job_status
 from eventually import unwrap
 
@@ -27,7 +27,7 @@ def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1) -> Dr
     driven.start()
     driven.train(4)
     driven.pass_time(1)
-    assert driven.job.parity.servers == frozenset(range(servers))
+    assert driven.job.parity_group.protected == frozenset(range(servers))
     return driven
 
 
@@ -36,7 +36,7 @@ def is_over(driven: Driven) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("failure", "parity", "covered", "expected"),
+    ("failure", "protected", "parity", "expected"),
     [
         (Failure((1,), "lost", is_loss=True), ALL, 1, Decode((1,))),
         (Failure((0, 1), "lost", is_loss=True), ALL, 1, RollBack()),
@@ -49,9 +49,9 @@ def is_over(driven: Driven) -> bool:
     ],
 )
 def test_parity_is_taken_where_it_covers_what_is_lost(
-    failure: Failure, parity: frozenset[int], covered: int, expected: Decode | RollBack
+    failure: Failure, protected: frozenset[int], parity: int, expected: Decode | RollBack
 ) -> None:
-    protection = Protection(has_checkpoint=True, parity=parity, covered=covered)
+    protection = Protection(has_checkpoint=True, protected=protected, parity=parity)
     assert choose(failure, protection) == expected
 
 
@@ -84,13 +84,14 @@ def test_auto_takes_up_parity_and_gives_it_up_when_all_servers_load_rows() -> No
     driven.train(4)
     advise(driven, FaultToleranceStrategy.ERASURE_CODING)
     driven.pass_time(2)
-    assert (driven.job.coded, driven.job.parity.servers) == (0, frozenset()), "a group begins with its rows"
+    assert driven.job.chosen_parity == 0, "a group begins with its rows"
+    assert driven.job.parity_group.protected == frozenset()
 
     driven.kill(Role.PS, 1)
     driven.join(Role.PS, 1)
     driven.train(4)
     driven.pass_time(2)
-    assert (driven.job.recoveries, driven.job.coded, driven.job.parity.servers) == (1, 1, ALL)
+    assert (driven.job.recoveries, driven.job.chosen_parity, driven.job.parity_group.protected) == (1, 1, ALL)
     told = driven.job.scaling.steps[-1]
     assert told.reason == "ChangedParity"
     assert told.message.startswith("with parity of rows from now on")
@@ -107,7 +108,7 @@ def test_auto_takes_up_parity_and_gives_it_up_when_all_servers_load_rows() -> No
     driven.join(Role.PS, 0)
     driven.join(Role.PS, 1)
     driven.pass_time(2)
-    assert (driven.job.recoveries, driven.job.coded, driven.job.parity.servers) == (2, 0, frozenset())
+    assert (driven.job.recoveries, driven.job.chosen_parity, driven.job.parity_group.protected) == (2, 0, frozenset())
     assert driven.job.scaling.steps[-1].message.startswith("without parity of rows from now on")
     totals = job_status(driven.job, driven.state.seen, driven.spec, driven.now).protection
     assert (totals.rebuilds, totals.rebuilt, totals.protected, totals.given_up) == (1, "ps-2", False, True), (
@@ -132,7 +133,7 @@ def with_two_servers_by_plan() -> Driven:
         driven.join(Role.PS, index)
     driven.train(4)
     driven.pass_time(2)
-    assert (driven.job.coded, kept_parity(driven.job, driven.spec)) == (1, 1)
+    assert (driven.job.chosen_parity, due_parity(driven.job, driven.spec)) == (1, 1)
     return driven
 
 
@@ -141,10 +142,10 @@ def test_auto_keeps_no_parity_while_the_plan_has_too_few_servers_for_it() -> Non
     driven.plan(servers=1)
     driven.pass_time(60)
     assert len(driven.job.routing.table.owners) == 1
-    assert kept_parity(driven.job, driven.spec) == 0, "nobody is to be alarmed"
+    assert due_parity(driven.job, driven.spec) == 0, "nobody is to be alarmed"
     driven.plan(servers=2)
     driven.pass_time(60)
-    assert (kept_parity(driven.job, driven.spec), driven.job.parity.servers) == (1, frozenset({0, 1}))
+    assert (due_parity(driven.job, driven.spec), driven.job.parity_group.protected) == (1, frozenset({0, 1}))
 
 
 def test_auto_says_when_too_few_servers_are_why_it_gives_parity_up() -> None:
@@ -154,7 +155,7 @@ def test_auto_says_when_too_few_servers_are_why_it_gives_parity_up() -> None:
     driven.kill(Role.PS, 0)
     driven.join(Role.PS, 0)
     driven.pass_time(2)
-    assert driven.job.coded == 0
+    assert driven.job.chosen_parity == 0
     assert driven.job.scaling.steps[-1].message == "without parity of rows from now on: it takes 2 parameter servers"
 
 
@@ -164,18 +165,18 @@ def test_a_job_that_was_advised_parity_before_it_loads_begins_with_it() -> None:
     driven.start()
     driven.train(4)
     driven.pass_time(2)
-    assert driven.job.parity.servers == {0, 1}
+    assert driven.job.parity_group.protected == {0, 1}
 
 
 @pytest.mark.parametrize(
     ("servers", "strategy", "parity"),
-    [(1, "Auto", 1), (2, "Auto", 2), (MOST_CODED_SERVERS + 1, "Auto", 2), (2, "FullRecovery", 1)],
+    [(1, "Auto", 1), (2, "Auto", 2), (MOST_DOUBLE_PARITY_SERVERS + 1, "Auto", 2), (2, "FullRecovery", 1)],
 )
 def test_parity_is_not_taken_where_it_cannot_be_or_is_ruled_out(servers: int, strategy: str, parity: int) -> None:
     driven = Driven(servers=servers, parity=parity, strategy=strategy)
     advise(driven, FaultToleranceStrategy.ERASURE_CODING)
     driven.start()
-    assert driven.job.coded == 0
+    assert driven.job.chosen_parity == 0
     assert "ChangedParity" not in {step.reason for step in driven.job.scaling.steps}
 
 
@@ -189,7 +190,7 @@ def test_auto_takes_parity_once_all_servers_say_that_they_keep_it() -> None:
     driven.prepare()
     driven.train(4)
     driven.pass_time(2)
-    assert (driven.job.coded, [server.parity for server in driven.ps.values()]) == (0, [0, 0, 0])
+    assert (driven.job.chosen_parity, [server.parity for server in driven.ps.values()]) == (0, [0, 0, 0])
     told = [step.message for step in driven.job.scaling.steps if step.reason == "ChangedParity"]
     (why,) = told
     assert "ps-1, ps-2 did not say that they keep it" in why
@@ -197,14 +198,14 @@ def test_auto_takes_parity_once_all_servers_say_that_they_keep_it() -> None:
     driven.kill(Role.PS, 1)
     driven.join(Role.PS, 1)
     driven.pass_time(2)
-    assert driven.job.coded == 0
+    assert driven.job.chosen_parity == 0
     assert "but ps-2 did not say" in driven.job.scaling.steps[-1].message
 
     driven.kill(Role.PS, 2)
     driven.join(Role.PS, 2)
     driven.train(4)
     driven.pass_time(2)
-    assert (driven.job.recoveries, driven.job.coded, driven.job.parity.servers) == (2, 1, ALL)
+    assert (driven.job.recoveries, driven.job.chosen_parity, driven.job.parity_group.protected) == (2, 1, ALL)
     assert driven.job.scaling.steps[-1].message.startswith("with parity of rows from now on")
 
 
@@ -232,9 +233,8 @@ def test_people_are_told_of_the_loss_and_of_its_end() -> None:
 
 def test_before_all_rows_are_in_parity_a_lost_server_takes_the_job_back() -> None:
     driven = protected()
-    driven.state = replace(
-        driven.state, job=replace(driven.job, parity=replace(driven.job.parity, servers=frozenset({0, 1})))
-    )
+    group = replace(driven.job.parity_group, protected=frozenset({0, 1}))
+    driven.state = replace(driven.state, job=replace(driven.job, parity_group=group))
     driven.kill(Role.PS, 1)
     assert (driven.job.recoveries, driven.job.stage) == (1, Stage.READY)
 
@@ -334,7 +334,7 @@ def test_rows_on_too_few_servers_are_said_to_be_unprotected() -> None:
     driven = protected(servers=3, parity=2)
     table = driven.job.routing.table
     drained = replace(table, bucket_owners=(0,) * 1024, piece_owners=(1,) * 64)
-    job = replace(driven.job, routing=replace(driven.job.routing, table=drained), parity=Parity())
+    job = replace(driven.job, routing=replace(driven.job.routing, table=drained), parity_group=ParityGroup())
     assert rebuilding.unprotected_reason(job, driven.spec) == (
         "only 2 parameter servers have rows, and parity 2 needs 3"
     )
@@ -454,9 +454,9 @@ def test_a_link_that_comes_and_goes_takes_the_job_back_a_bounded_number_of_times
     driven.start()
     driven.train(4)
     part_again(driven, 2)
-    assert (driven.job.recoveries, driven.job.coded, driven.job.forgone) == (2, 1, "")
+    assert (driven.job.recoveries, driven.job.chosen_parity, driven.job.forgone) == (2, 1, "")
     part_again(driven, 10)
-    assert (driven.job.recoveries, driven.job.coded) == (3, 0)
+    assert (driven.job.recoveries, driven.job.chosen_parity) == (3, 0)
     assert [server.parity for server in driven.ps.values()] == [0, 0, 0]
     why = "servers did not get together 3 times, the last time ps-1: ps-2 takes no more of its changes"
     assert driven.job.forgone == why
@@ -484,7 +484,7 @@ def test_parity_is_kept_again_by_servers_that_load_rows_much_later() -> None:
     driven.kill(Role.PS, 0)
     driven.join(Role.PS, 0)
     driven.pass_time(2)
-    assert (driven.job.forgone, driven.job.coded, driven.job.parity.servers) == ("", 1, ALL)
+    assert (driven.job.forgone, driven.job.chosen_parity, driven.job.parity_group.protected) == ("", 1, ALL)
     told = [step.message for step in driven.job.scaling.steps if step.reason == "ChangedParity"]
     assert len(told) == 2
     assert told[-1].endswith("to rebuild one parameter server: no servers have parted for a while")
@@ -498,7 +498,7 @@ def test_servers_that_all_ignore_that_none_is_kept_are_taken_back_again() -> Non
     driven.prepare()
     driven.train(4)
     part_again(driven, 5)
-    assert (driven.job.recoveries, driven.job.forgone, driven.job.coded) == (5, "", 1)
+    assert (driven.job.recoveries, driven.job.forgone, driven.job.chosen_parity) == (5, "", 1)
 
     driven.pass_time(2)
     driven.kill(Role.PS, 1)
@@ -510,7 +510,7 @@ def test_servers_that_all_ignore_that_none_is_kept_are_taken_back_again() -> Non
     driven.kill(Role.PS, 1)
     driven.join(Role.PS, 1, most_parity=0)
     driven.pass_time(2)
-    assert (driven.job.forgone, driven.job.coded) == ("", 1)
+    assert (driven.job.forgone, driven.job.chosen_parity) == ("", 1)
 
 
 def part_again_and_again(driven: Driven) -> None:
@@ -535,7 +535,7 @@ def test_partings_that_are_rare_take_no_parity_away() -> None:
     driven.start()
     driven.train(4)
     part_again_and_again(driven)
-    assert (driven.job.recoveries, driven.job.forgone, driven.job.coded) == (3, "", 1)
+    assert (driven.job.recoveries, driven.job.forgone, driven.job.chosen_parity) == (3, "", 1)
 
 
 def test_servers_that_never_reached_each_other_take_nobody_back() -> None:

@@ -33,7 +33,7 @@ from emberscale_api.job.roles import MemberId
 from emberscale_api.routing import RoutingTable, bucket_of
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.losses import in_parity
+from emberscale_jobmaster.losses import protected_servers
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask
@@ -295,7 +295,7 @@ class Model:
         self._trace_step(master, before, after)
         if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
             self._cluster.reaches(after.move.phase if not after.move.lost else f"{REBUILD}{after.move.phase}")
-        if in_parity(after) and not in_parity(before):
+        if _can_lose(after) and not _can_lose(before):
             self._cluster.reaches(PROTECTED)
         if after.rebuilding is not None and before.rebuilding is None:
             self._cluster.reaches(DEGRADED)
@@ -445,6 +445,11 @@ class Model:
 
     def _broken(self, what: str) -> None:
         raise SimulationError(what)
+
+
+def _can_lose(state: JobState) -> bool:
+    """Whether servers can be lost now, and rebuilt."""
+    return state.rebuilding is None and bool(protected_servers(state))
 
 
 def _table_of(server: "ParameterServer") -> RoutingTable:

@@ -119,7 +119,7 @@ class Scenario:
     * `room`: the number of servers for which the cluster has room; others are never placed.
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
     * `rounds`: the most batches of a round; 0: no rounds, 1: as many as `RoundLengths` says.
-    * `parity`: how many servers may be lost at a time without losing rows, by parity; 0: no parity.
+    * `parity`: the parity that servers keep of each other's rows; 0: none.
     * `dawdling`: the probability that the master delays a call, as if it got no CPU.
     """
 

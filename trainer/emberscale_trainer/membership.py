@@ -90,7 +90,7 @@ class MasterClient:
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
-        `most_parity` is how many servers may be lost at a time by the parity that this one keeps when it is told to.
+        `most_parity` is the largest parity that this server can keep when it is told to.
 
         A master that lost its ledger does not know this process, and is told again. Raises SupersededError and
         NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.

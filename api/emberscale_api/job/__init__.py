@@ -25,7 +25,7 @@ from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
 from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import (
     DEFAULT_TARGET_PLS,
-    MOST_CODED_SERVERS,
+    MOST_DOUBLE_PARITY_SERVERS,
     MOST_PARITY,
     CleanPodPolicy,
     FaultToleranceStrategy,
@@ -36,7 +36,7 @@ from emberscale_api.job.run_policy import (
     RunPolicy,
     ScalingMode,
     ScalingSpec,
-    takes_parity,
+    can_keep_parity,
 )
 from emberscale_api.job.training import (
     HotEmbeddingsMode,
@@ -52,7 +52,7 @@ __all__ = [
     "API_VERSION",
     "DEFAULT_TARGET_PLS",
     "KIND",
-    "MOST_CODED_SERVERS",
+    "MOST_DOUBLE_PARITY_SERVERS",
     "MOST_PARITY",
     "AdmissionSpec",
     "Architecture",
@@ -96,6 +96,7 @@ __all__ = [
     "TrainingJobSpec",
     "apply_overrides",
     "broken_fields",
+    "can_keep_parity",
     "cpu_cores",
     "differences",
     "fixed_fields",
@@ -105,5 +106,4 @@ __all__ = [
     "parse_duration",
     "parse_manifest",
     "resolve_model",
-    "takes_parity",
 ]

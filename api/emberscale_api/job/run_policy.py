@@ -161,13 +161,13 @@ DEFAULT_TARGET_PLS = 0.1
 MOST_PARITY = 2
 """The largest `parity`."""
 
-MOST_CODED_SERVERS = 257
-"""With `parity: 2`: 255 rows of a stripe, which the code tells apart, and its two parity blocks."""
+MOST_DOUBLE_PARITY_SERVERS = 257
+"""With parity 2: 255 rows of a stripe, which the code tells apart, and its two parity blocks."""
 
 
-def takes_parity(servers: int, parity: int) -> bool:
-    """Whether the rows of so many parameter servers can have parity that covers any `parity` of them."""
-    return servers > parity and (parity < MOST_PARITY or servers <= MOST_CODED_SERVERS)
+def can_keep_parity(servers: int, parity: int) -> bool:
+    """Whether so many parameter servers can keep this parity of each other's rows."""
+    return servers > parity and (parity < MOST_PARITY or servers <= MOST_DOUBLE_PARITY_SERVERS)
 
 
 _LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceStrategy.ERASURE_CODING})

@@ -10,14 +10,14 @@ from emberscale_api.job.data import DataContinuation, DataSpec
 from emberscale_api.job.model import ModelSpec
 from emberscale_api.job.roles import MasterSpec, Role, RoleSpec
 from emberscale_api.job.run_policy import (
-    MOST_CODED_SERVERS,
+    MOST_DOUBLE_PARITY_SERVERS,
     CheckpointSpec,
     FaultToleranceSpec,
     FaultToleranceStrategy,
     RunPolicy,
     ScalingMode,
     ScalingSpec,
-    takes_parity,
+    can_keep_parity,
 )
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.training import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizersSpec, ShardingSpec, TrainingSpec
@@ -77,11 +77,11 @@ class TrainingJobSpec(ManifestPart):
         parity, role = self.fault_tolerance.parity, self.ps
         least = "replicas" if role.replicas is not None else "minReplicas"
         for field, count in ((least, role.initial_replicas), ("maxReplicas", role.max_replicas)):
-            if count is None or takes_parity(count, parity):
+            if count is None or can_keep_parity(count, parity):
                 continue
             bound = f"at least {parity + 1}"
             if count > parity:
-                bound = f"at most {MOST_CODED_SERVERS}"
+                bound = f"at most {MOST_DOUBLE_PARITY_SERVERS}"
             raise ValueError(
                 f"faultTolerance.parity ({parity}) needs {bound} parameter servers: set ps.{field} to {bound}"
             )
@@ -96,7 +96,7 @@ class TrainingJobSpec(ManifestPart):
 
     @property
     def allowed_parity(self) -> int:
-        """How many parameter servers the job may lose at a time by parity, if it keeps any; 0: it may keep none.
+        """The parity that the job keeps if it keeps any; 0: it may keep none.
 
         `Auto` may take it, but not where workers may train rounds on rows of their own, which parity rules out.
         """

@@ -244,8 +244,8 @@ def build_pod(
 
 def _spread(job: Job, role: Role) -> list[dict[str, Any]]:
     """Spreads servers that may hold parity of each other: `Auto` may take it after they have started."""
-    coded = role is Role.PS and job.spec.allowed_parity > 0
-    return [spread_over_nodes(job.key.name, role)] if coded else []
+    may_keep_parity = role is Role.PS and job.spec.allowed_parity > 0
+    return [spread_over_nodes(job.key.name, role)] if may_keep_parity else []
 
 
 def limits_of(resources: Resources) -> dict[str, str]:

@@ -61,12 +61,12 @@ def spread_of(settings: Settings, role: Role, **spec: Any) -> list[dict[str, Any
 
 @pytest.mark.parametrize("strategy", ["ErasureCoding", "Auto"])
 def test_servers_that_may_have_parity_are_spread_and_others_are_not(settings: Settings, strategy: str) -> None:
-    coded: dict[str, Any] = {"faultTolerance": {"strategy": strategy}, "ps": {"replicas": 3}}
-    (constraint,) = spread_of(settings, Role.PS, **coded)
+    manifest: dict[str, Any] = {"faultTolerance": {"strategy": strategy}, "ps": {"replicas": 3}}
+    (constraint,) = spread_of(settings, Role.PS, **manifest)
     assert (constraint["topologyKey"], constraint["maxSkew"]) == ("kubernetes.io/hostname", 1)
     assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
     assert constraint["labelSelector"]["matchLabels"] == {names.JOB_LABEL: "ctr", names.ROLE_LABEL: "ps"}
-    assert not spread_of(settings, Role.WORKER, **coded)
+    assert not spread_of(settings, Role.WORKER, **manifest)
     rounds: dict[str, Any] = {"hotEmbeddings": {"mode": "Enabled"}, "faultTolerance": {"strategy": "Auto"}}
     without = [{"faultTolerance": {"strategy": name}} for name in ("FullRecovery", "PartialRecovery")]
     for other in (rounds, *without):

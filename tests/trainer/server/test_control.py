@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.job import MOST_CODED_SERVERS, FaultToleranceStrategy, TrainingJob, resolve_model
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, piece_length
 from emberscale_api.rpc import master_pb2
 from emberscale_api.wire import Header, Kind, Status
@@ -438,15 +438,15 @@ def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_op
     assigned(3, 0)
     assert protection.group is None
     spec = server.job.spec
-    coded = spec.fault_tolerance.model_copy(update={"strategy": FaultToleranceStrategy.ERASURE_CODING})
+    erasure_coding = spec.fault_tolerance.model_copy(update={"strategy": FaultToleranceStrategy.ERASURE_CODING})
     three = spec.ps.model_copy(update={"replicas": 3})
-    manifest = spec.model_copy(update={"fault_tolerance": coded, "ps": three})
+    manifest = spec.model_copy(update={"fault_tolerance": erasure_coding, "ps": three})
     server.job = server.job.model_copy(update={"spec": manifest})
     assigned(4, 0)
     assert protection.group is not None, "as the manifest says"
     assigned(5, 0, no_parity=True)
     assert protection.group is None
-    assigned(6, 2, servers=MOST_CODED_SERVERS + 1)
+    assigned(6, 2, servers=MOST_DOUBLE_PARITY_SERVERS + 1)
     assert protection.group is None, "a move may bring more servers than the code tells apart"
 
 

@@ -15,7 +15,7 @@ from emberscale_trainer.parity.code import MOST_POSITIONS
 
 @dataclass(frozen=True)
 class ParityLayout:
-    """The stripes of a group of `members`, of which any `parity` may be lost: 1 or 2. Raises ValueError for others."""
+    """The stripes of a group of `members` with this `parity`, 1 or 2. Raises ValueError for others."""
 
     members: int
     parity: int = 1

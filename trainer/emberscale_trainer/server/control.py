@@ -202,7 +202,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
-            self._parity = _wanted_parity(request, job)
+            self._parity = _chosen_parity(request, job)
             self._prioritise(job)
             self._mover.protection.form(routing, self._index, self._parity)
         except BaseException as error:
@@ -369,7 +369,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 lost=tuple(request.lost),
             )
             if transfer.joins:
-                self._parity = _wanted_parity(request, TrainingJob.from_json(request.manifest_json))
+                self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
             self._next = routing
             begins = transfer.orders and (transfer.joins or not self._state.orders)
             self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
@@ -491,8 +491,8 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
         context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
 
 
-def _wanted_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest, job: TrainingJob) -> int:
-    """Returns the number of lost servers that parity must cover; 0: no parity is kept."""
+def _chosen_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest, job: TrainingJob) -> int:
+    """Returns the parity that the master, or else the manifest, tells this server to keep; 0: none."""
     if request.no_parity:
         return 0
     tolerance = job.spec.fault_tolerance

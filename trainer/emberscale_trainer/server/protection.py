@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 
-from emberscale_api.job import takes_parity
+from emberscale_api.job import can_keep_parity
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.server.group import source_of
 from emberscale_trainer.server.parity_group import Group
@@ -63,7 +63,7 @@ class RowProtection:
                 return
             owners = [server.index for server in table.owners]
             self._group = None
-            if parity and index in owners and takes_parity(len(owners), parity):
+            if parity and index in owners and can_keep_parity(len(owners), parity):
                 self._group = Group(self._state, table, index, self._token, self._context, self.totals, parity)
             self._state.protect_by(self._group)
             self._changed.notify_all()
