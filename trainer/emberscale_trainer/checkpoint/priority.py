@@ -7,8 +7,9 @@ checkpoint, by what has happened to them since they were last in a save or a che
 * SSU: those that every second push had. A server keeps as many keys as a save takes, and drops others at random.
 * SCAR: those whose weights changed most, by the L2 norm. A server notes the weights of each row that was saved.
 
-A checkpoint or save that another server, or the master, did not complete counts for nothing: rows that were in it come
-first again.
+A checkpoint or save that another server, or the master, did not complete counts for nothing. With MFU and SCAR, rows
+that were in it come first again. SSU begins another sample with each checkpoint and save, completed or not, so these
+rows have to be sampled anew.
 
 The paper counts and samples the accesses of samples. A server sees pushes, which have each key of a batch once. Dense
 parameters and sketches are in checkpoints only.
