@@ -62,13 +62,17 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 
 
 class Group(RuleBasedStateMachine):
-    """Members push, and their items arrive at any time, until as many as the parity covers are lost at once."""
+    """Members push, and their items arrive at any time, until as many as the parity covers are lost at once.
 
-    @initialize(parity=st.integers(1, 2), data_members=st.integers(1, 3))
-    def begin(self, parity: int, data_members: int) -> None:
+    The loss ends an example, so most examples allow it only after some pushes.
+    """
+
+    @initialize(parity=st.integers(1, 2), data_members=st.integers(1, 3), pushes_before_loss=st.integers(0, 10))
+    def begin(self, parity: int, data_members: int, pushes_before_loss: int) -> None:
         members = parity + data_members
         self.members = [Member(me, members, parity) for me in range(members)]
         self.parity = parity
+        self.pushes_before_loss = pushes_before_loss
         self.batch = 0
         self.lost: list[Member] = []
         for one in self.members:
@@ -115,7 +119,8 @@ class Group(RuleBasedStateMachine):
             self.members[peer].holding.take(one.me, *one.links[peer].popleft())
             one.arrived[peer] += 1
 
-    @precondition(lambda self: not self.lost and any(one.log.is_whole for one in self.members))
+    @precondition(lambda self: not self.lost and self.batch >= self.pushes_before_loss)
+    @precondition(lambda self: any(one.log.is_whole for one in self.members))
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         whole = [one for one in self.members if one.log.is_whole]
