@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from emberscale_api.compatibility import FlashKeys
 from emberscale_operator.kubernetes.names import digest
-from emberscale_operator.kubernetes.roster import Admission, Roster, missing_jobs
+from emberscale_operator.kubernetes.roster import Admission, Roster, made, missing_jobs
 
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
@@ -114,7 +114,7 @@ class FlashTenants:
                 {job_uid: one.namespace for job_uid, one in missing.items()},
                 {job_uid: flash_rules(job_uid, one.password) for job_uid, one in missing.items()},
             )
-            self._missing.difference_update(missing)
+            self._missing -= made(missing, self._admitted)
         for job_uid in tuple(self._gone):
             await self._redis.acl_deluser(flash_user(self._installation, job_uid))
             found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)

@@ -24,6 +24,11 @@ class Admission(NamedTuple):
     password: str
 
 
+def made(entered: Mapping[str, Admission], admitted: Mapping[str, Admission]) -> set[str]:
+    """Returns the uids of entered jobs whose admission is still the entered one: it may change while Redis answers."""
+    return {uid for uid, admission in entered.items() if admitted.get(uid) == admission}
+
+
 def missing_jobs(
     tenants: Mapping[str, str], jobs: Mapping[str, Collection[str]], admitted: Collection[str]
 ) -> tuple[set[str], dict[str, str]]:

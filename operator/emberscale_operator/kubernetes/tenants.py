@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
-from emberscale_operator.kubernetes.roster import Admission, Roster, missing_jobs
+from emberscale_operator.kubernetes.roster import Admission, Roster, made, missing_jobs
 
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
@@ -205,7 +205,9 @@ class Tenants:
             {job_uid: user_rules(job_uid, one.password) for job_uid, one in admitted.items()},
         )
         await self._save()
-        self._missing.difference_update(job_uids)
+        self._missing -= made(admitted, self._admitted)
+        for job_uid in admitted.keys() - self._admitted.keys():  # deleted, perhaps before its user was made
+            await self._remove(job_uid)
 
     async def _bound(self, used: int, most: int) -> None:
         if not most or used <= _FILLS_UP * most:

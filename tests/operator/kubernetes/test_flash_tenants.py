@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.operator.kubernetes.test_tenants import INSTALLATION, Server
+from tests.operator.kubernetes.test_tenants import INSTALLATION, Server, meanwhile
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
@@ -145,6 +145,19 @@ async def test_rows_of_a_job_stay_if_the_operator_no_longer_watches_its_namespac
         assert users(server) == {"default", flash_user(INSTALLATION, "job-2")}
         assert server.admin.keys("emberscale:job-2:*")
         assert server.admin.hgetall(NAMESPACES) == {"job-2": "theirs"}
+
+
+async def test_a_job_whose_admission_changes_while_its_user_is_made_gets_the_later_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with operator(server) as tenants:
+
+        async def change() -> None:
+            tenants.admit("job-1", "theirs", "password-job-1")
+
+        meanwhile(monkeypatch, change)
+        tenants.admit("job-1", "ours", "password-job-1")
+        await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"})
 
 
 async def test_a_full_redis_for_rows_gets_users_and_loses_what_is_gone(server: Server) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from emberscale_api.compatibility import StateKeys
 from emberscale_jobmaster import takeover
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+from emberscale_operator.kubernetes.roster import Roster
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
 from eventually import until
 from redis_attacker import outcomes, refused
@@ -73,12 +74,18 @@ async def operator(
 ) -> AsyncIterator[Tenants]:
     """Runs an operator that keeps the users of these jobs of a namespace."""
     tenants = Tenants(server.url, installation, look=0.02)
-    keeps = asyncio.create_task(tenants.keep())
     for job in jobs:
         tenants.of(namespace).admit(job, f"password-{job}")
-    try:
+    async with keeping(tenants):
         await until(lambda: {user_name(installation, job) for job in jobs} <= set(server.admin.acl_users()))
         yield tenants
+
+
+@asynccontextmanager
+async def keeping(tenants: Tenants) -> AsyncIterator[None]:
+    keeps = asyncio.create_task(tenants.keep())
+    try:
+        yield
     finally:
         keeps.cancel()
         await asyncio.gather(keeps, return_exceptions=True)
@@ -155,6 +162,45 @@ async def upgraded(server: Server) -> AsyncIterator[Tenants]:
             server.admin.set(StateKeys.of(job).state, job)
     async with operator(server) as tenants:
         yield tenants
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]) -> None:
+    """Lets `happens` run once, after an operator has chosen which users to make and before Redis makes them."""
+    enter, first = Roster.enter, [happens]
+
+    async def slow(roster: Roster, namespaces: Mapping[str, str], rules: Mapping[str, Sequence[str]]) -> None:
+        if first:
+            await first.pop()()
+        await enter(roster, namespaces, rules)
+
+    monkeypatch.setattr(Roster, "enter", slow)
+
+
+async def test_a_job_whose_admission_changes_while_its_user_is_made_gets_the_later_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = Tenants(server.url, INSTALLATION, look=0.02)
+
+    async def change() -> None:
+        tenants.of("theirs").admit("job-1", "another-password")
+
+    meanwhile(monkeypatch, change)
+    tenants.of("ours").admit("job-1", "password-job-1")
+    async with keeping(tenants):
+        await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"})
+        redis.Redis.from_url(user_url(server.url, user_name(INSTALLATION, "job-1"), "another-password")).ping()
+
+
+async def test_a_job_that_is_deleted_while_its_user_is_made_has_none(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = Tenants(server.url, INSTALLATION, look=0.02)
+    meanwhile(monkeypatch, lambda: tenants.remove("job-1"))
+    tenants.of("ours").admit("job-1", "password-job-1")
+    async with keeping(tenants):
+        await until(lambda: tenants.up is True)
+        assert not server.has_user_of("job-1")
+        assert not server.admin.exists(NAMESPACES)
 
 
 async def test_jobs_of_a_namespace_that_is_no_longer_watched_keep_their_users_and_their_state(server: Server) -> None:
