@@ -3,7 +3,7 @@
 Whole runs of `emberscale run` train on synthetic records in turns, with `faultTolerance.strategy: ErasureCoding` and
 without. Once a job has trained `--warm` samples, and with parity once all rows are protected, the CPU time of its PS
 and workers is taken until it has trained so many more. CPU time rather than rate: on cores that others use, too, it
-says more. ECRM (section 4.2) finds an overhead of 4.2%, asynchronous, on servers that had cores to spare; here a push
+says more. ECRM (section 4.3) finds an overhead of 4.2%, asynchronous, on servers that had cores to spare; here a push
 is answered only once its changes are stored, which counts.
 """
 
