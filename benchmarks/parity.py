@@ -5,40 +5,74 @@ without. Once a job has trained `--warm` samples, and with parity once all rows 
 and workers is taken until it has trained so many more. CPU time rather than rate: on cores that others use, too, it
 says more. ECRM (section 4.3) finds an overhead of 4.2%, asynchronous, on servers that had cores to spare; here a push
 is answered only once its changes are stored, which counts.
+
+This is for one setting; `parity_sweep.py` measures and draws several.
 """
 
+import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
+from emberscale_trainer.data.population import Population
+from emberscale_trainer.data.writers import criteo_lines
+from hot_order import power_law
 from reporting import Ratio, arguments, report, say
 from whole_run import RunningJob, manifest, synthesise
 
 ROWS = 200_000
 TARGET = 1.08
 WITHOUT, WITH = "without parity", "with parity"
-STRATEGIES = {WITHOUT: "FullRecovery", WITH: "ErasureCoding"}
 ROLES = ("ps", "worker")
+
+Used = dict[str, float]
+"""The CPU microseconds of a sample, by role."""
+Runs = dict[str, list[Used]]
+"""All measurements of a setting, by contender: WITHOUT and WITH, pair by pair."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a pair of jobs has in common. `parity` is that of the job with parity.
+
+    `skew` is the exponent of the power law of all ids, other than 1; with None, each column has the generator's own.
+    """
+
+    dimension: int = 16
+    servers: int = 5
+    batch_size: int = 2048
+    workers: int = 1
+    parity: int = 1
+    skew: float | None = None
+
+
+def job_of(data: Path, setting: Setting, contender: str) -> dict[str, Any]:
+    """Returns the manifest of a job with or without parity."""
+    coded = {"strategy": "ErasureCoding", "parity": setting.parity}
+    spec = {
+        "data": {"train": [str(data / "train-*.tsv")]},
+        "model": {"embeddings": {"dimension": setting.dimension}},
+        "training": {"batchSize": setting.batch_size, "epochs": 1000},
+        "ps": {"replicas": setting.servers},
+        "worker": {"replicas": setting.workers},
+        "faultTolerance": coded if contender == WITH else {"strategy": "FullRecovery"},
+        "checkpoint": {"interval": "1h", "flash": {"mode": "Disabled"}},
+    }
+    return manifest("parity", spec)
 
 
 class MeasuredJob(RunningJob):
     """A job with or without parity."""
 
-    def __init__(self, folder: Path, data: Path, contender: str, batch_size: int, servers: int) -> None:
-        spec = {
-            "data": {"train": [str(data / "train-*.tsv")]},
-            "training": {"batchSize": batch_size, "epochs": 1000},
-            "ps": {"replicas": servers},
-            "worker": {"replicas": 1},
-            "faultTolerance": {"strategy": STRATEGIES[contender]},
-            "checkpoint": {"interval": "1h", "flash": {"mode": "Disabled"}},
-        }
-        super().__init__(folder, manifest("parity", spec))
-        self._servers = servers
+    def __init__(self, folder: Path, data: Path, setting: Setting, contender: str) -> None:
+        super().__init__(folder, job_of(data, setting, contender))
+        self._servers = setting.servers
         self._protects = contender == WITH
 
     def samples(self) -> int:
@@ -62,10 +96,10 @@ class MeasuredJob(RunningJob):
         return used
 
 
-def measure(data: Path, contender: str, batch_size: int, servers: int, warm: int, samples: int) -> dict[str, float]:
-    """Measures the CPU microseconds per sample, by role."""
+def measure(data: Path, setting: Setting, contender: str, warm: int, samples: int) -> Used:
+    """Measures one job."""
     with tempfile.TemporaryDirectory() as folder:
-        job = MeasuredJob(Path(folder), data, contender, batch_size, servers)
+        job = MeasuredJob(Path(folder), data, setting, contender)
         try:
             job.expect(lambda: job.samples() >= warm and job.is_protected())
             first, before = job.samples(), job.cpu_seconds()
@@ -76,49 +110,102 @@ def measure(data: Path, contender: str, batch_size: int, servers: int, warm: int
     return {role: (after[role] - before[role]) / (last - first) * 1e6 for role in ROLES}
 
 
-def draw(path: Path, measured: Mapping[str, list[dict[str, float]]]) -> None:
+def write_skewed(folder: Path, rows: int, exponent: float) -> None:
+    """Writes synthetic records whose ids are of one power law in all columns; the labels do not depend on them."""
+    folder.mkdir()
+    records = Population(1).rows(0, rows)
+    (folder / "train-00000.tsv").write_bytes(
+        criteo_lines(records.labels, records.integers, power_law(rows, exponent, seed=1)).tobytes()
+    )
+
+
+def data_of(folder: Path, skew: float | None) -> Path:
+    """Returns the records of this skew, and writes them before if they are not in the folder."""
+    data = folder / ("synthetic" if skew is None else f"skew-{skew:g}")
+    if data.exists():
+        return data
+    if skew is None:
+        synthesise(data, ROWS, "--evaluation-fraction", "0")
+    else:
+        write_skewed(data, ROWS, skew)
+    return data
+
+
+def turns(settings: Sequence[Setting], pairs: int) -> Iterator[tuple[int, Setting, str]]:
+    """Yields which job comes next: number of the pair, setting, contender.
+
+    The two of a pair follow each other, and either is first as often; all settings have a pair before any has another.
+    """
+    for pair in range(pairs):
+        for setting in settings:
+            for contender in (WITHOUT, WITH) if pair % 2 == 0 else (WITH, WITHOUT):
+                yield pair, setting, contender
+
+
+def compare(labels: Mapping[Setting, str], options: argparse.Namespace) -> dict[Setting, Runs]:
+    """Measures all pairs of each setting, and says under its label what comes out."""
+    measured: dict[Setting, Runs] = {setting: {WITHOUT: [], WITH: []} for setting in labels}
+    with tempfile.TemporaryDirectory() as folder:
+        for pair, setting, contender in turns(list(labels), options.pairs):
+            data = data_of(Path(folder), setting.skew)
+            used = measure(data, setting, contender, options.warm, options.samples)
+            measured[setting][contender].append(used)
+            costs = ", ".join(f"{role} {used[role]:.1f} us" for role in ROLES)
+            say(f"{labels[setting]}pair {pair}, {contender}: {costs}")
+    return measured
+
+
+def totals(runs: Runs) -> list[tuple[float, float]]:
+    """Returns the CPU microseconds of a sample in all roles, pair by pair: with parity, and without."""
+    return [
+        (sum(ours.values()), sum(reference.values())) for ours, reference in zip(runs[WITH], runs[WITHOUT], strict=True)
+    ]
+
+
+def draw(path: Path, runs: Runs) -> None:
     """Draws the CPU time per sample, by contender and role."""
     figure = Figure(figsize=(5, 4), layout="constrained")
     axis = figure.subplots()
-    bottoms = np.zeros(len(measured))
+    bottoms = np.zeros(len(runs))
     for role in ROLES:
-        heights = np.array([np.median([one[role] for one in runs]) for runs in measured.values()])
-        axis.bar(list(measured), heights, bottom=bottoms, label=role)
+        heights = np.array([np.median([one[role] for one in used]) for used in runs.values()])
+        axis.bar(list(runs), heights, bottom=bottoms, label=role)
         bottoms += heights
-    for place, runs in enumerate(measured.values()):
-        axis.plot([place] * len(runs), [sum(one.values()) for one in runs], "k.")
+    for place, used in enumerate(runs.values()):
+        axis.plot([place] * len(used), [sum(one.values()) for one in used], "k.")
     axis.set(ylabel="microseconds of CPU a sample")
     axis.legend()
     figure.savefig(path, dpi=120)
 
 
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """Returns a parser with the options of how much to measure, and of the setting."""
+    parser = arguments(description)
+    parser.add_argument("--pairs", type=int, help="5; with --quick, 2")
+    parser.add_argument("--warm", type=int, help="samples that are trained before: 400,000; with --quick, 50,000")
+    parser.add_argument("--samples", type=int, help="samples over which CPU time is taken: 400,000; quick, 100,000")
+    parser.add_argument("--ps", type=int, default=Setting.servers)
+    parser.add_argument("--batch-size", type=int, default=Setting.batch_size)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Setting]:
+    """Returns the options, with their defaults, and the setting."""
+    options = parser.parse_args()
+    usual = (2, 50_000, 100_000) if options.quick else (5, 400_000, 400_000)
+    for name, count in zip(("pairs", "warm", "samples"), usual, strict=True):
+        if getattr(options, name) is None:
+            setattr(options, name, count)
+    return options, Setting(servers=options.ps, batch_size=options.batch_size)
+
+
 def main() -> None:
     """Measures and reports."""
-    parser = arguments(__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--ps", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--warm", type=int, default=400_000, help="samples that are trained before")
-    parser.add_argument("--samples", type=int, default=400_000, help="samples over which CPU time is taken")
-    options = parser.parse_args()
-    if options.quick:
-        options.pairs, options.warm, options.samples = 2, 50_000, 100_000
-    measured: dict[str, list[dict[str, float]]] = {WITHOUT: [], WITH: []}
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder, "data")
-        synthesise(data, ROWS, "--evaluation-fraction", "0")
-        for pair in range(options.pairs):
-            for contender in (WITHOUT, WITH) if pair % 2 == 0 else (WITH, WITHOUT):
-                used = measure(data, contender, options.batch_size, options.ps, options.warm, options.samples)
-                measured[contender].append(used)
-                say(f"pair {pair}, {contender}: " + ", ".join(f"{role} {used[role]:.1f} us" for role in ROLES))
+    options, setting = parse(parser_of(__doc__))
+    runs = compare({setting: ""}, options)[setting]
     if options.plot:
-        draw(options.plot, measured)
-    pairs = [
-        (sum(ours.values()), sum(reference.values()))
-        for ours, reference in zip(measured[WITH], measured[WITHOUT], strict=True)
-    ]
-    report("parity", {"CPU a sample, with parity / without": Ratio(pairs, TARGET, "max")}, options.output)
+        draw(options.plot, runs)
+    report("parity", {"CPU a sample, with parity / without": Ratio(totals(runs), TARGET, "max")}, options.output)
 
 
 if __name__ == "__main__":
