@@ -248,9 +248,9 @@ class JobRuntime:
             return
         self.store.add_bad_records(fresh)
         with self._changed:
+            self._refuse_if_unwritable()  # records become known with the step that counts them, or not at all
             self._bad |= fresh.keys()
-            event = BadRecordsFound(now=self.now(), distinct=len(self._bad), fresh=tuple(fresh.values()))
-        self.handle(event)
+            self.handle(BadRecordsFound(now=self.now(), distinct=len(self._bad), fresh=tuple(fresh.values())))
 
     @property
     def checkpoint_cost(self) -> float:

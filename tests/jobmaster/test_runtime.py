@@ -1,11 +1,13 @@
 """The one lock around the machine: what a call finds while the store is away."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import pytest
 from tests.jobmaster.fakes import job
 
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.events import Registered
 from emberscale_jobmaster.membership import Process
@@ -90,6 +92,50 @@ def test_an_edit_that_is_refused_changes_nothing(runtime: JobRuntime) -> None:
         runtime.rescale(0, 5, "")
     assert runtime.spec.worker.replicas == 3
     assert [step.message for step in runtime.snapshot()[0].scaling.steps] == ["workers 2 -> 3: the manifest was edited"]
+
+
+class ReturningStore(KeepingStore):
+    """Takes bad records at once; saves no state while it is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away, self.told = False, set[tuple[str, int]]()
+
+    def save(self, state: JobState) -> None:
+        if self.away:
+            raise StoreUnavailableError(self.url, "away")
+
+    def add_bad_records(self, records: Iterable[tuple[str, int]]) -> None:
+        self.told |= {*records}
+
+
+def test_bad_records_that_are_told_as_the_store_returns_count_when_they_are_told_again() -> None:
+    """The store takes them before the master knows by a save that it is back."""
+    store, found = ReturningStore(), BadRecord("file", 7, "no number")
+    runtime = JobRuntime(job(), "uid", store, on_deposed=lambda: None)
+    runtime.take_over()
+    runtime.start()
+    try:
+        store.away = True
+        with pytest.raises(StoreUnavailableError):
+            runtime.rescale(0, 3, "")
+        with pytest.raises(StoreUnavailableError):
+            runtime.note_bad_records([found])
+        assert store.told == {("file", 7)}
+        store.away = False
+        eventually(lambda: is_told(runtime, found))
+        assert runtime.snapshot()[0].bad_records == 1
+        assert runtime.snapshot()[0].bad_record_samples == (found,)
+    finally:
+        runtime.close()
+
+
+def is_told(runtime: JobRuntime, found: BadRecord) -> bool:
+    """Whether the master takes the report of a bad record."""
+    with suppress(StoreUnavailableError):
+        runtime.note_bad_records([found])
+        return True
+    return False
 
 
 class HangingStore(KeepingStore):
