@@ -243,7 +243,8 @@ class JobRuntime:
         """Counts malformed records, each (file, line) once. Raises as `handle` does."""
         with self._changed:
             fresh = {(record.file, record.line): record for record in records}
-            fresh = {place: record for place, record in fresh.items() if place not in self._bad}
+            if self._state.job.bad_records == len(self._bad):  # else a master ended before it counted what it noted
+                fresh = {place: record for place, record in fresh.items() if place not in self._bad}
         if not fresh:
             return
         self.store.add_bad_records(fresh)

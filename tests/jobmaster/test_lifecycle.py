@@ -76,6 +76,12 @@ def test_the_first_malformed_record_by_file_and_line_is_named_whichever_was_foun
     assert message.startswith("/data/day_0:7: blank (at least 3 malformed;")
 
 
+def test_a_bad_record_that_is_told_again_with_one_that_was_not_counted_is_shown_once() -> None:
+    spec, found = job(data={"maxBadRecords": 9}).spec, BadRecord("/data/day_0", 7, "blank")
+    state = lifecycle.on_bad_records(lifecycle.on_bad_records(START, spec, 1, (found,)), spec, 2, (found,))
+    assert (state.bad_records, state.bad_record_samples) == (2, (found,))
+
+
 def test_only_time_in_which_the_job_is_active_counts() -> None:
     spec = job(runPolicy={"activeDeadline": 60}).spec
     state = lifecycle.on_time_passed(START, spec, 50.0)

@@ -101,6 +101,9 @@ class ReturningStore(KeepingStore):
         super().__init__()
         self.away, self.told = False, set[tuple[str, int]]()
 
+    def bad_records(self) -> set[tuple[str, int]]:
+        return {*self.told}
+
     def save(self, state: JobState) -> None:
         if self.away:
             raise StoreUnavailableError(self.url, "away")
@@ -126,6 +129,21 @@ def test_bad_records_that_are_told_as_the_store_returns_count_when_they_are_told
         eventually(lambda: is_told(runtime, found))
         assert runtime.snapshot()[0].bad_records == 1
         assert runtime.snapshot()[0].bad_record_samples == (found,)
+    finally:
+        runtime.close()
+
+
+def test_a_bad_record_that_a_master_noted_and_did_not_count_counts_for_the_next() -> None:
+    store, found = ReturningStore(), BadRecord("file", 7, "no number")
+    store.told = {("file", 7)}
+    runtime = JobRuntime(job(), "uid", store, on_deposed=lambda: None)
+    runtime.take_over()
+    runtime.start()
+    try:
+        for _ in range(2):
+            runtime.note_bad_records([found])
+            assert runtime.snapshot()[0].bad_records == 1
+            assert runtime.snapshot()[0].bad_record_samples == (found,)
     finally:
         runtime.close()
 
