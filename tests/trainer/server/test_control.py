@@ -241,6 +241,22 @@ def test_a_load_that_hangs_is_told_of_in_time_and_given_up_for_a_later_assignmen
         server.assign(1, uri)
 
 
+def test_a_load_for_which_there_was_no_thread_begins_when_it_is_asked_for_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.assign(1).done
+
+    def start(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            server.assign(2)
+    assert server.assign(2).done
+    assert server.push(0, generation=2) is Status.OK
+
+
 def test_a_load_goes_on_after_errors_that_pass_and_says_so(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                     self._loading.abandon()
                 for saving in self._savings.values():
                     saving.background.abandon()
-                self._savings = {}
+                self._savings, self._loading = {}, None  # not the one before, if no thread can be started
                 self._loading = Background("load", lambda work: self._load(wanted, routing, job, request, work))
             return self._loading
 
