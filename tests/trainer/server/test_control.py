@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from emberscale_trainer.server import sending
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
+from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 from eventually import eventually, unwrap
@@ -426,6 +428,37 @@ def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server:
     assert server.push(3, generation=2) is Status.OK
     assert server.push(2, generation=2) is Status.REPEATED
     assert server.push(4, generation=2) is Status.REFRESH, "its pull was not handed over"
+
+
+def test_a_server_that_joins_by_a_later_move_orders_though_the_call_of_the_one_before_is_late(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(move: int) -> None:
+        request = master_pb2.PrepareRequest(
+            move=move,
+            routing=server.routing(2, 1 + move),
+            manifest_json=server.job.to_json(),
+            wait_seconds=SECONDS,
+            incarnation="i",
+        )
+        with suppress(RefusedError):  # a later move ends an earlier one
+            server.control.Prepare(request, CONTEXT)
+
+    later, prepared = threading.Thread(target=prepare, args=(2,)), server.state.prepare
+
+    def held_up(move: int, *arguments: Any, **options: Any) -> Transfer:
+        transfer = prepared(move, *arguments, **options)
+        if move == 1:
+            later.start()
+            later.join(0.5)  # it gets as far as it can
+        return transfer
+
+    monkeypatch.setattr(server.state, "prepare", held_up)
+    prepare(1)
+    later.join(SECONDS)
+    server.control.Switch(master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=2), CONTEXT)
+    assert server.state.known == (2, 3)
+    assert server.state.orders
 
 
 def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_open(server: Server) -> None:

@@ -360,19 +360,20 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         routing, checkpoint = routing_from_proto(request.routing), request.checkpoint_uri
         with _told(context):
             self._require(request.incarnation)
-            transfer = self._state.prepare(
-                request.move,
-                request.since,
-                routing,
-                self._index,
-                replaces=bool(checkpoint),
-                lost=tuple(request.lost),
-            )
-            if transfer.joins:
-                self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
-            self._next = routing
-            begins = transfer.orders and (transfer.joins or not self._state.orders)
-            self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
+            with self._starting:  # what follows must be of the move under way: a later one may come
+                transfer = self._state.prepare(
+                    request.move,
+                    request.since,
+                    routing,
+                    self._index,
+                    replaces=bool(checkpoint),
+                    lost=tuple(request.lost),
+                )
+                if transfer.joins:
+                    self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
+                self._next = routing
+                begins = transfer.orders and (transfer.joins or not self._state.orders)
+                self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=self._state.prepared(request.move, request.wait_seconds))
             job = TrainingJob.from_json(request.manifest_json)
