@@ -9,9 +9,15 @@ import threading
 from collections import deque
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from emberscale_trainer.table import Eviction, Sweep, TableStore
+
+log = structlog.get_logger()
+
+_RETRY_SECONDS = 1.0
+"""The longest pause after a sweep for which there was no memory."""
 
 
 class BackgroundEviction:
@@ -55,7 +61,11 @@ class BackgroundEviction:
                     self._due_now.wait()
                 if self._eviction is not eviction:
                     return
-                self._sweep()
+                try:
+                    self._sweep()
+                except MemoryError as error:
+                    log.warning("rows_not_evicted", problem=str(error))
+                    self._due_now.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:
         if self._eviction is None:

@@ -1,0 +1,65 @@
+"""Rows that are due leave a server although the memory to remove them is short for a while."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emberscale_api.job import EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import BUCKETS
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.table import DensePieces, Eviction, Sweep, TableStore
+from eventually import eventually
+from moves import EVERYTHING
+
+SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=0.1)
+PLAIN = TableSpec(0, "C0", 0, 4, SGD, InitializerSpec(), seed=0)
+ROWS = 4 * BUCKETS
+
+
+@pytest.fixture
+def state() -> Iterator[ServerState]:
+    """A server whose rows leave eight batches after their last push."""
+    state, wanted = ServerState(), Assignment(1, 1, "")
+    spec = replace(PLAIN, eviction=EvictionSpec(ttl_batches=8))
+    state.assign(wanted)
+    tables = TableStore([spec], DensePieces.of(np.zeros(3, np.float32), SGD))
+    assert state.adopt(wanted, tables, EVERYTHING, AppliedBatches(), None)
+    yield state
+    state.assign(Assignment(2, 1, ""))
+
+
+def push(state: ServerState, batch: int, keys: int = 0) -> None:
+    header = Header(Kind.PUSH, generation=1, version=1, batch=batch, tables=2)
+    gradients = np.ones(4 * keys, np.float32)
+    assert state.push(0, header, np.array([keys, 0], np.uint32), np.arange(keys), gradients) is Status.OK
+
+
+def refusing(refuses: Callable[[], bool]) -> Callable[[Eviction, Sweep], int]:
+    """Returns a sweep that lacks memory while `refuses` says so."""
+    sweep = Eviction.sweep
+
+    def attempt(eviction: Eviction, due: Sweep) -> int:
+        if refuses():
+            raise MemoryError("refused")
+        return sweep(eviction, due)
+
+    return attempt
+
+
+def test_rows_for_whose_eviction_there_was_no_memory_leave_without_another_push(
+    state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [True]  # of the thread: the pushes here sweep as well, and the thread alone after the last one
+    refuses = refusing(lambda: threading.current_thread().name == "evict" and failures != [] and failures.pop())
+    monkeypatch.setattr(Eviction, "sweep", refuses)
+    push(state, 0, ROWS)
+    for batch in range(1, 9):
+        push(state, batch)
+    eventually(lambda: state.figures().rows["C0"] < ROWS)
+    assert not failures
