@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from emberscale_api.job import EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS
+from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_api.wire import Header, Kind, Status
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Eviction, Sweep, TableStore
 from eventually import eventually
-from moves import EVERYTHING
+from moves import EVERYTHING, SECONDS, await_removal, table_that_owns
 
 SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=0.1)
 PLAIN = TableSpec(0, "C0", 0, 4, SGD, InitializerSpec(), seed=0)
+HALF = Ownership(np.arange(BUCKETS) < BUCKETS // 2, np.arange(DENSE_PIECES) < DENSE_PIECES // 2)
 ROWS = 4 * BUCKETS
 
 
@@ -63,3 +65,26 @@ def test_rows_for_whose_eviction_there_was_no_memory_leave_without_another_push(
         push(state, batch)
     eventually(lambda: state.figures().rows["C0"] < ROWS)
     assert not failures
+
+
+def test_rows_that_a_switch_gives_away_leave_although_it_lacked_memory_at_first(
+    state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_short = threading.Event()
+    is_short.set()
+    monkeypatch.setattr(BackgroundEviction, "_run", lambda *_: None)  # the switch comes before the thread
+    monkeypatch.setattr(Eviction, "sweep", refusing(is_short.is_set))
+    push(state, 0, ROWS)
+    is_short.clear()
+    for batch in range(1, 9):
+        push(state, batch)
+    is_short.set()
+    state.prepare(2, 1, table_that_owns(HALF, 2), 0)
+    state.hold(1, 1, 1, SECONDS)
+    state.settle(1, 1, [], SECONDS, 0)
+    with pytest.raises(MemoryError):
+        state.switch(1, 1, 2, AppliedBatches())
+    is_short.clear()
+    state.switch(1, 1, 2, AppliedBatches())
+    assert state.known == (1, 2)
+    await_removal(state.tables, HALF)

@@ -539,9 +539,9 @@ class ServerState:
         with self._changed:
             if (current := self._core.transfer) is not None and current.number == move:
                 self._require_room(current)
+                self._eviction.finish()  # first: it may lack memory, and the switch is made only once
             outcome, transfer = self._core.switch(generation, number, move, settled, bound, self._clock())
             if transfer is not None:
-                self._eviction.finish()
                 if transfer.joins:
                     self._serve(self._staged)
                     self._staged = None
