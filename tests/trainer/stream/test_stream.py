@@ -265,6 +265,23 @@ def test_an_item_that_there_was_no_memory_to_send_is_sent_again(
     assert [one.batch for one in received.items] == [item(number).batch for number in range(2)]
 
 
+def test_an_acknowledgement_that_there_was_no_memory_to_receive_comes_with_the_next_connection(
+    received: Received, address: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, refused = sender_module._require_ok, threading.Event()
+
+    def require_ok(connection: Connection) -> Header:
+        if "_take_acknowledgements" in threading.current_thread().name and not refused.is_set():
+            refused.set()
+            raise MemoryError
+        return answer(connection)
+
+    monkeypatch.setattr(sender_module, "_require_ok", require_ok)
+    deliver(send(address), item(0))
+    assert refused.is_set()
+    assert len(received.items) == 1
+
+
 def test_a_receiver_that_is_slow_holds_the_sender_and_not_the_memory(
     received: Received, address: str, send: Send
 ) -> None:

@@ -260,7 +260,7 @@ class StreamSender:
                     self._window.acknowledged(number)
                     self._note_moved(before)
                     self._changed.notify_all()
-        except (ConnectionLostError, WireError):
+        except (ConnectionLostError, WireError, MemoryError):
             problem = None
         except (StreamLostError, ValueError) as error:
             problem = error
