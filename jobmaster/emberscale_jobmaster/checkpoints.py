@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import uuid
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -125,12 +126,15 @@ class CheckpointFolder:
             self._create(path, content, manifest)
             return
         target = Path(path)
-        draft = target.with_suffix(".writing")
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+        draft = target.with_suffix(f".{uuid.uuid4().hex}.writing")  # its own: an earlier write may hang, and go on
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
         for folder in (target.parent, target.parent.parent):  # a name is durable once its folder is
             _sync_folder(folder)
 

@@ -1,6 +1,8 @@
 """The folder of checkpoints: what counts as complete, what is refused, what is removed."""
 
 import errno
+import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -199,6 +201,38 @@ def test_a_manifest_that_comes_after_its_checkpoint_was_removed_completes_nothin
     with pytest.raises(FileNotFoundError):
         folder.write(manifest("00000001"))
     assert folder.folders() == []
+
+
+def test_a_write_that_hung_completes_no_checkpoint_with_what_the_next_attempt_has_begun_to_write(
+    folder: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, tmp_path, "00000001", complete=False)
+    hung = threading.Thread(target=folder.write, args=(manifest("00000001"),))
+    hangs, goes_on, found = threading.Event(), threading.Event(), []
+    opened, flushed = Path.open, os.fsync
+
+    def flush(descriptor: int) -> None:
+        if threading.current_thread() is hung:
+            hangs.set()
+            goes_on.wait()
+        flushed(descriptor)
+
+    def open_file(path: Path, *arguments: Any, **options: Any) -> Any:
+        file = opened(path, *arguments, **options)
+        if hangs.is_set():
+            goes_on.set()
+            hung.join()
+            found.append(folder.read("00000001").id)
+        return file
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "open", open_file)
+    hung.start()
+    hangs.wait()
+    folder.write(manifest("00000001"))
+    assert found == ["00000001"]
+    assert folder.complete() == ["00000001"]
+    assert [entry.name for entry in (tmp_path / "00000001").iterdir() if entry.is_file()] == ["manifest.json"]
 
 
 def test_of_two_masters_that_complete_a_checkpoint_of_one_id_the_first_does_on_a_store_of_objects() -> None:
