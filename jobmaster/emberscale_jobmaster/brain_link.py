@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import fsspec
 import grpc
@@ -42,6 +43,8 @@ _MOST_UNSURE = 512
 
 _log = structlog.get_logger()
 
+_Reply = TypeVar("_Reply")
+
 
 class BrainLink:
     """One job's link; `authority` speaks for a brain that serves TLS, `clock` gives seconds since 1970."""
@@ -73,6 +76,8 @@ class BrainLink:
         self._start_ups: deque[pb.StartUp] = deque(maxlen=_MOST_UNSURE)
         self._due = 0.0
         self._told_outcome = threading.Event()
+        self._closed = False
+        self._beginning = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="brain-link", daemon=True)
         self._sizer = threading.Thread(target=self._find_size, name="data-size", daemon=True)
 
@@ -89,8 +94,10 @@ class BrainLink:
             self._told_outcome.wait(_OUTCOME_SECONDS)
 
     def close(self) -> None:
-        """Ends the connection; the thread has ended with the runtime."""
-        self._channel.close()
+        """Ends the connection, and the call under way; the thread ends with the runtime."""
+        with self._beginning:
+            self._closed = True
+            self._channel.close()
         self._thread.join(_CALL_SECONDS)
 
     def _run(self) -> None:
@@ -142,9 +149,20 @@ class BrainLink:
                 _log.info("brain_available", address=self._address)
             self._away = ""
 
+    def _ask(self, method: "grpc.UnaryUnaryMultiCallable[Any, _Reply]", request: Any) -> _Reply:
+        """Makes a call. Raises grpc.RpcError, and ClosingError after `close`.
+
+        gRPC ends the process where a call begins on a closed channel.
+        """
+        with self._beginning:
+            if self._closed:
+                raise ClosingError("the link is closed")
+            call = method.future(request, timeout=_CALL_SECONDS)
+        return call.result()
+
     def _submit(self, state: JobState) -> None:
         request = brain_messages.submission(self._job, self._runtime.job_uid, state, self._data_bytes)
-        reply: pb.SubmitJobReply = self._stub.SubmitJob(request, timeout=_CALL_SECONDS)
+        reply: pb.SubmitJobReply = self._ask(self._stub.SubmitJob, request)
         self._submitted = True
         self._take(reply.plan)
         _log.info("job_submitted", address=self._address, plan=reply.plan.reason)
@@ -166,7 +184,7 @@ class BrainLink:
         )
         request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure, start_ups=self._start_ups)
         if request.profiles or request.start_ups:
-            reply: pb.ReportProfileReply = self._stub.ReportProfile(request, timeout=_CALL_SECONDS)
+            reply: pb.ReportProfileReply = self._ask(self._stub.ReportProfile, request)
             for refused in reply.refused:
                 _log.warning("profile_refused", reason=refused.reason, message=refused.message)
             for start_up in reply.refused_start_ups:
@@ -178,7 +196,7 @@ class BrainLink:
                 self._start_ups.clear()  # they carry no sequence number, so a repeated one would count twice
                 if reply.durable:
                     self._unsure.clear()
-        self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
+        self._take(self._ask(self._stub.GetPlan, pb.GetPlanRequest(job_uid=uid)))
 
     def _take(self, plan: pb.BrainPlan) -> None:
         advised = plan.fault_tolerance
@@ -238,7 +256,7 @@ class BrainLink:
             request.final_shape.CopyFrom(brain_messages.shape(sizes))
         while self._submitted and not self._runtime.closing:
             try:
-                self._stub.ReportOutcome(request, timeout=_CALL_SECONDS)
+                self._ask(self._stub.ReportOutcome, request)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
                     return

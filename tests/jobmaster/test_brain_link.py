@@ -388,6 +388,37 @@ def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer,
     assert [profile.sequence for profile in advisor.profiles[:3]] == [2 * 10**12 + step for step in range(3)]
 
 
+def test_a_master_that_closes_between_two_calls_to_the_brain_makes_no_other(
+    redis_server: RedisServer, advisor: PlanningBrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC would end the process."""
+    store = JobStore(redis_server.url, uuid.uuid4().hex)
+    runtime = JobRuntime(job(ps=SIZED, worker=SIZED), uuid.uuid4().hex, store, on_deposed=lambda: None)
+    runtime.take_over()
+    runtime.start()
+    link = BrainLink(runtime, advisor.address, TOKEN)
+    closing = threading.Thread(target=link.close)
+
+    def close(_: brain.BrainPlan) -> None:
+        runtime.close()
+        closed, close_channel = threading.Event(), link._channel.close
+
+        def close_it() -> None:
+            close_channel()
+            closed.set()
+
+        monkeypatch.setattr(link._channel, "close", close_it)
+        closing.start()
+        closed.wait()
+
+    monkeypatch.setattr(link, "_take", close)
+    link.start()
+    link._thread.join()
+    closing.join()
+    assert advisor.submitted
+    assert not advisor.asked
+
+
 @pytest.mark.parametrize("trouble", ["away", "forgetful"])
 def test_start_ups_are_told_once_the_brain_hears_of_them_and_no_more(
     cluster: Cluster, advisor: PlanningBrain, trouble: str
