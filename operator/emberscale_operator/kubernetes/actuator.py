@@ -24,8 +24,8 @@ _FINAL_STATUSES = (404, 422)
 
 
 @dataclass(frozen=True)
-class _OverQuota:
-    """A pod that a quota refused `streak` times while the job had these `pods`; creation is retried at `until`."""
+class _Refusal:
+    """A pod that was refused `streak` times while the job had these `pods`; creation is retried at `until`."""
 
     streak: int
     until: float
@@ -33,8 +33,8 @@ class _OverQuota:
     problem: tuple[str, str]
 
     def holds(self, pods: frozenset[str], now: float) -> bool:
-        """Whether it is too early to retry; a change in the job's own pods may have made room."""
-        return pods == self.pods and now < self.until
+        """Whether it is too early to retry; a change in the job's own pods may have made room in a quota."""
+        return now < self.until and (pods == self.pods or self.problem[0] != QUOTA_EXCEEDED)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Actuator:
         self._makes = makes
         self._observation = observation
         self._recorder = recorder
-        self._over_quota: dict[tuple[Role, Resources], _OverQuota] = {}
+        self._refusals: dict[tuple[Role, Resources], _Refusal] = {}
         self._refused_resizes: dict[tuple[str, Resources], _RefusedResize] = {}
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
@@ -78,17 +78,16 @@ class Actuator:
             match action:
                 case Create(instance, resources):
                     asked = (instance.role, resources)
-                    over = self._over_quota.get(asked)
+                    before = self._refusals.get(asked)
                     if instance.role in refused:
                         continue
-                    if over is not None and over.holds(pods, now):
+                    if before is not None and before.holds(pods, now):
                         refused.add(instance.role)
-                        self.problems[instance.role, instance.index] = over.problem
+                        self.problems[instance.role, instance.index] = before.problem
                     else:
-                        delays.append(await self._create(job, objects, instance, resources, refused))
+                        await self._create(job, objects, instance, resources, refused)
                         self._count_refusal(asked, instance, pods, now)
-                    if asked in self._over_quota:
-                        delays.append(self._over_quota[asked].until - now)
+                    delays.append(self._refusals[asked].until - now if asked in self._refusals else 0.0)
                 case Resize(instance, resources):
                     delays.append(await self._resize(job, views[instance], resources, now))
                 case Delete(instance, over):
@@ -107,26 +106,27 @@ class Actuator:
 
     async def _create(
         self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, refused: set[Role]
-    ) -> float:
+    ) -> None:
         try:
             pod = await self._makes.pod(job, objects, instance, resources)
         except RefusedError as error:
             refused.add(instance.role)
             self.problems[instance.role, instance.index] = (error.reason, str(error))
             stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
-            return _MOST_REFUSED_SECONDS if error.reason == QUOTA_EXCEEDED else _REFUSED_SECONDS
-        self._observation.made(pod)
-        return 0.0
+        else:
+            self._observation.made(pod)
 
     def _count_refusal(
         self, asked: tuple[Role, Resources], instance: InstanceId, pods: frozenset[str], now: float
     ) -> None:
+        """Keeps the next attempt away for a while: each refusal may read differently, and each report wakes us."""
         problem = self.problems.get((instance.role, instance.index))
-        before = self._over_quota.pop(asked, None)
-        if problem is None or problem[0] != QUOTA_EXCEEDED:
+        before = self._refusals.pop(asked, None)
+        if problem is None:
             return
-        streak = before.streak + 1 if before is not None and before.pods == pods else 1
-        self._over_quota[asked] = _OverQuota(streak, now + _wait_after(streak), pods, problem)
+        lasts = before is not None and before.pods == pods and problem[0] == QUOTA_EXCEEDED
+        streak = before.streak + 1 if before is not None and lasts else 1
+        self._refusals[asked] = _Refusal(streak, now + _wait_after(streak), pods, problem)
 
     async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
         # told first: once the pod is gone, nobody can tell why

@@ -491,6 +491,26 @@ async def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
     assert names_of(api.live_pods()) == WANTED
 
 
+async def test_a_refusal_that_reads_differently_each_time_is_not_asked_for_at_each_look() -> None:
+    """The status says it, and the watch shows that status at once."""
+    api = new_api()
+    asked: list[float] = []
+    create = api.create
+
+    async def guarded(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/pods") and slot_of(body) == "ps-0":
+            asked.append(api.now)
+            raise ApiError(403, "Forbidden", f'admission webhook "guard" denied request {len(asked)}')
+        return await create(path, body)
+
+    api.create = guarded  # type: ignore[method-assign]
+    operator = Operator(api)
+    for _ in range(120):
+        await operator.step(0.1)
+        api.sync()
+    assert [round(later - sooner) for sooner, later in itertools.pairwise(asked)] == [5, 5]
+
+
 async def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
     api = new_api()
     asked: list[str] = []
