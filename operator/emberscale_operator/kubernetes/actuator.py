@@ -38,11 +38,18 @@ class _Refusal:
 
 
 @dataclass(frozen=True)
-class _RefusedResize:
-    """A resize that was refused `streak` times; it is tried again at `until`."""
+class _ResizeAttempt:
+    """A resize that was asked for `streak` times in a row; it is asked for again at `until` if it is still wanted.
+
+    One that is granted may have no effect, or be undone by others, such as a webhook that rounds limits.
+    """
 
     streak: int
     until: float
+
+    def lasts(self, now: float) -> bool:
+        """Whether another attempt at `now` continues the row."""
+        return now < self.until + _MOST_REFUSED_SECONDS
 
 
 class Actuator:
@@ -59,7 +66,7 @@ class Actuator:
         self._observation = observation
         self._recorder = recorder
         self._refusals: dict[tuple[Role, Resources], _Refusal] = {}
-        self._refused_resizes: dict[tuple[str, Resources], _RefusedResize] = {}
+        self._resizes: dict[tuple[str, Resources], _ResizeAttempt] = {}
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
     async def act(
@@ -73,6 +80,7 @@ class Actuator:
         pods = frozenset(view.uid for view in views.values())
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
+        self._resizes = {attempt: made for attempt, made in self._resizes.items() if attempt[0] in pods}
         self._makes.look_again()
         for action in actions:
             match action:
@@ -141,29 +149,28 @@ class Actuator:
     async def _resize(self, job: Job, view: PodView, resources: Resources, now: float) -> float:
         """Resizes in place; a pod that cannot be resized in place keeps its resources until it restarts.
 
-        Returns the seconds until it is tried again, infinite if it is not.
+        Returns the seconds until it may be asked for again, infinite if it is not.
         """
         attempt = (view.uid, resources)
-        before = self._refused_resizes.get(attempt)
+        before = self._resizes.get(attempt)
         if before is not None and now < before.until:
             return before.until - now
         requirements = job.spec.roles[view.id.role].resources
         limits, requests = limits_of(resources), requests_of(requirements, resources)
         container = {"name": str(view.id.role), "resources": {"limits": limits, "requests": requests}}
         path = path_of("v1", "pods", job.key.namespace, view.name) + "/resize"
+        final = False
         try:
             await self._client.patch(path, {"spec": {"containers": [container]}}, STRATEGIC_PATCH)
         except (ApiError, ApiInternalError) as error:
             final = isinstance(error, ApiError) and error.status in _FINAL_STATUSES
-            streak = before.streak + 1 if before is not None else 1
-            wait = math.inf if final else _wait_after(streak)
-            self._refused_resizes[attempt] = _RefusedResize(streak, now + wait)
             stories.tell_refused_resize(self._recorder, job, view, str(error), final)
-            return wait
-        self._refused_resizes.pop(attempt, None)
-        return math.inf
+        streak = before.streak + 1 if before is not None and before.lasts(now) else 1
+        wait = math.inf if final else _wait_after(streak)
+        self._resizes[attempt] = _ResizeAttempt(streak, now + wait)
+        return wait
 
 
 def _wait_after(streak: int) -> float:
-    """Returns the seconds to wait after so many refusals."""
+    """Returns the seconds to wait after so many attempts."""
     return min(_REFUSED_SECONDS * 2.0 ** min(streak - 1, 16), _MOST_REFUSED_SECONDS)

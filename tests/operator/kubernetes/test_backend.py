@@ -267,6 +267,36 @@ async def test_a_refused_resize_is_tried_again_unless_the_pod_cannot_be_resized(
     assert f"keeps its resources {until}: {refusal}" in told["message"]
 
 
+async def test_a_resize_that_others_undo_is_asked_for_less_and_less_often() -> None:
+    """A webhook may round the limits again, and an autoscaler may set its own."""
+    api = MemoryApi(job_body(worker={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
+    operator = Operator(api)
+    await operator.settle()
+    asked: list[float] = []
+    patch = api.patch
+
+    async def resize(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        if not path.endswith("/resize"):
+            return await patch(path, body, kind)
+        asked.append(api.now)
+        return {}
+
+    api.patch = resize  # type: ignore[method-assign]
+    api.edit(worker={"replicas": 1, "resources": {"limits": {"memory": "2Gi"}}})
+    await operator.settle(1300)
+    assert [round(later - sooner) for sooner, later in itertools.pairwise(asked)] == [
+        5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        300,
+        300,
+        300,
+    ]
+
+
 @given(
     st.lists(
         st.tuples(
