@@ -1,8 +1,10 @@
 """Translates a pod into an instance of the job machine, with the reason why it waits."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, UNUSABLE_EXIT_CODE
@@ -33,6 +35,8 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 """`status.reason` of pods that the cluster ended."""
+_OTHER_NOTATION = re.compile(r"(\d+(?:\.\d+)?)(Ei|[nuE]|[eE][+-]?\d{1,2})")
+"""Quantities that a manifest cannot have, but a LimitRange or a webhook can."""
 _SIGKILL, _SIGTERM = 9, 15
 _QUIET_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 
@@ -262,6 +266,15 @@ def _resources(container: Mapping[str, Any]) -> Resources:
 def _limited(limits: Mapping[str, Any]) -> Resources:
     cpu, memory = limits.get("cpu"), limits.get("memory")
     return Resources(
-        None if cpu is None else round(cpu_cores(str(cpu)), 3),
-        None if memory is None else memory_bytes(str(memory)),
+        None if cpu is None else round(cpu_cores(_as_in_manifests(str(cpu))), 3),
+        None if memory is None else memory_bytes(_as_in_manifests(str(memory))),
     )
+
+
+def _as_in_manifests(quantity: str) -> str:
+    match = _OTHER_NOTATION.fullmatch(quantity)
+    if match is None:
+        return quantity
+    powers = {"Ei": Decimal(1 << 60), "E": Decimal(10) ** 18, "u": Decimal(10) ** -6, "n": Decimal(10) ** -9}
+    factor = powers[match[2]] if match[2] in powers else Decimal(f"1{match[2]}")
+    return f"{Decimal(match[1]) * factor:f}"

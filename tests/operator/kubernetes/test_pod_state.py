@@ -195,6 +195,15 @@ def test_a_pod_that_no_node_takes_has_the_limits_that_it_was_created_with(writte
         assert seen(status).resources == Resources(1.25, 2 << 30)
 
 
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [("1e9", 10**9), ("2E", 2 * 10**18), ("1Ei", 1 << 60), ("5e3", 5000), ("3000000u", 3), ("2000000000n", 2)],
+)
+def test_limits_that_others_set_are_read_in_any_notation_of_the_cluster(quantity: str, value: int) -> None:
+    """A LimitRange gives limits to pods that ask for none, and they keep its notation."""
+    assert view({"phase": "Running"}, cpu=quantity, memory=quantity).instance.resources == Resources(value, value)
+
+
 def test_a_container_that_is_only_being_created_waits_for_nothing() -> None:
     seen = view({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]})
     assert seen.waiting is None
