@@ -255,7 +255,7 @@ def _asked(metadata: Mapping[str, Any], own: Mapping[str, Any]) -> Resources:
     written = (metadata.get("annotations") or {}).get(LIMITS_ANNOTATION, "")
     try:
         return _limited(json.loads(written))
-    except (AttributeError, ValueError):  # somebody has edited or removed it
+    except (AttributeError, RecursionError, ValueError):  # somebody has edited or removed it
         return _resources(own)
 
 

@@ -177,7 +177,10 @@ def test_a_waiting_pod_says_for_what(status: dict[str, Any], reason: str) -> Non
 UNPLACED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 
 
-@pytest.mark.parametrize("written", ['{"cpu": "1100m", "memory": "1073741824"}', "[1]", "?", None])
+@pytest.mark.parametrize(
+    "written",
+    ['{"cpu": "1100m", "memory": "1073741824"}', "[1]", "?", pytest.param("[" * 200_000, id="nested"), None],
+)
 def test_a_pod_that_no_node_takes_has_the_limits_that_it_was_created_with(written: str | None) -> None:
     """Some clusters round the limits of pods, and would do so with a successor, too."""
 
