@@ -168,7 +168,7 @@ class KubernetesBackend:
         servers = news.plan.routed_ps if news.plan is not None else 0
         with self._calls():
             delay = await self._write(job, self._facts(job, news, now), now)
-            await self._budget.keep(job, servers)
+            await self._budget.keep(job, servers, now)
         for view in ended:
             self._tallies.pod_ended(view)
         if after.phase is not before.phase and after.phase in ENDED and self._status is not None:

@@ -6,11 +6,12 @@ import structlog
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Resources, leave_seconds
 
+_AGAIN_SECONDS = 30.0
 _GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
 _log = structlog.get_logger()
 
@@ -39,20 +40,25 @@ class DisruptionBudget:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._servers = 0
+        self._again_at = 0.0
 
-    async def keep(self, job: Job, servers: int) -> None:
+    async def keep(self, job: Job, servers: int, now: float) -> None:
         """Lets the cluster evict one of this number of servers at a time; makes no call if that holds already.
 
         `servers` counts the servers with rows and those that will get some. With a larger number, such as that of a
         larger shape, the cluster could evict none while one cannot be placed. 0 changes nothing: no server has rows, or
-        the number is unknown.
+        the number is unknown. Where a webhook fails at `now`, in seconds, it is tried again after a while.
         """
-        if servers in (0, self._servers):
+        if servers in (0, self._servers) or now < self._again_at:
             return
         try:
             await self._write(job, build_budget(job, servers))
         except ApiError as error:
             _log.warning("no_disruption_budget", job=str(job.key), status=error.status, problem=str(error))
+        except ApiInternalError as error:
+            _log.warning("no_disruption_budget", job=str(job.key), problem=str(error))
+            self._again_at = now + _AGAIN_SECONDS
+            return
         self._servers = servers
 
     async def _write(self, job: Job, body: dict[str, Any]) -> None:

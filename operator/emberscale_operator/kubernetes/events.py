@@ -3,6 +3,7 @@
 Only a pod's Events show what keeps the pod from being prepared, such as a volume that cannot be mounted.
 """
 
+import time
 from collections import deque
 from datetime import UTC, datetime
 from typing import Any
@@ -11,11 +12,13 @@ import structlog
 
 from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, ApiUnavailableError, path_of
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import Waiting
 
 _LONGEST_MESSAGE = 1024
+_PAUSE_OF_FAILURES = 10.0
+"""How much longer than a failure took the next attempt waits: a webhook that hangs must not hang each step."""
 _log = structlog.get_logger()
 
 
@@ -32,6 +35,7 @@ class EventRecorder:
         self._identity = identity
         self._told: deque[dict[str, Any]] = deque()
         self._known: set[str] = set()
+        self._next_at = 0.0
 
     def normal(self, job: Job, reason: str, message: str, key: str) -> None:
         """Tells of something that went as planned."""
@@ -44,10 +48,17 @@ class EventRecorder:
     async def flush(self) -> None:
         """Writes the Events that were told. An Event that the API server refuses is logged, and delays nothing.
 
-        Raises ApiUnavailableError; Events that are not written by then are kept.
+        Nor does a webhook that fails: the Events are kept for later. Raises ApiUnavailableError, and keeps them, too.
         """
-        while self._told:
-            await self._write(self._told[0])
+        while self._told and time.monotonic() >= self._next_at:
+            began = time.monotonic()
+            try:
+                await self._write(self._told[0])
+            except ApiInternalError as error:
+                ended = time.monotonic()
+                self._next_at = ended + _PAUSE_OF_FAILURES * (ended - began)
+                _log.warning("events_delayed", waiting=len(self._told), problem=str(error))
+                return
             self._told.popleft()
 
     def _tell(self, job: Job, kind: str, reason: str, message: str, key: str) -> None:
@@ -93,6 +104,7 @@ class EventRecorder:
 
 _SECONDS = 0.5
 _KNOWN_SECONDS = 5.0
+_PAUSE_SECONDS = 60.0
 _LIMIT = "20"
 """The most Events in one answer: whoever may create Events may create any number, and omit their content."""
 
@@ -108,15 +120,24 @@ class PodWarnings:
         self._client = client
         self._next_at = 0.0
         self._known: dict[str, tuple[float, Waiting | None]] = {}
+        self._paused: dict[str, float] = {}
 
     async def last(self, namespace: str, uid: str, now: float) -> Waiting | None:
-        """Returns the text of the last Warning about a pod that is known at `now`, in seconds since 1970."""
+        """Returns the text of the last Warning about a pod that is known at `now`, in seconds since 1970.
+
+        A namespace whose Events cannot be listed is left alone for a while: it may have too many of them.
+        """
         asked_at, known = self._known.get(uid, (0.0, None))
-        if now < max(self._next_at, asked_at + _KNOWN_SECONDS):
+        if now < max(self._next_at, asked_at + _KNOWN_SECONDS, self._paused.get(namespace, 0.0)):
             return known
         self._next_at = now + _SECONDS
         selector = f"involvedObject.uid={uid},type=Warning"
-        found = await self._client.get(path_of("v1", "events", namespace), fieldSelector=selector, limit=_LIMIT)
+        try:
+            found = await self._client.get(path_of("v1", "events", namespace), fieldSelector=selector, limit=_LIMIT)
+        except (ApiError, ApiUnavailableError) as error:
+            self._paused[namespace] = now + _PAUSE_SECONDS
+            _log.warning("warnings_not_listed", namespace=namespace, problem=str(error))
+            return known
         events = sorted(found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         known = None
         if events:

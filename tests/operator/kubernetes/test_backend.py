@@ -77,13 +77,13 @@ async def test_all_servers_with_rows_but_one_are_kept(routed: int, monkeypatch: 
 
 async def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> None:
     api: Any = new_api()
-    await DisruptionBudget(api).keep(job, 2)
+    await DisruptionBudget(api).keep(job, 2, 1.0)
     budget = DisruptionBudget(api)
     for servers, kept in ((4, 3), (0, 3), (1, 0)):
-        await budget.keep(job, servers)
+        await budget.keep(job, servers, 1.0)
         assert api.objects[f"{BUDGETS}/ctr-ps"]["spec"]["minAvailable"] == kept
     writes = dict(api.writes)
-    await budget.keep(job, 1)
+    await budget.keep(job, 1, 1.0)
     assert api.writes == writes
 
 
@@ -95,6 +95,33 @@ async def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing(mon
     await Operator(api).settle()
     assert names_of(api.live_pods()) == WANTED
     assert api.objects[BUDGET] == theirs
+
+
+@pytest.mark.parametrize("kind", ["events", "poddisruptionbudgets"])
+async def test_a_webhook_that_fails_for_a_side_object_holds_up_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = new_api()
+    route(2, monkeypatch)
+    create, fails = api.create, True
+
+    async def guarded(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if fails and path.endswith(f"/{kind}"):
+            raise ApiInternalError("failed calling webhook")
+        return await create(path, body)
+
+    api.create = guarded  # type: ignore[method-assign]
+    operator = Operator(api)
+    await operator.settle()
+    assert names_of(api.live_pods()) == WANTED
+    assert api.body["status"]["worker"]["summary"] == "3/3"
+    fails = False
+    await operator.settle(2, seconds=60.0)
+    api.end_pod(api.live_pod("worker-0"), 137)
+    api.sync()
+    await operator.settle(2)
+    assert BUDGET in api.objects
+    assert api.events.count("CreatedPSPod") == 2, "what could not be written then is written now"
 
 
 async def test_a_resync_without_news_writes_nothing() -> None:

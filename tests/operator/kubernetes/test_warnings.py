@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from emberscale_operator.kubernetes.client import ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.events import PodWarnings
 from emberscale_operator.kubernetes.pod_state import Waiting
 from memory_api import MemoryApi, Operator, slot_of
@@ -73,6 +74,36 @@ async def test_a_warning_whose_reason_is_free_text_holds_up_no_job(message: str)
     assert condition["message"].count("Policy violation") == 1
     assert message in condition["message"]
     assert sorted(map(slot_of, api.live_pods())) == ["master-0", "ps-0", "worker-0"]
+
+
+@pytest.mark.parametrize(
+    "problem", [ApiUnavailableError("HTTP status 504: Timeout"), ApiError(403, "Forbidden", "cannot list events")]
+)
+async def test_a_job_goes_on_where_warnings_cannot_be_listed(problem: Exception) -> None:
+    """Whoever writes a million Events into a namespace makes each list of them time out."""
+
+    class Flooded(MemoryApi):
+        asked = 0
+
+        async def get(self, path: str, **query: str) -> dict[str, Any]:
+            if not path.endswith("/events"):
+                return await super().get(path, **query)
+            self.asked += 1
+            raise problem
+
+    api = Flooded(job_body(ps={"replicas": 1}, worker={"replicas": 1}))
+    operator = Operator(api)
+    await operator.settle()
+    server = api.live_pod("ps-0")
+    server["spec"]["nodeName"] = "node-1"
+    server["status"] = {"phase": "Pending"}
+    api.end_pod(api.live_pod("worker-0"), 137)
+    api.sync()
+    for _ in range(20):
+        await operator.step(3.0)
+        api.sync()
+    assert sorted(map(slot_of, api.live_pods())) == ["master-0", "ps-0", "worker-0"]
+    assert api.asked == 1, "each answer may take until its time is over"
 
 
 async def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
