@@ -76,7 +76,14 @@ class ObjectMaker:
         await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings, credentials))
         await self._once(job, "configmaps", pod_spec.build_manifest(job, objects))
         body = pod_spec.build_pod(job, objects, instance, resources, self._settings, tls)
-        return await self._ensure(job, "pods", body)
+        pod = await self._ensure(job, "pods", body)
+        if not names.is_pod_of(pod, job.key.name, instance):
+            raise RefusedError(
+                "LabelsChanged",
+                f"pod {body['metadata']['name']} does not have the labels that it needs: somebody else made it, or a "
+                "webhook takes labels away",
+            )
+        return pod
 
     async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:
         name = f"{plural}/{body['metadata']['name']}"

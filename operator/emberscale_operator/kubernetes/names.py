@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.machine import InstanceId
@@ -88,6 +89,12 @@ def instance_of(labels: Mapping[str, str]) -> InstanceId | None:
         return InstanceId(Role(labels[ROLE_LABEL]), int(labels[INDEX_LABEL]), int(labels[INCARNATION_LABEL]))
     except (KeyError, ValueError):
         return None
+
+
+def is_pod_of(body: Mapping[str, Any], job: str, instance: InstanceId) -> bool:
+    """Whether a pod's labels say what it was created for, so that watches show it."""
+    labels = body["metadata"].get("labels") or {}
+    return labels.get(JOB_LABEL) == job and instance_of(labels) == instance
 
 
 def owner_reference(name: str, uid: str) -> dict[str, object]:

@@ -518,6 +518,36 @@ async def test_what_refuses_a_pod_is_named_and_waited_for(
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
+@pytest.mark.parametrize("by", ["a webhook that takes labels away", "a pod of the same name"])
+async def test_a_pod_without_the_labels_that_it_needs_is_told_and_not_made_at_each_look(by: str) -> None:
+    """No watch shows it, so it would seem to be missing for ever."""
+    api = new_api()
+    asked: list[float] = []
+    create = api.create
+
+    async def stripping(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/pods") and slot_of(body) == "ps-0":
+            asked.append(api.now)
+            body = {**body, "metadata": {**body["metadata"], "labels": {"app": "x"}}}
+        return await create(path, body)
+
+    if by == "a pod of the same name":
+        owners = [{"uid": "job-uid"}]
+        metadata = {"name": "ctr-ps-0-1", "uid": "theirs", "ownerReferences": owners, "labels": {"app": "x"}}
+        theirs = {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}}
+        api.objects["/api/v1/namespaces/team-a/pods/ctr-ps-0-1"] = theirs
+    api.create = stripping  # type: ignore[method-assign]
+    api.live_pods = list  # type: ignore[method-assign]  # it counts by labels
+    operator = Operator(api)
+    for _ in range(120):
+        await operator.step(0.1)
+        api.sync()
+    assert [round(later - sooner) for sooner, later in itertools.pairwise(asked)] == [5, 5]
+    (condition,) = api.body["status"]["conditions"]
+    assert condition["reason"] == "LabelsChanged"
+    assert "pod ctr-ps-0-1 does not have the labels" in condition["message"]
+
+
 async def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
     api = new_api()
     api.refusal = ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1")
