@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MAX_REPLICAS, Role
 from emberscale_operator.machine import InstanceId
 
 GROUP = "emberscale.io"
@@ -21,6 +21,9 @@ INCARNATION_LABEL = f"{GROUP}/incarnation"
 MANIFEST_ANNOTATION = f"{GROUP}/manifest"
 LIMITS_ANNOTATION = f"{GROUP}/limits"
 """Holds the limits that a pod was created with, in JSON: the cluster may give it others, such as rounded ones."""
+
+_MOST_INCARNATIONS = 1 << 40
+"""A label with a greater number was forged: the status, with 64 bits, could not hold all that may follow."""
 
 MASTER_PORT = 7070
 METRICS_PORT = 9090
@@ -86,9 +89,10 @@ def instance_labels(job: str, instance: InstanceId) -> dict[str, str]:
 def instance_of(labels: Mapping[str, str]) -> InstanceId | None:
     """The instance that a pod's labels name; None for a pod that is not ours."""
     try:
-        return InstanceId(Role(labels[ROLE_LABEL]), int(labels[INDEX_LABEL]), int(labels[INCARNATION_LABEL]))
+        found = InstanceId(Role(labels[ROLE_LABEL]), int(labels[INDEX_LABEL]), int(labels[INCARNATION_LABEL]))
     except (KeyError, ValueError):
         return None
+    return found if found.index < MAX_REPLICAS and found.incarnation <= _MOST_INCARNATIONS else None
 
 
 def is_pod_of(body: Mapping[str, Any], job: str, instance: InstanceId) -> bool:

@@ -50,6 +50,14 @@ def test_a_pod_of_somebody_else_is_no_instance() -> None:
     assert view_pod({"metadata": {"labels": {"app": "x"}}, "spec": {}}, NOW) is None
 
 
+@pytest.mark.parametrize(("label", "value"), [("index", "1024"), ("index", "9" * 60), ("incarnation", "9" * 60)])
+def test_a_pod_with_a_number_that_no_job_reaches_is_no_instance(label: str, value: str) -> None:
+    """The status could not hold it, nor the label of the next incarnation; whoever creates pods may write it."""
+    body = pod({"phase": "Running"})
+    body["metadata"]["labels"] |= {f"emberscale.io/{label}": value}
+    assert view_pod(body, NOW) is None
+
+
 def test_a_running_pod_lives() -> None:
     running = {
         "phase": "Running",
