@@ -79,8 +79,8 @@ class MemoryApi:
         if path.endswith("/events"):
             return {"items": []}
         if path.endswith("/pods"):
-            name = query["fieldSelector"].removeprefix("metadata.name=")
-            return {"items": [copy.deepcopy(pod) for pod in self.all_pods() if pod["metadata"]["name"] == name]}
+            name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+            return {"items": [copy.deepcopy(pod) for pod in self.all_pods() if name in ("", pod["metadata"]["name"])]}
         if path not in self.objects:
             return self._fail(404, "NotFound")
         return copy.deepcopy(self.objects[path])

@@ -213,6 +213,9 @@ class KubernetesBackend:
             return Pause(self._settings.resync)
         self._tallies.job_reconciled()
         self._job, self._objects = job, objects
+        if self._observation.is_unsure(now):
+            # a watch may be late by minutes, and a second pod for each that it does not show would make that worse
+            self._observation.found(await self._makes.pods(job), now)
         views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         self._views = {view.id: view for view in views}
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]

@@ -85,6 +85,12 @@ class ObjectMaker:
             )
         return pod
 
+    async def pods(self, job: Job) -> list[dict[str, Any]]:
+        """Lists the job's pods."""
+        selector = f"{names.JOB_LABEL}={job.key.name}"
+        found = await self._client.get(path_of("v1", "pods", job.key.namespace), labelSelector=selector)
+        return list(found["items"] or ())
+
     async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:
         name = f"{plural}/{body['metadata']['name']}"
         if name not in self._present:

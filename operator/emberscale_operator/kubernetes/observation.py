@@ -23,7 +23,7 @@ from emberscale_operator.machine import (
 )
 
 _UNSEEN_SECONDS = 30.0
-"""How long a created pod is assumed to exist without being seen."""
+"""How long a created pod is taken to exist, without being seen, until the API server is asked for it."""
 
 
 class Observation:
@@ -51,11 +51,8 @@ class Observation:
         """Returns every pod of the job of this uid, and vanished ones until they are forgotten."""
         self._now = now
         bodies = {body["metadata"]["uid"]: body for body in pods if is_owned_by(body, uid)}
-        for name, (made_at, body) in list(self._made.items()):
-            if name in bodies or name in self._seen or now - made_at > _UNSEEN_SECONDS:
-                del self._made[name]
-            else:
-                bodies[name] = body
+        self._made = {name: made for name, made in self._made.items() if name not in bodies and name not in self._seen}
+        bodies |= {name: body for name, (_, body) in self._made.items()}
         views = {name: view for name, body in bodies.items() if (view := view_pod(body, now)) is not None}
         for name in self._seen.keys() - views.keys():
             if self._seen[name].instance.live:
@@ -64,6 +61,15 @@ class Observation:
         self._deleted &= views.keys() | self._ghosts.keys()
         self._killed &= views.keys() | self._ghosts.keys()
         return (*(self._asked(view) for view in views.values()), *self._ghosts.values())
+
+    def is_unsure(self, now: float) -> bool:
+        """Whether created pods have not been seen for so long that they may be gone."""
+        return any(now - made_at > _UNSEEN_SECONDS for made_at, _ in self._made.values())
+
+    def found(self, pods: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Takes what the API server has of the pods that no watch has shown; those that it does not have are gone."""
+        held = {body["metadata"]["uid"]: body for body in pods}
+        self._made = {name: (now, held[name]) for name in self._made if name in held}
 
     def made(self, body: Mapping[str, Any]) -> None:
         """Notes a created pod, which no watch may have shown yet."""

@@ -124,6 +124,25 @@ async def test_a_webhook_that_fails_for_a_side_object_holds_up_nothing(
     assert api.events.count("CreatedPSPod") == 2, "what could not be written then is written now"
 
 
+async def test_pods_that_no_watch_shows_are_not_made_again() -> None:
+    """A watch may be late by minutes, as with an API server that has too much to do."""
+    api = new_api()
+    operator = Operator(api)
+    for _ in range(60):
+        await operator.step(5.0)
+    assert names_of(api.all_pods()) == WANTED
+    del api.objects["/api/v1/namespaces/team-a/pods/ctr-worker-0-1"]
+    for _ in range(20):
+        await operator.step(5.0)
+    assert names_of(api.all_pods()) == WANTED, "what the API server does not have any more is made again"
+    assert "/api/v1/namespaces/team-a/pods/ctr-worker-0-2" in api.objects
+    api.run_pods()
+    api.sync()
+    await operator.settle()
+    assert names_of(api.all_pods()) == WANTED
+    assert api.body["status"]["worker"]["summary"] == "3/3"
+
+
 async def test_a_resync_without_news_writes_nothing() -> None:
     api = new_api()
     operator = Operator(api)
