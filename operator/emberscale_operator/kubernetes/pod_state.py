@@ -35,6 +35,8 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 """`status.reason` of pods that the cluster ended."""
+_STRIPPED_SECONDS = 30.0
+"""How long a pod stays whose annotation with limits is missing: a policy may take it from each successor, too."""
 _OTHER_NOTATION = re.compile(r"(\d+(?:\.\d+)?)(Ei|[nuE]|[eE][+-]?\d{1,2})")
 """Quantities that a manifest cannot have, but a LimitRange or a webhook can."""
 _SIGKILL, _SIGTERM = 9, 15
@@ -97,7 +99,9 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
     created = parse_time(metadata["creationTimestamp"])
     waiting = _waiting(status) if going_on else None
     own_spec = _named(spec["containers"], identity.role)
-    unplaced = state is InstanceState.PENDING and _condition(status, "PodScheduled").get("status") == "False"
+    asked = _asked(metadata)
+    waits_for_a_node = state is InstanceState.PENDING and _condition(status, "PodScheduled").get("status") == "False"
+    unplaced = waits_for_a_node and (asked is not None or now - created > _STRIPPED_SECONDS)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -106,7 +110,7 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
         instance=Instance(
             identity,
             state,
-            _asked(metadata, own_spec) if unplaced else _resources(own_spec),
+            asked if asked is not None and waits_for_a_node else _resources(own_spec),
             _started(own, created),
             ended.exit if ended else None,
             name=metadata["uid"],
@@ -247,8 +251,8 @@ def _limits(own: Mapping[str, Any]) -> Resources | None:
     return _resources(own) if own.get("resources") and (own.get("state") or {}).get("running") else None
 
 
-def _asked(metadata: Mapping[str, Any], own: Mapping[str, Any]) -> Resources:
-    """Returns the limits that a pod was created with.
+def _asked(metadata: Mapping[str, Any]) -> Resources | None:
+    """Returns the limits that a pod was created with; None if it does not say.
 
     If the cluster gave it others, a successor would get those, too: it must not seem to differ from what is wanted.
     """
@@ -256,7 +260,7 @@ def _asked(metadata: Mapping[str, Any], own: Mapping[str, Any]) -> Resources:
     try:
         return _limited(json.loads(written))
     except (AttributeError, RecursionError, ValueError):  # somebody has edited or removed it
-        return _resources(own)
+        return None
 
 
 def _resources(container: Mapping[str, Any]) -> Resources:

@@ -274,6 +274,31 @@ async def test_a_pod_that_no_node_takes_follows_an_edit_of_its_resources() -> No
     assert not {"restarts", "streak", "faults", "notBefore"} & member.keys()
 
 
+async def test_a_pod_that_no_node_takes_is_not_replaced_at_each_look_where_its_limits_never_fit() -> None:
+    """A policy takes annotations away, and gives pods other limits."""
+    api = MemoryApi(job_body(ps=asks("500Gi")))
+    create = api.create
+
+    async def strict(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/pods"):
+            body = copy.deepcopy(body)
+            del body["metadata"]["annotations"]["emberscale.io/limits"]
+            for container in body["spec"]["containers"]:
+                container["resources"] = {"limits": {"memory": "8Gi"}}
+        return await create(path, body)
+
+    api.create = strict  # type: ignore[method-assign]
+    operator = Operator(api)
+    for _ in range(100):
+        await operator.step(1.0)
+        for pod in api.all_pods():
+            unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            pod["status"] = {"phase": "Pending", "conditions": [unplaced]}
+        api.sync()
+    history = api.body["status"]["members"]
+    assert next(one["incarnation"] for one in history if one["role"] == "ps") == 4, "each stays for half a minute"
+
+
 @pytest.mark.parametrize(
     ("refusal", "attempts", "until"),
     [
