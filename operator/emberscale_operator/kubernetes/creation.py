@@ -39,6 +39,7 @@ class ObjectMaker:
         self._admit = admit
         self._present: set[str] = set()
         self._credentials: Credentials | None = None
+        self._token_secret: dict[str, Any] = {}
 
     def look_again(self) -> None:
         """Forgets which objects are there, as others may delete them: the next pod looks for those that it needs."""
@@ -54,9 +55,12 @@ class ObjectMaker:
             pair = self_signed() if self._settings.job_tls else None
             authority = pair.certificate if pair is not None else None
             made = Credentials(secrets.token_hex(32), secrets.token_hex(32), secrets.token_hex(32), authority)
-            secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, made, pair))
+            self._token_secret = pod_spec.build_token_secret(job, made, pair)
+            secret = await self._ensure(job, "secrets", self._token_secret)
             data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
             if data:
+                del self._token_secret["stringData"]
+                self._token_secret["data"] = secret["data"]
                 token = data[pod_spec.TOKEN_KEY]
                 made = Credentials(
                     token.decode(),
@@ -71,6 +75,7 @@ class ObjectMaker:
     async def pod(self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources) -> dict[str, Any]:
         """Creates a pod and whatever it refers to. Raises RefusedError and NamespaceEndsError."""
         credentials = await self.credentials(job)
+        await self._once(job, "secrets", self._token_secret)
         tls = credentials.authority is not None
         await self._once(job, "services", pod_spec.build_service(job, tls))
         await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings, credentials))

@@ -1,6 +1,7 @@
 """One job's controller against an in-memory API server, and killed at any of its calls."""
 
 import asyncio
+import base64
 import copy
 import itertools
 from collections import Counter
@@ -923,6 +924,30 @@ async def test_a_pod_that_is_created_again_finds_what_others_deleted() -> None:
     await operator.settle()
     assert names_of(api.live_pods()) == WANTED
     assert needed_by_pods(api) == needed
+
+
+@pytest.mark.parametrize("found", [False, True])
+async def test_a_secret_that_others_deleted_comes_back_as_it_was_while_the_operator_knows_it(found: bool) -> None:
+    """Members show its token to each other, so another one would part old members from new ones."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    path = "/api/v1/namespaces/team-a/secrets/ctr-token"
+    if found:
+        said = api.objects[path].pop("stringData")
+        api.objects[path]["data"] = {name: base64.b64encode(text.encode()).decode() for name, text in said.items()}
+        operator.controller = operator.start()
+        api.end_pod(api.live_pod("worker-1"), 1)
+        api.sync()
+        await operator.settle()
+    before = api.objects.pop(path)
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle()
+    after = api.objects[path]
+    assert (after.get("data"), after.get("stringData")) == (before.get("data"), before.get("stringData"))
+    assert after["immutable"]
+    assert names_of(api.live_pods()) == WANTED
 
 
 async def test_what_pods_need_is_looked_for_once_for_all_pods_that_are_created_at_a_time() -> None:
