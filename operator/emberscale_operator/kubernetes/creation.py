@@ -2,7 +2,7 @@
 
 import base64
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from emberscale_api.certificates import AUTHORITY_FILE
@@ -57,17 +57,10 @@ class ObjectMaker:
             made = Credentials(secrets.token_hex(32), secrets.token_hex(32), secrets.token_hex(32), authority)
             self._token_secret = pod_spec.build_token_secret(job, made, pair)
             secret = await self._ensure(job, "secrets", self._token_secret)
-            data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
-            if data:
+            if data := secret.get("data"):
+                made = _credentials_in(data, secret["metadata"]["name"])
                 del self._token_secret["stringData"]
-                self._token_secret["data"] = secret["data"]
-                token = data[pod_spec.TOKEN_KEY]
-                made = Credentials(
-                    token.decode(),
-                    data.get(pod_spec.OPERATOR_TOKEN_KEY, token).decode(),  # older Secrets have no key for it
-                    data[pod_spec.STORE_PASSWORD_KEY].decode(),
-                    data.get(AUTHORITY_FILE),
-                )
+                self._token_secret["data"] = data
             self._admit(job.uid, made.store_password)
             self._credentials = made
         return self._credentials
@@ -141,6 +134,23 @@ class ObjectMaker:
             raise _refusal(error) from error
         pod: dict[str, Any] | None = next(iter(found["items"]), None)
         return pod
+
+
+def _credentials_in(data: Mapping[str, str], name: str) -> Credentials:
+    """What a Secret of this name holds. Raises RefusedError where somebody else has made it, with other contents."""
+    held = {key: base64.b64decode(value) for key, value in data.items()}
+    try:
+        token = held[pod_spec.TOKEN_KEY]
+        return Credentials(
+            token.decode(),
+            held.get(pod_spec.OPERATOR_TOKEN_KEY, token).decode(),  # older Secrets have no key for it
+            held[pod_spec.STORE_PASSWORD_KEY].decode(),
+            held.get(AUTHORITY_FILE),
+        )
+    except (KeyError, UnicodeDecodeError) as error:
+        raise RefusedError(
+            "UnusableSecret", f"somebody else has made what the operator keeps there: delete the Secret {name}"
+        ) from error
 
 
 def _refusal(error: ApiError) -> Exception:

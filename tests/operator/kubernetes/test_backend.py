@@ -950,6 +950,22 @@ async def test_a_secret_that_others_deleted_comes_back_as_it_was_while_the_opera
     assert names_of(api.live_pods()) == WANTED
 
 
+@pytest.mark.parametrize("held", [{"token": "c2VjcmV0"}, {"token": "c2VjcmV0", "store-password": "/w=="}])
+async def test_a_secret_that_others_made_without_what_it_holds_is_named(held: dict[str, str]) -> None:
+    api = new_api()
+    metadata = {"name": "ctr-token", "uid": "theirs", "ownerReferences": [{"uid": "job-uid"}]}
+    path = "/api/v1/namespaces/team-a/secrets/ctr-token"
+    api.objects[path] = {"metadata": metadata, "data": held}
+    operator = Operator(api)
+    await operator.settle(3)
+    (condition,) = api.body["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "UnusableSecret")
+    assert "delete the Secret ctr-token" in condition["message"]
+    del api.objects[path]
+    await operator.settle(10)
+    assert names_of(api.live_pods()) == WANTED
+
+
 async def test_what_pods_need_is_looked_for_once_for_all_pods_that_are_created_at_a_time() -> None:
     api = new_api()
     asked: Counter[str] = Counter()
