@@ -82,7 +82,8 @@ class Actuator:
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
         self._resizes = {attempt: made for attempt, made in self._resizes.items() if attempt[0] in pods}
         self._makes.look_again()
-        for action in actions:
+        # resizes last: one that is never answered ends the step, and others need not wait for it
+        for action in sorted(actions, key=lambda action: isinstance(action, Resize)):
             match action:
                 case Create(instance, resources):
                     asked = (instance.role, resources)

@@ -339,6 +339,27 @@ async def test_a_refused_resize_is_tried_again_unless_the_pod_cannot_be_resized(
     assert f"keeps its resources {until}: {refusal}" in told["message"]
 
 
+async def test_a_resize_that_is_never_answered_holds_up_no_other_action() -> None:
+    """A webhook that hangs keeps the API server from an answer for longer than the operator waits."""
+    limits = {"resources": {"limits": {"memory": "1Gi"}}}
+    api = MemoryApi(job_body(ps={"replicas": 1, **limits}, worker={"replicas": 2}))
+    operator = Operator(api)
+    await operator.settle()
+    patch = api.patch
+
+    async def hanging(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        if path.endswith("/resize"):
+            raise ApiUnavailableError("TimeoutError")
+        return await patch(path, body, kind)
+
+    api.patch = hanging  # type: ignore[method-assign]
+    api.edit(ps={"replicas": 1, "resources": {"limits": {"memory": "2Gi"}}}, worker={"replicas": 3})
+    for _ in range(2):
+        with pytest.raises(BackendUnavailableError):
+            await operator.step()
+    assert "worker-2" in names_of(api.live_pods())
+
+
 async def test_a_resize_that_others_undo_is_asked_for_less_and_less_often() -> None:
     """A webhook may round the limits again, and an autoscaler may set its own."""
     api = MemoryApi(job_body(worker={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
