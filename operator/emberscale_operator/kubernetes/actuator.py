@@ -72,11 +72,15 @@ class Actuator:
     async def act(
         self, job: Job, objects: JobObjects, actions: Sequence[Action], views: Mapping[InstanceId, PodView], now: float
     ) -> float | None:
-        """Acts; returns the seconds until there may be more to do, None if nothing is expected."""
+        """Acts; returns the seconds until there may be more to do, None if nothing is expected.
+
+        A deletion that is refused is raised once everything else is done.
+        """
         # no watch delivers the reason why a pod is slow to be prepared
         preparing = any(not view.running and view.instance.live for view in views.values())
         delays = [_PREPARING_SECONDS] if preparing else []
         refused: set[Role] = set()
+        kept: list[ApiError] = []
         pods = frozenset(view.uid for view in views.values())
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
@@ -100,17 +104,19 @@ class Actuator:
                 case Resize(instance, resources):
                     delays.append(await self._resize(job, views[instance], resources, now))
                 case Delete(instance, over):
-                    await self._delete(job, views[instance], GRACE_SECONDS if over else None)
+                    kept += await self._delete(job, views[instance], GRACE_SECONDS if over else None)
                 case Kill(instance, why):
                     stories.tell_kill(self._recorder, job, views[instance], why)
-                    await self._delete(job, views[instance], _KILL_GRACE_SECONDS)
+                    kept += await self._delete(job, views[instance], _KILL_GRACE_SECONDS)
                 case Forget(instance):
                     if not self._observation.forget(views[instance]):
-                        await self._delete_pod(job, views[instance], 0)
+                        kept += await self._delete_pod(job, views[instance], 0)
                 case DeleteJob():
                     path = path_of(names.API_VERSION, names.PLURAL, job.key.namespace, job.key.name)
                     await self._client.delete(path, job.uid)
         await self._recorder.flush()
+        if kept:
+            raise kept[0]
         return min(filter(math.isfinite, delays), default=None)
 
     async def _create(
@@ -137,15 +143,20 @@ class Actuator:
         streak = before.streak + 1 if before is not None and lasts else 1
         self._refusals[asked] = _Refusal(streak, now + _wait_after(streak), pods, problem)
 
-    async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
+    async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> list[ApiError]:
         # told first: once the pod is gone, nobody can tell why
         stories.tell_deletion(self._recorder, job, view)
         await self._recorder.flush()
-        await self._delete_pod(job, view, grace_seconds)
+        return await self._delete_pod(job, view, grace_seconds)
 
-    async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
+    async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> list[ApiError]:
+        """Deletes a pod; returns why it may not be deleted, if so."""
         path = path_of("v1", "pods", job.key.namespace, view.name)
-        await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
+        try:
+            await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
+        except ApiError as error:
+            return [error]
+        return []
 
     async def _resize(self, job: Job, view: PodView, resources: Resources, now: float) -> float:
         """Resizes in place; a pod that cannot be resized in place keeps its resources until it restarts.

@@ -360,6 +360,24 @@ async def test_a_resize_that_is_never_answered_holds_up_no_other_action() -> Non
     assert "worker-2" in names_of(api.live_pods())
 
 
+async def test_a_pod_that_may_not_be_deleted_holds_up_no_other_action() -> None:
+    api = MemoryApi(job_body(ps={"replicas": 1}, worker={"replicas": 2}))
+    operator = Operator(api)
+    await operator.settle()
+    delete = api.delete
+
+    async def guarded(path: str, uid: str, grace_seconds: int | None = None) -> None:
+        if path.endswith("ctr-master-0-1"):
+            raise ApiError(403, "Forbidden", "ValidatingAdmissionPolicy 'keep' denied request")
+        await delete(path, uid, grace_seconds)
+
+    api.delete = guarded  # type: ignore[method-assign]
+    api.edit(worker={"replicas": 3}, runPolicy={"backoffLimit": 9})
+    with pytest.raises(BackendUnavailableError, match="denied request"):
+        await operator.step()
+    assert names_of(api.live_pods()) == ["master-0", "ps-0", "worker-0", "worker-1", "worker-2"]
+
+
 async def test_a_resize_that_others_undo_is_asked_for_less_and_less_often() -> None:
     """A webhook may round the limits again, and an autoscaler may set its own."""
     api = MemoryApi(job_body(worker={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
