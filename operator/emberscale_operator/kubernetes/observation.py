@@ -35,6 +35,7 @@ class Observation:
         self._made: dict[str, tuple[float, Mapping[str, Any]]] = {}
         self._deleted: set[str] = set()
         self._killed: set[str] = set()
+        self._ending: dict[str, float] = {}
         self._now = 0.0
 
     def take_over(self, members: Iterable[MemberStatus]) -> None:
@@ -53,7 +54,10 @@ class Observation:
         bodies = {body["metadata"]["uid"]: body for body in pods if is_owned_by(body, uid)}
         self._made = {name: made for name, made in self._made.items() if name not in bodies and name not in self._seen}
         bodies |= {name: body for name, (_, body) in self._made.items()}
-        views = {name: view for name, body in bodies.items() if (view := view_pod(body, now)) is not None}
+        ending = (name for name, body in bodies.items() if "deletionTimestamp" in body["metadata"])
+        self._ending = {name: self._ending.get(name, now) for name in ending}
+        found = {name: view_pod(body, now, self._ending.get(name)) for name, body in bodies.items()}
+        views = {name: view for name, view in found.items() if view is not None}
         for name in self._seen.keys() - views.keys():
             if self._seen[name].instance.live:
                 self._ghosts[name] = self._vanished(self._seen[name], now)

@@ -86,14 +86,18 @@ class PodView:
         return self.instance.state is InstanceState.RUNNING
 
 
-def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
-    """The pod as of `now`, in seconds since 1970; None for one that is not an instance of a job."""
+def view_pod(pod: Mapping[str, Any], now: float, ending_since: float | None = None) -> PodView | None:
+    """The pod as of `now`, in seconds since 1970; None for one that is not an instance of a job.
+
+    `ending_since` is when its deletion was first seen: from then on it has all of its time to end, as the API server's
+    clock may be behind.
+    """
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     identity = instance_of(metadata.get("labels") or {})
     if identity is None:
         return None
     own = _named(status.get("containerStatuses") or (), identity.role)
-    ended = _exit(metadata, status, own, now)
+    ended = _exit(metadata, status, own, now, ending_since)
     state = _state(metadata, status, ended is not None)
     going_on = state in (InstanceState.PENDING, InstanceState.RUNNING)
     created = parse_time(metadata["creationTimestamp"])
@@ -161,12 +165,18 @@ def _named(containers: Sequence[Mapping[str, Any]], role: Role) -> Mapping[str, 
     return next((container for container in containers if container.get("name") == role), {})
 
 
-def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[str, Any], now: float) -> _Exit | None:
+def _exit(
+    metadata: Mapping[str, Any],
+    status: Mapping[str, Any],
+    own: Mapping[str, Any],
+    now: float,
+    ending_since: float | None,
+) -> _Exit | None:
     deletion = metadata.get("deletionTimestamp")
     terminated = (own.get("state") or {}).get("terminated") or {}
     # a pod lives on after its own process where a sidecar does
     if status.get("phase") not in ("Succeeded", "Failed") and not terminated:
-        if deletion is None or now < (due := _end_due(metadata, status)) + LOST_SECONDS:
+        if deletion is None or now < (due := _end_due(metadata, status, ending_since)) + LOST_SECONDS:
             return None
         ended = InstanceExit(ExitReason.NODE_LOST, -_SIGKILL, at=due)
         return _Exit(ended, "NodeLost", "its node does not answer")
@@ -195,15 +205,14 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[s
     return _Exit(InstanceExit(reason, signed, at, deleted=deletion is not None and not outside), cause, detail)
 
 
-def _end_due(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> float:
+def _end_due(metadata: Mapping[str, Any], status: Mapping[str, Any], ending_since: float | None) -> float:
     """By when a pod that is being deleted has ended, unless its node is lost; the pods of such a node are not ready.
 
     A parameter server may take long to give its rows away, but not on a node that does not answer.
     """
-    due = parse_time(metadata["deletionTimestamp"])
-    if _condition(status, "Ready").get("status") == "True":
-        return due
-    return due - max(0.0, float(metadata.get("deletionGracePeriodSeconds") or 0) - GRACE_SECONDS)
+    due, grace = parse_time(metadata["deletionTimestamp"]), float(metadata.get("deletionGracePeriodSeconds") or 0)
+    shorter = 0.0 if _condition(status, "Ready").get("status") == "True" else max(0.0, grace - GRACE_SECONDS)
+    return max(due, due if ending_since is None else ending_since + grace) - shorter
 
 
 def _outside_cause(status: Mapping[str, Any]) -> str:

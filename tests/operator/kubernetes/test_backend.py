@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Backoff, Decision, JobIntent, JobStanding, Policy
-from memory_api import MemoryApi, Operator, slot_of
+from memory_api import START, MemoryApi, Operator, slot_of
 from training_jobs import job_body
 
 
@@ -142,6 +143,23 @@ async def test_pods_that_no_watch_shows_are_not_made_again() -> None:
     await operator.settle()
     assert names_of(api.all_pods()) == WANTED
     assert api.body["status"]["worker"]["summary"] == "3/3"
+
+
+@pytest.mark.parametrize(("ready", "lost_after"), [("True", 85.0), ("False", 15.0)])
+async def test_a_server_that_leaves_has_its_time_though_our_clock_is_ahead(ready: str, lost_after: float) -> None:
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    server = api.live_pod("ps-0")
+    by_their_clock = datetime.fromtimestamp(api.now + 85.0 - 300.0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    server["metadata"] |= {"deletionTimestamp": by_their_clock, "deletionGracePeriodSeconds": 85}
+    server["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+    api.sync()
+    began = api.now
+    while not any(pod["metadata"]["name"] == "ctr-ps-0-2" for pod in api.all_pods()):
+        await operator.step(1.0)
+        assert api.now < START + 200.0
+    assert lost_after < api.now - began < lost_after + 20.0
 
 
 async def test_a_resync_without_news_writes_nothing() -> None:
