@@ -143,7 +143,8 @@ class JobController:
                 if delay is None:
                     return
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), timeout=delay)
+                    async with asyncio.timeout(delay):  # before Python 3.12, wait_for may lose a cancellation
+                        await self._woken.wait()
         finally:
             await self._hang_up()
 
