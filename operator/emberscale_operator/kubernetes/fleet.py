@@ -30,10 +30,13 @@ class Fleet:
         self._tasks: dict[tuple[JobKey, str], asyncio.Task[None]] = {}
         self.controllers: dict[tuple[JobKey, str], JobController] = {}
         self._current: dict[JobKey, str] = {}
+        self._closed = False
         self.defects = 0
 
     def see(self, key: JobKey, uid: str) -> None:
-        """Starts a controller for a job that is new, and wakes it."""
+        """Starts a controller for a job that is new, and wakes it; does nothing once the fleet is closed."""
+        if self._closed:
+            return
         self._current[key] = uid
         if (key, uid) not in self._tasks:
             controller = self.controllers[key, uid] = self._make(key, uid)
@@ -49,7 +52,8 @@ class Fleet:
             controller.wake()
 
     async def close(self) -> None:
-        """Ends all tasks."""
+        """Ends all tasks, and starts none any more: the watches deliver events until they have ended, too."""
+        self._closed = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

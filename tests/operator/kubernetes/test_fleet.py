@@ -9,21 +9,51 @@ from emberscale_operator.kubernetes.job import JobKey
 
 
 class _Controller:
-    """A controller whose look at its job lasts until `done` is set."""
+    """A controller whose look at its job lasts until `done` is set; its job is gone once `gone` is."""
 
-    def __init__(self, key: JobKey) -> None:
-        self.key, self.uid = key, "uid"
-        self.done = asyncio.Event()
+    def __init__(self, key: JobKey, uid: str = "uid") -> None:
+        self.key, self.uid = key, uid
+        self.done, self.gone = asyncio.Event(), asyncio.Event()
         self.busy_since: float | None = None
+        self.wakes = 0
 
     def wake(self) -> None:
-        pass
+        self.wakes += 1
 
     async def run(self) -> None:
         self.busy_since = time.monotonic()
         await self.done.wait()
         self.busy_since = None
-        await asyncio.Event().wait()
+        await self.gone.wait()
+
+
+class _Fleet(Fleet):
+    """Keeps the controllers that it has made, and the uids of the jobs that it has buried."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, _Controller] = {}
+        self.buried: list[str] = []
+        super().__init__(self._made, self._note)
+
+    def _made(self, key: JobKey, uid: str) -> Any:
+        self.made[uid] = _Controller(key, uid)
+        return self.made[uid]
+
+    async def _note(self, uid: str) -> None:
+        self.buried.append(uid)
+
+
+CTR = JobKey("team", "ctr")
+
+
+async def test_a_fleet_that_is_closed_starts_no_controller_for_a_late_event() -> None:
+    fleet = _Fleet()
+    fleet.see(CTR, "first")
+    await fleet.close()
+    fleet.see(CTR, "first")
+    fleet.see(JobKey("team", "other"), "second")
+    assert list(fleet.made) == ["first"]
+    assert not fleet.controllers
 
 
 async def test_a_job_whose_reconciling_gets_nowhere_is_named_until_it_goes_on() -> None:
