@@ -1,6 +1,7 @@
 """All jobs: one task each, started when a job is first seen and ended when it is gone."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -29,7 +30,7 @@ class Fleet:
         self._patience = patience
         self._tasks: dict[tuple[JobKey, str], asyncio.Task[None]] = {}
         self.controllers: dict[tuple[JobKey, str], JobController] = {}
-        self._current: dict[JobKey, str] = {}
+        self._uids: defaultdict[JobKey, set[str]] = defaultdict(set)
         self._closed = False
         self.defects = 0
 
@@ -37,19 +38,18 @@ class Fleet:
         """Starts a controller for a job that is new, and wakes it; does nothing once the fleet is closed."""
         if self._closed:
             return
-        self._current[key] = uid
         if (key, uid) not in self._tasks:
             controller = self.controllers[key, uid] = self._make(key, uid)
+            self._uids[key].add(uid)
             task = asyncio.create_task(self._run(key, uid, controller), name=str(key))
             self._tasks[key, uid] = task
             task.add_done_callback(lambda _: self._forget(key, uid))
         self.controllers[key, uid].wake()
 
     def wake(self, key: JobKey) -> None:
-        """Wakes the controller of a job, if the job is known."""
-        uid = self._current.get(key)
-        if uid is not None and (controller := self.controllers.get((key, uid))):
-            controller.wake()
+        """Wakes the controller of a job, if the job is known; for a while, there may be two jobs of one name."""
+        for uid in self._uids.get(key, ()):
+            self.controllers[key, uid].wake()
 
     async def close(self) -> None:
         """Ends all tasks, and starts none any more: the watches deliver events until they have ended, too."""
@@ -68,8 +68,9 @@ class Fleet:
     def _forget(self, key: JobKey, uid: str) -> None:
         self._tasks.pop((key, uid), None)
         self.controllers.pop((key, uid), None)
-        if self._current.get(key) == uid:
-            del self._current[key]
+        self._uids[key].discard(uid)
+        if not self._uids[key]:
+            del self._uids[key]
 
     async def _run(self, key: JobKey, uid: str, controller: JobController) -> None:
         """Runs one job's controller. A defect must not end other jobs: it is logged in full, counted, and retried."""

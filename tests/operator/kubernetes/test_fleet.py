@@ -6,6 +6,7 @@ from typing import Any
 
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.job import JobKey
+from eventually import until
 
 
 class _Controller:
@@ -54,6 +55,24 @@ async def test_a_fleet_that_is_closed_starts_no_controller_for_a_late_event() ->
     fleet.see(JobKey("team", "other"), "second")
     assert list(fleet.made) == ["first"]
     assert not fleet.controllers
+
+
+async def test_events_of_pods_reach_a_job_also_after_the_late_end_of_another_of_its_name() -> None:
+    """The events of two objects may arrive in any order, and that of a deletion last."""
+    fleet = _Fleet()
+    fleet.see(CTR, "old")
+    fleet.see(CTR, "new")
+    fleet.see(CTR, "old")
+    for gone in ("old", "new"):
+        before = fleet.made["new"].wakes
+        fleet.wake(CTR)
+        assert fleet.made["new"].wakes == before + 1
+        fleet.made[gone].done.set()
+        fleet.made[gone].gone.set()
+        await until(lambda: (CTR, gone) not in fleet.controllers)  # noqa: B023  # it is awaited here
+    assert fleet.buried == ["old", "new"]
+    fleet.wake(CTR)
+    await fleet.close()
 
 
 async def test_a_job_whose_reconciling_gets_nowhere_is_named_until_it_goes_on() -> None:
