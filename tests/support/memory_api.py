@@ -46,8 +46,8 @@ class MemoryApi:
         self._seen: list[dict[str, Any]] = []
         self._seen_body = copy.deepcopy(body)
 
-    def job(self, key: JobKey) -> Mapping[str, Any] | None:
-        return self._seen_body
+    def job(self, key: JobKey, uid: str) -> Mapping[str, Any] | None:
+        return self._seen_body if self._seen_body["metadata"]["uid"] == uid else None
 
     def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
         return self._seen

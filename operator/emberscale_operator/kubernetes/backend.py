@@ -67,8 +67,8 @@ _log = structlog.get_logger()
 class ObjectCache(Protocol):
     """The state of the cluster that is known without a call to it."""
 
-    def job(self, key: JobKey) -> Mapping[str, Any] | None:
-        """The TrainingJob as last seen; None if it does not exist."""
+    def job(self, key: JobKey, uid: str) -> Mapping[str, Any] | None:
+        """The TrainingJob of this uid as last seen; None if it does not exist."""
 
     def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
         """The pods that carry the job's label."""
@@ -189,8 +189,8 @@ class KubernetesBackend:
             return self._settings.resync
 
     async def _observe(self, now: float) -> Observed | Pause | None:
-        body = self._cluster.job(self.key)
-        if body is None or body["metadata"]["uid"] != self.uid:
+        body = self._cluster.job(self.key, self.uid)
+        if body is None:
             return None
         if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
             return Pause(self._settings.resync)

@@ -41,9 +41,9 @@ class WatchedCluster:
         """Takes the indices, which kopf keeps up to date from then on."""
         self._jobs, self._pods = jobs, pods
 
-    def job(self, key: JobKey) -> Mapping[str, Any] | None:
-        """The TrainingJob as last seen."""
-        return next(iter(self._jobs.get(key, ())), None)
+    def job(self, key: JobKey, uid: str) -> Mapping[str, Any] | None:
+        """The TrainingJob of this uid as last seen; one of its name that is gone may still be there beside it."""
+        return next((body for body in self._jobs.get(key, ()) if body["metadata"]["uid"] == uid), None)
 
     def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
         """The pods that carry the job's label."""
