@@ -11,8 +11,8 @@ from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Resources, leave_seconds
 
-_AGAIN_SECONDS = 30.0
 _GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
+_RETRY_SECONDS = 15.0
 _log = structlog.get_logger()
 
 
@@ -40,37 +40,45 @@ class DisruptionBudget:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._servers = 0
+        self._refused = 0
         self._again_at = 0.0
+        self._problem: str | None = None
 
     async def keep(self, job: Job, servers: int, now: float) -> None:
         """Lets the cluster evict one of this number of servers at a time; makes no call if that holds already.
 
         `servers` counts the servers with rows and those that will get some. With a larger number, such as that of a
         larger shape, the cluster could evict none while one cannot be placed. 0 changes nothing: no server has rows, or
-        the number is unknown. Where a webhook fails at `now`, in seconds, it is tried again after a while.
+        the number is unknown. A refused budget is tried again after a while: its name may still belong to an earlier
+        job, whose objects are being deleted.
         """
-        if servers in (0, self._servers) or now < self._again_at:
+        if servers in (0, self._servers) or (servers == self._refused and now < self._again_at):
             return
+        self._servers = 0  # a call whose answer is lost may have changed it
         try:
-            await self._write(job, build_budget(job, servers))
-        except ApiError as error:
-            _log.warning("no_disruption_budget", job=str(job.key), status=error.status, problem=str(error))
-        except ApiInternalError as error:
-            _log.warning("no_disruption_budget", job=str(job.key), problem=str(error))
-            self._again_at = now + _AGAIN_SECONDS
-            return
-        self._servers = servers
+            problem = await self._write(job, build_budget(job, servers))
+        except (ApiError, ApiInternalError) as error:
+            problem = str(error)
+        if problem is None:
+            self._servers, self._refused = servers, 0
+        else:
+            self._refused, self._again_at = servers, now + _RETRY_SECONDS
+            if problem != self._problem:
+                _log.warning("no_disruption_budget", job=str(job.key), problem=problem)
+        self._problem = problem
 
-    async def _write(self, job: Job, body: dict[str, Any]) -> None:
+    async def _write(self, job: Job, body: dict[str, Any]) -> str | None:
+        """Returns why the budget could not be written; None if it was. Raises ApiError and ApiInternalError."""
         try:
             await self._client.create(path_of(_GROUP, _PLURAL, job.key.namespace), body)
-            return
+            return None
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
         path = path_of(_GROUP, _PLURAL, job.key.namespace, body["metadata"]["name"])
         found = await self._client.get(path)
         if not names.is_owned_by(found, job.uid):
-            _log.warning("no_disruption_budget", job=str(job.key), problem="its name belongs to something else")
-        elif found["spec"].get("minAvailable") != body["spec"]["minAvailable"]:
+            return "its name belongs to something else"
+        if found["spec"].get("minAvailable") != body["spec"]["minAvailable"]:
             await self._client.patch(path, {"metadata": {"uid": found["metadata"]["uid"]}, "spec": body["spec"]})
+        return None

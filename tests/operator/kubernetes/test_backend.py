@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan, JobStatus, ProtectionStatus
@@ -79,14 +80,45 @@ async def test_all_servers_with_rows_but_one_are_kept(routed: int, monkeypatch: 
 
 async def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> None:
     api: Any = new_api()
-    await DisruptionBudget(api).keep(job, 2, 1.0)
+    await DisruptionBudget(api).keep(job, 2, START)
     budget = DisruptionBudget(api)
     for servers, kept in ((4, 3), (0, 3), (1, 0)):
-        await budget.keep(job, servers, 1.0)
-        assert api.objects[f"{BUDGETS}/ctr-ps"]["spec"]["minAvailable"] == kept
+        await budget.keep(job, servers, START)
+        assert api.objects[BUDGET]["spec"]["minAvailable"] == kept
     writes = dict(api.writes)
-    await budget.keep(job, 1, 1.0)
+    await budget.keep(job, 1, START)
     assert api.writes == writes
+
+
+async def test_a_job_gets_its_budget_once_that_of_an_earlier_job_of_its_name_is_gone(job: Job) -> None:
+    api: Any = new_api()
+    api.objects[BUDGET] = {"metadata": {"uid": "earlier", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
+    budget = DisruptionBudget(api)
+    await budget.keep(job, 2, START)
+    del api.objects[BUDGET]
+    with capture_logs() as logs:
+        for seconds in range(60):
+            await budget.keep(job, 2, START + seconds)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 1
+    assert (api.writes["create"], logs) == (1, [])
+
+
+async def test_a_budget_whose_answer_was_lost_is_looked_at_again(job: Job) -> None:
+    api: Any = new_api()
+    budget, patch = DisruptionBudget(api), api.patch
+    await budget.keep(job, 2, START)
+
+    async def lossy(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        await patch(path, body, kind)
+        raise ApiUnavailableError("connection reset")
+
+    api.patch = lossy
+    with pytest.raises(ApiUnavailableError):
+        await budget.keep(job, 4, START)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 3
+    api.patch = patch
+    await budget.keep(job, 2, START)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 1
 
 
 async def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
