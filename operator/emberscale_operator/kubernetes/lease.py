@@ -84,7 +84,7 @@ class LeaderLease:
     async def acquire(self) -> None:
         """Waits until the lease is held."""
         waiting = False
-        while not await self._try(time.monotonic()):
+        while not await self._try(time.monotonic(), held=False):
             if not waiting:
                 _log.info("lease_waiting", lease=self._name)
                 waiting = True
@@ -92,12 +92,15 @@ class LeaderLease:
         _log.info("lease_acquired", lease=self._name, identity=self._identity)
 
     async def keep(self) -> None:
-        """Renews the lease for ever. Raises LeaseLostError."""
+        """Renews the lease for ever. Raises LeaseLostError.
+
+        What another holder has given back is lost, too: what this process knows is from before.
+        """
         while True:
             try:
                 async with asyncio.timeout(self._deadline):
                     await asyncio.sleep(self._renew)
-                    while not await self._try(time.monotonic()):
+                    while not await self._try(time.monotonic(), held=True):
                         await asyncio.sleep(min(_RETRY_SECONDS, self._renew))
             except TimeoutError:
                 raise LeaseLostError(f"the lease {self._name} was not renewed within {self._deadline:g} s") from None
@@ -112,9 +115,9 @@ class LeaderLease:
         except (ApiError, ApiUnavailableError) as error:
             _log.warning("lease_not_released", problem=str(error))
 
-    async def _try(self, now: float) -> bool:
+    async def _try(self, now: float, held: bool) -> bool:
         try:
-            return await self._take(now)
+            return await self._take(now, held)
         except ApiUnavailableError as error:
             _log.warning("lease_not_renewed", problem=str(error))
         except ApiError as error:
@@ -122,7 +125,7 @@ class LeaderLease:
                 _log.error("lease_not_renewed", status=error.status, problem=str(error))
         return False
 
-    async def _take(self, now: float) -> bool:
+    async def _take(self, now: float, held: bool) -> bool:
         try:
             lease = await self._client.get(self._path)
         except ApiError as error:
@@ -134,6 +137,8 @@ class LeaderLease:
             return True
         spec = lease["spec"]
         holder = spec.get("holderIdentity") or ""
+        if held and holder != self._identity:
+            raise LeaseLostError(f"the lease {self._name} is held by {holder or 'nobody'} now")
         if holder and holder != self._identity:
             version = lease["metadata"]["resourceVersion"]
             if version != self._observed[0]:

@@ -92,3 +92,20 @@ async def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
         with pytest.raises(LeaseLostError, match="not renewed within 3 s"):
             await asyncio.wait_for(keeps, 30)
         await client.close()
+
+
+@pytest.mark.parametrize("holder", ["op-2", ""])
+async def test_a_holder_stops_at_once_when_another_has_or_had_the_lease_meanwhile(
+    holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = _LeaseServer()
+    async with api_server(server.answer, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
+        lease = LeaderLease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=3600.0)
+        await lease.acquire()
+        assert server.lease is not None
+        server.lease["spec"]["holderIdentity"] = holder
+        with pytest.raises(LeaseLostError, match=f"is held by {holder or 'nobody'} now"):
+            await asyncio.wait_for(lease.keep(), 30)
+        assert server.lease["spec"]["holderIdentity"] == holder
+        await client.close()
