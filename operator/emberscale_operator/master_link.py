@@ -177,7 +177,10 @@ class MasterLink:
                     self._report = replace(self._report, unanswered_since=since)
                 await self._explain(error.details() or "")
             else:
-                self.status = status_from_wire(self._bounded(status))
+                said = status_from_wire(self._bounded(status))
+                # an answer that was on its way when the master told how the job ended may be from before that
+                if self.plan is None or self.plan.final is None or said.phase in RESTING:
+                    self.status = said
                 now, answered = self._clock(), self._report.answers_since
                 since = now if answered is None or self._report.unanswered_since is not None else answered
                 self._report = replace(self._report, answers_since=since, heard_at=now, unanswered_since=None)

@@ -47,18 +47,29 @@ async def start(
     said: str = "",
     shutdown_fails: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
     scaled: list[pb.ScaleRequest] | None = None,
+    held: asyncio.Queue[asyncio.Event] | None = None,
+    told: asyncio.Event | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Starts a master with a plan of this version that reports to be training; while it `hangs`, it reports nothing."""
+    """Starts a master with a plan of this version that reports to be training; while it `hangs`, it reports nothing.
+
+    With `held`, each report waits for the event that it puts there; with `told`, the plan waits for that.
+    """
 
     async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
         if hangs is not None and hangs.is_set():
             await asyncio.Event().wait()
+        if held is not None:
+            goes_on = asyncio.Event()
+            held.put_nowait(goes_on)
+            await goes_on.wait()
         worker = pb.MemberStatus(member=pb.Member(role=pb.WORKER, index=2, incarnation="life-1"))
         return pb.JobStatus(phase=pb.TRAINING, message=said, members=[worker])
 
     asked = pb.ScaleRequest(ps=2, workers=4, waits="ps-1: ErrImagePull") if scaled is not None else None
 
     async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
+        if told is not None:
+            await told.wait()
         if request.newer_than < version:
             yield pb.Plan(
                 version=version, silent=[silent] if silent is not None else [], final=final, roles=roles, asked=asked
@@ -119,6 +130,22 @@ async def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_e
         await link.refresh_status()
         hangs.set()  # it answers no further call
         await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
+        assert unwrap(link.status).samples == 54_000
+
+
+async def test_a_report_from_before_the_end_that_comes_after_it_does_not_hide_the_end() -> None:
+    final = pb.JobStatus(phase=pb.COMPLETE, samples=54_000)
+    hangs, told, held = asyncio.Event(), asyncio.Event(), asyncio.Queue[asyncio.Event]()
+    async with linked(1, hangs=hangs, final=final, told=told, held=held) as link:
+        (await held.get()).set()
+        await asyncio.wait_for(until(lambda: link.answers), 60)
+        late = await held.get()
+        hangs.set()  # it answers no further call
+        told.set()
+        await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
+        heard_at = link.report().heard_at
+        late.set()
+        await asyncio.wait_for(until(lambda: link.report().heard_at != heard_at), 60)
         assert unwrap(link.status).samples == 54_000
 
 
