@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 
 from emberscale_brain.planner.types import JobId, PlannedShape
-from emberscale_brain.service.planning import PlannerChoice, PlanningFailedError, PlanningProcess
+from emberscale_brain.service.planning import PlannerChoice, PlanningProcess
 from emberscale_brain.service.runtime import BrainRuntime
 from emberscale_brain.service.settings import BrainSettings
 
@@ -36,12 +36,14 @@ class PlanningRounds:
         self._outdated.set()
 
     def plan(self, now: float) -> Mapping[JobId, PlannedShape]:
-        """Returns this round's plans. Raises PlanningFailedError; the next round then begins with a new process."""
+        """Returns this round's plans. Raises PlanningFailedError.
+
+        After any error the next round begins with a new process: this one may have missed changes.
+        """
         try:
             return dict(self._fed().plan(self._runtime.conditions, now, self._timeout))
-        except PlanningFailedError:
-            self._process = None
-            self._runtime.end_telling()
+        except Exception:
+            self.close()
             raise
 
     def stop(self) -> None:

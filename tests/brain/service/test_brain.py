@@ -1,11 +1,12 @@
 import asyncio
+import errno
 import math
 import os
 import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,14 @@ from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, ProfileReported
+from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
+from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, ShapeBounds
 from emberscale_brain.service import first_plan
 from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
+from emberscale_brain.service.planning import PlanningProcess
 from emberscale_brain.service.runtime import UnknownJobError
 from emberscale_brain.service.server import BrainServicer, serve
 from emberscale_brain.service.settings import load_settings
@@ -139,6 +141,27 @@ def test_a_planning_process_that_was_stopped_is_replaced_however_much_is_to_be_t
     brain.submit(submitted(JobId("third"), current=TWO))
     assert until(brain, lambda plan: plan.stale_because == "").shape.workers == 3
     assert planning_process() != stopped
+
+
+def test_changes_that_did_not_reach_the_planning_process_are_told_to_the_next_one(
+    start_brain: StartBrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brain, feed = start_brain("planning.interval=1h"), PlanningProcess.feed
+    brain.submit(submitted(current=TWO))
+    eventually(lambda: "emberscale_brain_planning_seconds_count 1.0" in metrics(brain))
+    errors = [OSError(errno.EMFILE, "too many open files")]
+
+    def fail_once(self: PlanningProcess, past: Iterable[PastJob], changes: Iterable[Change], timeout: float) -> None:
+        if errors:
+            raise errors.pop()
+        feed(self, past, changes, timeout)
+
+    monkeypatch.setattr(PlanningProcess, "feed", fail_once)
+    brain.report(JOB, [profile(1)], ())
+    brain.submit(submitted(JobId("second"), current=TWO))
+    eventually(lambda: 'how="internal"} 1.0' in metrics(brain))
+    brain.submit(submitted(JobId("third"), current=TWO))
+    assert until(brain, lambda plan: plan.shape.workers == 3).reason == "1 profiles"
 
 
 @pytest.mark.parametrize(
