@@ -257,22 +257,25 @@ class BrainRuntime:
             return self._ended_unread is None
 
     def learn(self, learned: Learned, now: float) -> bool:
-        """Merges the contents of the database; returns whether a job known here has more profiles now."""
-        recalled = False
+        """Merges the contents of the database; returns whether a planning process must begin anew to know of it."""
+        untold = False
         with self._lock:
             if learned.running is not None and self._ended_unread is not None:
-                recalled = self._learn_running(learned.running, self._ended_unread)
+                untold = self._learn_running(learned.running, self._ended_unread)
                 self._ended_unread = None
             have = {job.id for job in self._state.history}
-            self._state.remember([job for job in reversed(learned.past) if job.id not in have])
+            past = [job for job in reversed(learned.past) if job.id not in have]
+            self._state.remember(past)
             for role, values in learned.start_ups.items():
-                if not self._state.start_ups[role]:
+                if values and not self._state.start_ups[role]:
                     self._state.remember_start_ups(role, values[::-1])
+                    untold = True
             self._heard = dict.fromkeys(self._state.jobs, now) | self._heard
             self._past = None
-        return recalled
+        return untold or bool(past)
 
     def _learn_running(self, changes: Sequence[Change], over: AbstractSet[JobId]) -> bool:
+        """Returns whether a job known here has more profiles now."""
         known = set(self._state.jobs)
         earlier: dict[JobId, list[ProfileReported]] = {}
         for change in changes:

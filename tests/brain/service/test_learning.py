@@ -6,8 +6,8 @@ from pathlib import Path
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobMetadata, Prices, ShapeBounds
-from emberscale_brain.service.learning import not_ahead, read
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobMetadata, PastJob, Prices, ShapeBounds
+from emberscale_brain.service.learning import Learned, not_ahead, read
 from emberscale_brain.service.runtime import BrainRuntime
 from emberscale_brain.service.state import BrainState, Conditions
 
@@ -52,6 +52,18 @@ def test_a_job_that_ended_before_the_database_heard_of_it_is_not_taken_up_again(
     assert runtime.knows_running
     assert not runtime.learn(replace(learned, running=None), 9.0)
     store.close()
+
+
+def test_past_jobs_and_start_ups_that_are_learned_late_are_untold_once() -> None:
+    """A planning process that began while the database was away does not have them."""
+    runtime = BrainRuntime(BrainState(10, 10), CONDITIONS, durable)
+    runtime.begin_telling()
+    past = PastJob(JobId("past"), "ann", submitted("past").metadata, SHAPE, None, finished_at=5.0)
+    assert runtime.learn(Learned((), (past,), {}), 9.0)
+    with_start_ups = Learned(None, (past,), {"worker": [(5.0, 0.0)], "ps": []})
+    assert runtime.learn(with_start_ups, 9.0)
+    assert not runtime.learn(with_start_ups, 9.0)
+    assert runtime.past_jobs() == (past,)
 
 
 def test_profiles_of_a_clock_that_was_set_back_since_are_moved_back_together() -> None:
