@@ -171,9 +171,11 @@ class Actuator:
         limits, requests = limits_of(resources), requests_of(requirements, resources)
         container = {"name": str(view.id.role), "resources": {"limits": limits, "requests": requests}}
         path = path_of("v1", "pods", job.key.namespace, view.name) + "/resize"
+        # the uid spares a pod of the same name, of a later job
+        patch = {"metadata": {"uid": view.uid}, "spec": {"containers": [container]}}
         final = False
         try:
-            await self._client.patch(path, {"spec": {"containers": [container]}}, STRATEGIC_PATCH)
+            await self._client.patch(path, patch, STRATEGIC_PATCH)
         except (ApiError, ApiInternalError) as error:
             final = isinstance(error, ApiError) and error.status in _FINAL_STATUSES
             stories.tell_refused_resize(self._recorder, job, view, str(error), final)

@@ -373,6 +373,7 @@ async def test_a_refused_resize_is_tried_again_unless_the_pod_cannot_be_resized(
         if not path.endswith("/resize"):
             return await patch(path, body, kind)
         (container,) = body["spec"]["containers"]
+        assert body["metadata"] == {"uid": api.live_pod("worker-0")["metadata"]["uid"]}, "for no other of its name"
         asked.append(container["resources"]["limits"]["memory"])
         if len(asked) < 3:
             raise refusal
