@@ -70,6 +70,7 @@ class MemoryApi:
         """Replaces fields of the spec, as a person does by applying a manifest."""
         self.body["spec"] |= spec
         self.body["metadata"]["generation"] += 1
+        self._change_version()
         self.sync()
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +123,13 @@ class MemoryApi:
     def _patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self.writes["patch"] += 1
         if path.endswith("/status"):
+            # of a custom resource: the API server compares the version, and ignores the uid
+            if body["metadata"]["resourceVersion"] != self.body["metadata"]["resourceVersion"]:
+                self._fail(409, "Conflict")
             self.body["status"] = merged(self.body.get("status", {}), body["status"])
-        elif path in self.objects:
+            self._change_version()
+            return copy.deepcopy(self.body)
+        if path in self.objects:
             self.objects[path] = merged(self.objects[path], body)
         return self.body
 
@@ -132,6 +138,9 @@ class MemoryApi:
         if path in self.objects and self.objects[path]["metadata"]["uid"] == uid:
             del self.objects[path]
         return {}
+
+    def _change_version(self) -> None:
+        self.body["metadata"]["resourceVersion"] = str(int(self.body["metadata"]["resourceVersion"]) + 1)
 
     def _fail(self, status: int, reason: str) -> dict[str, Any]:
         raise ApiError(status, reason, reason)

@@ -14,6 +14,7 @@ def job_body(name: str = "ctr", uid: str = "job-uid", generation: int = 1, **spe
             "namespace": "team-a",
             "uid": uid,
             "generation": generation,
+            "resourceVersion": "1",
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
         "spec": {"data": {"train": ["/data/train.tsv"]}, **spec},

@@ -58,6 +58,7 @@ STATUS_SECONDS = 3.0
 """The interval between two questions for a master's status."""
 _PROGRESS_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
+_CONFLICT_SECONDS = 1.0
 _EXPELLED = "StateTooLarge"
 _LONGEST_OBSTACLE = 512
 _TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
@@ -122,6 +123,7 @@ class KubernetesBackend:
         self._actuator = Actuator(client, self._makes, self._observation, recorder)
         self._status: TrainingJobStatus | None = None
         self._written: dict[str, Any] = {}
+        self._version = "0"
         self._progress_at = 0.0
         self._namespace_ends = False
         self._views: dict[InstanceId, PodView] = {}
@@ -192,6 +194,7 @@ class KubernetesBackend:
         body = self._cluster.job(self.key, self.uid)
         if body is None:
             return None
+        self._version = _newest(self._version, body["metadata"]["resourceVersion"])
         if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
             return Pause(self._settings.resync)
         if self._status is None:
@@ -368,12 +371,21 @@ class KubernetesBackend:
         self._written, self._status = document, status
 
     async def _patch(self, patch: Mapping[str, Any]) -> None:
+        """Changes the status of this job, and not that of a later one of its name.
+
+        The version tells them apart: the API server ignores a uid in the status of a custom resource. The version does
+        not match after an edit either; the watch then tells of the edit soon.
+        """
         path = path_of(names.API_VERSION, names.PLURAL, self.key.namespace, self.key.name) + "/status"
         try:
-            await self._client.patch(path, {"metadata": {"uid": self.uid}, "status": patch})
+            answer = await self._client.patch(path, {"metadata": {"resourceVersion": self._version}, "status": patch})
         except ApiError as error:
-            if error.status not in (404, 409):  # gone, or another job of the same name: the watch will tell
+            if error.status == 409:
+                raise BackendUnavailableError(str(error), _CONFLICT_SECONDS) from error
+            if error.status != 404:  # gone: the watch will tell
                 raise
+        else:
+            self._version = _newest(self._version, answer["metadata"]["resourceVersion"])
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
@@ -401,6 +413,11 @@ def _unknown(job: Job) -> str:
         f"version {VERSION} does not know {fields}: the job continues with its own image, and is managed as with "
         "the default; upgrade the operator"
     )
+
+
+def _newest(known: str, told: str) -> str:
+    """Returns the newer of two versions of an object: a watch may tell of one that was replaced since."""
+    return max(known, told, key=int)
 
 
 def _of_today(instance: Instance, objects: JobObjects) -> Instance:

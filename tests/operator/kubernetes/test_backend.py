@@ -25,7 +25,8 @@ from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Backoff, Decision, JobIntent, JobStanding, Policy
-from memory_api import START, MemoryApi, Operator, slot_of
+from eventually import unwrap
+from memory_api import KEY, START, MemoryApi, Operator, slot_of
 from training_jobs import job_body
 
 
@@ -1146,6 +1147,44 @@ async def test_a_status_whose_answer_was_lost_is_told_again_in_full(applied: boo
     api.writes.clear()
     await operator.step(30.0)
     assert not api.writes
+
+
+async def test_the_status_of_a_job_is_not_written_to_a_later_job_of_its_name() -> None:
+    api = new_api()
+    operator, patch = Operator(api), api.patch
+    later = job_body(uid="later")
+    later["metadata"]["resourceVersion"] = "1000"
+
+    async def created_anew(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        api.body = later
+        return await patch(path, body, kind)
+
+    api.patch = created_anew  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(BackendUnavailableError):
+            await operator.step()
+    assert "status" not in later
+    api.sync()
+    assert await operator.controller.step(api.now) is None
+
+
+async def test_a_status_that_meets_an_edit_is_written_once_the_edit_is_seen() -> None:
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    seen = api.job(KEY, "job-uid")
+    api.edit(worker={"replicas": 4})
+    api._seen_body = dict(unwrap(seen))
+    told = copy.deepcopy(api.body["status"])
+    with pytest.raises(BackendUnavailableError) as conflict:
+        await operator.step()
+    assert (conflict.value.retry_seconds, api.body["status"]) == (1.0, told)
+    api.sync()
+    await operator.settle()
+    assert api.body["status"]["observedGeneration"] == 2
+    assert api.events.count("FailedWorkerPod") == 1
 
 
 async def test_a_suspended_job_does_not_use_up_its_deadline_and_no_operator_forgets_that() -> None:
