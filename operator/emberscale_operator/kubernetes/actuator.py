@@ -152,6 +152,7 @@ class Actuator:
     async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> list[ApiError]:
         """Deletes a pod; returns why it may not be deleted, if so."""
         path = path_of("v1", "pods", job.key.namespace, view.name)
+        self._observation.asks(view)
         try:
             await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
         except ApiError as error:

@@ -162,11 +162,10 @@ class KubernetesBackend:
         if news.plan is not None and news.plan is not news.plan_before:
             stories.tell_scaling(self._recorder, job, news.plan_before, news.plan)
             stories.tell_steps(self._recorder, job, self._known().plan, news.plan)
-        for action in news.decision.actions:
-            if isinstance(action, Delete):
-                self._observation.deletes(self._views[action.id])
-            elif isinstance(action, Kill):
-                self._observation.kills(self._views[action.id])
+        self._observation.decided(
+            [self._views[action.id] for action in news.decision.actions if isinstance(action, Delete)],
+            [self._views[action.id] for action in news.decision.actions if isinstance(action, Kill)],
+        )
         servers = news.plan.routed_ps if news.plan is not None else 0
         with self._calls():
             delay = await self._write(job, self._facts(job, news, now), now)

@@ -1187,6 +1187,38 @@ async def test_a_status_that_meets_an_edit_is_written_once_the_edit_is_seen() ->
     assert api.events.count("FailedWorkerPod") == 1
 
 
+@pytest.mark.parametrize("by_the_next_operator", [False, True])
+async def test_a_pod_that_is_wanted_again_before_it_was_deleted_is_like_any_other(by_the_next_operator: bool) -> None:
+    api = new_api()
+    operator, delete = Operator(api), api.delete
+    await operator.settle()
+
+    async def away(path: str, uid: str, grace_seconds: int | None = None) -> None:
+        raise ApiUnavailableError("connection refused")
+
+    api.delete = away  # type: ignore[method-assign]
+    api.edit(worker={"replicas": 2})
+    with pytest.raises(BackendUnavailableError):
+        await operator.step()
+    assert state_of(api, "worker", 2) == "Deleting"
+    api.delete = delete  # type: ignore[method-assign]
+    api.edit(worker={"replicas": 3})
+    if by_the_next_operator:
+        operator.controller = operator.start()
+    await operator.settle(seconds=5.0)
+    assert state_of(api, "worker", 2) == "Running"
+    api.end_pod(api.live_pod("worker-2"), 1)
+    api.sync()
+    await operator.step()
+    assert api.events.count("FailedWorkerPod") == 1
+
+
+def state_of(api: MemoryApi, role: str, index: int) -> str:
+    members = api.body["status"]["members"]
+    (found,) = (one["state"] for one in members if (one["role"], one.get("index", 0)) == (role, index))
+    return str(found)
+
+
 async def test_a_suspended_job_does_not_use_up_its_deadline_and_no_operator_forgets_that() -> None:
     api = new_api(runPolicy={"activeDeadline": "100s"})
 
