@@ -380,6 +380,7 @@ class KubernetesBackend:
             answer = await self._client.patch(path, {"metadata": {"resourceVersion": self._version}, "status": patch})
         except ApiError as error:
             if error.status == 409:
+                self._version = "0"  # versions begin anew where the cluster's store was restored from a copy
                 raise BackendUnavailableError(str(error), _CONFLICT_SECONDS) from error
             if error.status != 404:  # gone: the watch will tell
                 raise

@@ -1187,6 +1187,23 @@ async def test_a_status_that_meets_an_edit_is_written_once_the_edit_is_seen() ->
     assert api.events.count("FailedWorkerPod") == 1
 
 
+async def test_statuses_are_written_though_the_versions_of_objects_begin_anew() -> None:
+    """As in a cluster whose store was restored from a copy."""
+    api = new_api()
+    operator = Operator(api)
+    api.body["metadata"]["resourceVersion"] = "5000"
+    api.sync()
+    await operator.settle()
+    api.body["metadata"]["resourceVersion"] = "7"
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    with pytest.raises(BackendUnavailableError):
+        await operator.step()
+    await operator.settle()
+    assert api.events.count("FailedWorkerPod") == 1
+    assert api.body["status"]["worker"]["summary"] == "3/3"
+
+
 @pytest.mark.parametrize("by_the_next_operator", [False, True])
 async def test_a_pod_that_is_wanted_again_before_it_was_deleted_is_like_any_other(by_the_next_operator: bool) -> None:
     api = new_api()
