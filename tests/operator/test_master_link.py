@@ -358,9 +358,12 @@ async def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: P
         strangers = [open_link(port, asyncio.Event().set, authority) for authority in (theirs.authority, None)]
         try:
             await until_plan(link, woken, 1)
-            for stranger in (*strangers, *strangers):
+            while len(told) < len(strangers):  # a call that fails of a lack of time tells nothing of TLS
+                for stranger in strangers:
+                    await stranger.refresh_status()
+                    assert not stranger.answers
+            for stranger in strangers:
                 await stranger.refresh_status()
-                assert not stranger.answers
         finally:
             for opened in (link, *strangers):
                 await opened.close()
