@@ -190,8 +190,16 @@ class Cluster:
         server.stop()
         return pb.Member(role=pb.PS, index=index, incarnation=server.incarnation)
 
-    def start_worker(self, index: int, records: int = 400, evaluation: int = 0, pace: float = 0.0) -> FakeWorker:
-        worker = FakeWorker(self.address, index, lambda: self.servers, records, evaluation, pace).start()
+    def start_worker(
+        self,
+        index: int,
+        records: int = 400,
+        evaluation: int = 0,
+        pace: float = 0.0,
+        last: threading.Event | None = None,
+    ) -> FakeWorker:
+        epochs = self.job.spec.training.epochs
+        worker = FakeWorker(self.address, index, lambda: self.servers, records, evaluation, pace, epochs, last).start()
         self.workers.append(worker)
         return worker
 

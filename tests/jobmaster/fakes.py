@@ -436,8 +436,8 @@ def evaluated(task: pb.Task) -> pb.TaskResult:
 class FakeWorker:
     """A worker in a thread, which does what the master says, and repeats calls while the master is away.
 
-    `records` and `evaluation` are what it claims to find in the data. `applications` counts, by (epoch, batch), how
-    often it pushed a batch to all servers with success.
+    `records` and `evaluation` are what it claims to find in the data. Before the last batch of all `epochs` it waits
+    for `last`, so that a job ends no sooner than the test lets it.
     """
 
     address: str
@@ -446,6 +446,8 @@ class FakeWorker:
     records: int
     evaluation: int = 0
     pace: float = 0.0
+    epochs: int = 1
+    last: threading.Event | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     killed: threading.Event = field(default_factory=threading.Event)
     problem: BaseException | None = None
@@ -511,6 +513,8 @@ class FakeWorker:
         )
         for position in range(task.start, task.stop, BATCH):
             self.killed.wait(self.pace)
+            if not self._may_train(task, position):
+                return None
             for server in self.servers():
                 if self.killed.is_set():
                     raise _KilledError
@@ -526,6 +530,17 @@ class FakeWorker:
             if task.token in self._insist(lambda: self.caller.heartbeat(**beat)).revoked_tokens:  # noqa: B023
                 return None
         return pb.TaskResult(token=task.token)
+
+    def _may_train(self, task: pb.Task, position: int) -> bool:
+        """Waits, and keeps the lease, until the batch may be trained; False if the lease is over before that."""
+        is_last = task.epoch == self.epochs - 1 and position + BATCH >= self.records
+        while is_last and self.last is not None and not self.last.is_set():
+            lease = pb.LeaseProgress(token=task.token, committed=position)
+            reply = self._insist(lambda: self.caller.heartbeat(leases=[lease]))  # noqa: B023
+            if reply.stop or task.token in reply.revoked_tokens:
+                return False
+            self.killed.wait(0.05)
+        return True
 
     def _insist(self, call: Callable[[], Any]) -> Any:
         while not self.killed.is_set():

@@ -139,13 +139,16 @@ def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster,
     cluster.start_master()
     cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
     cluster.start_ps(0)
-    cluster.start_worker(0, pace=0.02)
+    last = threading.Event()
+    first = cluster.start_worker(0, pace=0.05, last=last)
     cluster.until_phase(pb.TRAINING)
     wait_for(lambda: any(not profile.restarted for profile in advisor.profiles), "a measurement in steady state")
     advisor.plans(workers=2, ps=2)
     cluster.until(lambda status: status.sizing.scalings == 1, "a change of shape")
-    cluster.start_worker(1, pace=0.02)
+    cluster.start_worker(1, last=last)
     cluster.start_ps(1)
+    first.pace = 0.0
+    last.set()
     ended = cluster.completes()
     assert ended.recoveries == 0
     wait_for(lambda: advisor.outcomes, "the outcome")
@@ -316,7 +319,7 @@ def test_the_advised_interval_of_checkpoints_is_applied_and_their_standstill_rep
     advisor.plan = brain.BrainPlan(fault_tolerance=ADVICE)
     cluster.start_master()
     cluster.start_servers()
-    cluster.start_worker(0, pace=0.02)
+    cluster.start_worker(0, pace=0.02, last=threading.Event())
     wait_for(lambda: any(profile.checkpoint_cost > 0 for profile in advisor.profiles), "a checkpoint in a profile")
     assert cluster.status().phase == pb.TRAINING
 
@@ -335,9 +338,9 @@ def test_what_the_manifest_says_of_recovery_stands(
     advisor.plan = brain.BrainPlan(fault_tolerance=ADVICE)
     cluster.start_master()
     cluster.start_servers()
+    wait_for(lambda: advisor.asked > 2, "the advice")
     cluster.start_worker(0, pace=0.02)
     cluster.completes()
-    assert len(advisor.profiles) > 10
     assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the final one
 
 
@@ -430,7 +433,7 @@ def test_start_ups_are_told_once_the_brain_hears_of_them_and_no_more(
     cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
     setattr(advisor, trouble, True)
     cluster.start_ps(0)
-    cluster.start_worker(0, pace=0.05)
+    cluster.start_worker(0, pace=0.05, last=threading.Event())
     wait_for(lambda: len(advisor.missed) > 1, "a start-up that the brain does not take, twice")
     advisor.away = advisor.forgetful = advisor.durable = False
     wait_for(lambda: advisor.start_ups, "the start-up")

@@ -1,5 +1,6 @@
 """Checkpoints against parameter servers that fail at every step, and what is left behind."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,13 +42,15 @@ def test_checkpoints_are_taken_behind_training_and_only_the_newest_kept(cluster:
     cluster.configure(checkpoint={"interval": 0.2, "keep": 2})
     cluster.start_master()
     cluster.start_servers()
+    last = threading.Event()
     for index in range(2):
-        cluster.start_worker(index, records=2000, pace=0.01)
+        cluster.start_worker(index, records=2000, pace=0.01, last=last)
+    cluster.until(lambda status: status.checkpoint >= "00000004", "the fourth checkpoint")
+    last.set()
     status = cluster.completes()
     places = complete(cluster.checkpoints)
     assert len(places) == 2
     assert places[-1].parent.name == status.checkpoint
-    assert int(status.checkpoint) > 3
     assert [ps.applied for ps in cluster.servers] == [{0: set(range(200))}] * 2
     assert sum(ps.repeated for ps in cluster.servers) == 0
 
@@ -56,8 +59,11 @@ def test_the_manifest_says_what_every_server_had_applied_at_the_barrier(cluster:
     cluster.configure(checkpoint={"interval": 0.3, "keep": 100})
     cluster.start_master()
     cluster.start_servers()
+    last = threading.Event()
     for index in range(2):
-        cluster.start_worker(index, records=1500, pace=0.01)
+        cluster.start_worker(index, records=1500, pace=0.01, last=last)
+    cluster.until(lambda status: status.checkpoint, "a checkpoint")
+    last.set()
     cluster.until_phase(pb.COMPLETE)
     places = complete(cluster.checkpoints)
     assert len(places) > 1
@@ -114,7 +120,10 @@ def test_a_batch_that_only_some_servers_have_is_settled_before_the_snapshot(clus
     cluster.start_servers()
     first, second = cluster.servers
     first.faults["Hold"] = lambda: wait_for(lambda: len(first.applied.get(0, ())) > 3, "some batches")
-    cluster.start_worker(0, records=1000, pace=0.005)
+    last = threading.Event()
+    cluster.start_worker(0, records=1000, pace=0.005, last=last)
+    cluster.until(lambda status: status.checkpoint, "a checkpoint")
+    last.set()
     cluster.until_phase(pb.COMPLETE)
     places = complete(cluster.checkpoints)
     assert len(places) > 1
@@ -198,12 +207,15 @@ def test_checkpoints_at_the_interval_are_quantised_and_the_last_one_is_exact(clu
     cluster.configure(checkpoint={"interval": 0.2, "keep": 100, "quantization": 4})
     cluster.start_master()
     cluster.start_servers()
-    cluster.start_worker(0, records=800, pace=0.01)
+    last = threading.Event()
+    cluster.start_worker(0, records=800, pace=0.01, last=last)
+    cluster.until(lambda status: status.checkpoint, "a checkpoint at the interval")
+    last.set()
     cluster.completes()
-    *periodic, last = map(manifest, complete(cluster.checkpoints))
+    *periodic, final = map(manifest, complete(cluster.checkpoints))
     assert periodic
     assert {(one.weight_bits, one.format_version) for one in periodic} == {(4, 4)}
-    assert (last.weight_bits, last.format_version) == (0, 1)
+    assert (final.weight_bits, final.format_version) == (0, 1)
 
 
 def test_after_more_restores_than_its_bits_allow_a_job_takes_eight(cluster: Cluster) -> None:
@@ -211,7 +223,7 @@ def test_after_more_restores_than_its_bits_allow_a_job_takes_eight(cluster: Clus
     cluster.configure(checkpoint={"interval": 0.2, "keep": 100, "quantization": "Auto"})
     cluster.start_master()
     cluster.start_servers()
-    worker = cluster.start_worker(0, records=2000, pace=0.01)
+    worker = cluster.start_worker(0, records=2000, pace=0.01, last=threading.Event())
     cluster.until(lambda status: status.checkpoint, "a checkpoint")
     cluster.caller().report_exit(cluster.kill_ps(1), 137, "Killed")
     cluster.start_ps(1)

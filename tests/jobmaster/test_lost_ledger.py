@@ -1,5 +1,6 @@
 """Redis loses data while the job goes on: the last second or everything, with the master or without it."""
 
+import threading
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -210,7 +211,7 @@ def test_master_and_redis_lost_at_once_cost_the_work_since_the_last_checkpoint(c
     cluster.configure(checkpoint={"interval": 0.3})
     cluster.start_master()
     cluster.start_servers()
-    worker = cluster.start_worker(0, records=1500, pace=0.01)
+    worker = cluster.start_worker(0, records=1500, pace=0.01, last=threading.Event())
     cluster.until(lambda status: status.checkpoint and status.samples > 300, "a checkpoint")
     cluster.stop_master()
     worker.kill()

@@ -1,5 +1,6 @@
 """A parameter server is lost, or everything but a checkpoint is."""
 
+import threading
 from pathlib import Path
 
 import grpc
@@ -24,8 +25,9 @@ def test_a_lost_server_takes_all_back_to_the_last_checkpoint(cluster: Cluster, n
     cluster.configure(checkpoint={"interval": 0.3}, sharding={"leaseTimeout": 1 if is_silent else 60})
     cluster.start_master()
     cluster.start_servers()
+    last = threading.Event()
     for index in range(2):
-        cluster.start_worker(index, records=1500, pace=0.01)
+        cluster.start_worker(index, records=1500, pace=0.01, last=last)
     cluster.until(lambda status: status.checkpoint and status.samples > 300, "a checkpoint")
     before = cluster.status()
 
@@ -35,6 +37,7 @@ def test_a_lost_server_takes_all_back_to_the_last_checkpoint(cluster: Cluster, n
     if is_silent:
         cluster.until(lambda status: status.generation > before.generation, "the loss")
     replacement = cluster.start_ps(1)
+    last.set()
 
     status = trains_to_the_end(cluster, batches=150)
     assert status.recoveries >= 1 if is_silent else status.recoveries == 1
@@ -64,7 +67,7 @@ def test_a_job_resumes_from_its_checkpoint_with_an_empty_redis(cluster: Cluster)
     cluster.configure(training={"epochs": 2}, checkpoint={"interval": 0.3}, evaluation=40)
     cluster.start_master()
     cluster.start_servers()
-    first = cluster.start_worker(0, records=500, evaluation=40, pace=0.01)
+    first = cluster.start_worker(0, records=500, evaluation=40, pace=0.01, last=threading.Event())
     cluster.until(lambda status: status.epoch == 1 and status.samples > 600, "the second epoch")
     at = cluster.status().checkpoint
     status = cluster.until(lambda status: status.checkpoint > at, "a checkpoint in the second epoch")
@@ -94,7 +97,7 @@ def stopped_with_checkpoints(cluster: Cluster, wanted: int) -> list[Path]:
     cluster.configure(checkpoint={"interval": 0.2, "keep": wanted})
     cluster.start_master()
     cluster.start_servers()
-    worker = cluster.start_worker(0, records=5000, pace=0.005)
+    worker = cluster.start_worker(0, records=5000, pace=0.005, last=threading.Event())
     cluster.until(lambda status: status.checkpoint >= f"{wanted + 1:08d}", "checkpoints")
     cluster.stop_master()
     worker.kill()

@@ -1,3 +1,5 @@
+import threading
+
 from tests.jobmaster.conftest import Cluster
 
 from emberscale_api.checkpoint import CheckpointManifest
@@ -11,7 +13,8 @@ def suspend(cluster: Cluster) -> str:
 def test_a_suspended_job_rests_at_a_checkpoint_of_now_and_goes_on_from_it(cluster: Cluster) -> None:
     cluster.start_master()
     cluster.start_servers()
-    workers = [cluster.start_worker(index, records=1000, pace=0.01) for index in range(2)]
+    last = threading.Event()
+    workers = [cluster.start_worker(index, records=1000, pace=0.01, last=last) for index in range(2)]
     cluster.until(lambda status: status.samples > 200, "some progress")
 
     checkpoint = suspend(cluster)
