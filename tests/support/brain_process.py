@@ -13,6 +13,16 @@ from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
 
+# As `python -m emberscale_brain`, but its answers wait for a disk that is busy for longer than a master would.
+_PROGRAM = """
+import sys
+from emberscale_brain.__main__ import main
+from emberscale_brain.service import server
+
+server._DURABLE_SECONDS = 60.0
+sys.exit(main())
+"""
+
 
 class BrainProcess:
     """`python -m emberscale_brain` on a free port, with `path=value` settings; `stub` sends its token.
@@ -27,9 +37,7 @@ class BrainProcess:
         variables = {**os.environ, **({TLS_FOLDER: str(tls_folder)} if tls_folder else {})}
         authority = (tls_folder / "ca.crt").read_bytes() if tls_folder else None
         with log.open("w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "emberscale_brain", *arguments], stderr=file, env=variables
-            )
+            self._process = subprocess.Popen([sys.executable, "-c", _PROGRAM, *arguments], stderr=file, env=variables)
         self.address = f"127.0.0.1:{self._await_port()}"
         self._channel = open_channel(self.address, token_file.read_text(), authority)
         self.stub = brain_pb2_grpc.BrainStub(self._channel)

@@ -196,7 +196,7 @@ def test_of_two_brains_on_one_database_the_later_goes_on_and_the_other_says_why_
     assert f"another brain has the database now, process {second.pid} on " in why
     assert "end one of the two, or give each a database of its own" in why
     assert second.report("job-1", profile(1)).durable
-    assert second.stub.GetPlan(PLAN).version == 1
+    assert second.stub.GetPlan(PLAN).version >= 1, "it has the plan of the first, unless it has planned since"
 
 
 def test_a_brain_that_is_started_twice_at_one_address_leaves_the_first_alone(
