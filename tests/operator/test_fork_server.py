@@ -87,7 +87,7 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     pinned = server.start(("worker",), waiting, tmp_path / "worker.log", [core])
     other = server.start(("worker",), waiting, tmp_path / "other.log", None)
 
-    unnamed.wait(60)
+    unnamed.wait(300)
     assert unnamed.poll() == 2
     assert names.JOB_NAME in (tmp_path / "ps.log").read_text()
 
@@ -112,7 +112,7 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     eventually(lambda: not psutil.pid_exists(pid))
 
     again = server.start(("ps",), {}, tmp_path / "ps.log", None)
-    again.wait(60)
+    again.wait(300)
     assert again.poll() == 2
 
 

@@ -53,13 +53,13 @@ def test_it_dies_when_its_parent_is_killed(tmp_path: Path, eventually: Callable[
     eventually(lambda: SLEEP in " ".join(child.cmdline()))
     parent.kill()
     parent.wait()
-    assert psutil.wait_procs([child], timeout=10)[1] == []
+    assert psutil.wait_procs([child], timeout=60)[1] == []
 
 
 def test_it_dies_when_its_parent_ends_by_itself(tmp_path: Path) -> None:
     parent, child = start_parent(tmp_path / "log", "end")
     parent.wait()
-    assert psutil.wait_procs([child], timeout=10)[1] == []
+    assert psutil.wait_procs([child], timeout=60)[1] == []
 
 
 def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:

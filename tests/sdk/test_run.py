@@ -68,7 +68,7 @@ def training(start: Start, manifest: Path, tmp_path: Path) -> Callable[..., tupl
 
 
 def none_left(processes: list[psutil.Process]) -> bool:
-    return psutil.wait_procs(processes, timeout=10)[1] == []
+    return psutil.wait_procs(processes, timeout=60)[1] == []
 
 
 @dataclass(frozen=True)
