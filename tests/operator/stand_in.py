@@ -1,7 +1,8 @@
 """Stand-ins for a job's processes, in one file, that speak the real protocol and train nothing.
 
-Run as a script with the role as its argument. The master counts samples up to STAND_IN_SAMPLES, STAND_IN_RATE per
-second, and stores them in a real Redis; members do what the replies to their heartbeats say.
+Run as a script with the role as its argument. Once all members have registered, the master counts samples up to
+STAND_IN_SAMPLES, STAND_IN_RATE per second, and stores them in a real Redis; it is not through before members have
+registered STAND_IN_REGISTRATIONS times. Members do what the replies to their heartbeats say.
 """
 
 import os
@@ -35,6 +36,8 @@ class StandInMaster(MasterServicer):
         self.store = store
         self.total = int(os.environ.get("STAND_IN_SAMPLES", "100000"))
         self.rate = int(os.environ.get("STAND_IN_RATE", "100000"))
+        self.members = job.spec.ps.initial_replicas + job.spec.worker.initial_replicas
+        self.registrations = int(os.environ.get("STAND_IN_REGISTRATIONS", "0"))
         self.step = 0.05
 
     @property
@@ -46,12 +49,15 @@ class StandInMaster(MasterServicer):
             self.store.set("phase", "TRAINING")
         while True:
             threading.Event().wait(self.step)
-            if self.phase == pb.TRAINING and int(self.store.scard("members")) > 0:
+            if self.phase == pb.TRAINING and int(self.store.scard("members")) >= self.members:
                 samples = int(self.store.incrby("samples", int(self.rate * self.step)))
                 self.store.incrbyfloat("seconds", self.step)
-                if samples >= self.total:
+                if samples >= self.total and self._registered() >= self.registrations:
                     self.store.set("samples", self.total)
                     self.store.set("phase", "COMPLETE")
+
+    def _registered(self) -> int:
+        return sum(map(int, self.store.hvals("registrations")))
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
         member = request.member

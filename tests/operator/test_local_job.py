@@ -101,6 +101,7 @@ def test_a_killed_process_is_replaced_and_the_job_goes_on(
     make_local: MakeJob, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_SAMPLES", "250000")
+    monkeypatch.setenv("STAND_IN_REGISTRATIONS", "5" if victim in ("ps-1", "worker-0") else "4")
     watch = Watch(training, kill(victim))
     outcome = run(make_local(), watch)
     assert outcome.phase is JobPhase.COMPLETE
@@ -116,6 +117,7 @@ def test_the_master_hears_of_a_member_that_ended(
     told = tmp_path / "exits"
     monkeypatch.setenv("STAND_IN_EXITS", str(told))
     monkeypatch.setenv("STAND_IN_SAMPLES", "200000")
+    monkeypatch.setenv("STAND_IN_REGISTRATIONS", "5")
     run(make_local(), Watch(training, kill("worker-1")))
     assert told.read_text().splitlines() == ["worker-1 Killed -9"]
 
@@ -136,6 +138,7 @@ def test_a_worker_above_its_memory_limit_is_oom_killed_until_the_job_gives_up(
 def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_EAT_BYTES", str(260 << 20))
     monkeypatch.setenv("STAND_IN_SAMPLES", "300000")
+    monkeypatch.setenv("STAND_IN_REGISTRATIONS", "5")
     watch = Watch(training, nothing)
     outcome = run(make_local(policy=Policy(Backoff(base=0.1), backoff_limit=3, stop_grace=2.0)), watch)
     assert outcome.phase is JobPhase.COMPLETE
