@@ -256,7 +256,7 @@ def _needed(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a pod that the operator reads, which is small, to save memory."""
     metadata, spec = body["metadata"], body["spec"]
     kept = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "ownerReferences")
-    times = ("creationTimestamp", "deletionTimestamp")
+    times = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
     containers = [
         {"name": container["name"], "resources": dict(container.get("resources") or {})}
         for container in spec["containers"]

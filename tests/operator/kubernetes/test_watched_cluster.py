@@ -1,5 +1,6 @@
 """A job and what the watches have delivered, such as an earlier job of its name."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from emberscale_operator.controller import Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
 from emberscale_operator.kubernetes.health import Tallies
-from emberscale_operator.kubernetes.operator import WatchedCluster
-from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis
+from emberscale_operator.kubernetes.operator import WatchedCluster, _needed
+from emberscale_operator.kubernetes.pod_state import view_pod
+from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis, Operator
 from training_jobs import job_body
 
 
@@ -41,3 +43,15 @@ async def test_a_job_exists_beside_one_of_its_name_whose_end_was_not_delivered_y
     ]
     assert isinstance(await backends[0].observe(START), Observed)
     assert await backends[1].observe(START) is None
+
+
+@pytest.mark.parametrize("ready", ["True", "False"])
+async def test_what_is_kept_of_a_pod_says_all_that_the_operator_reads(ready: str) -> None:
+    api = MemoryApi(job_body())
+    await Operator(api).settle()
+    server = copy.deepcopy(api.live_pod("ps-0"))
+    server["metadata"] |= {"deletionTimestamp": "2026-01-01T00:03:00Z", "deletionGracePeriodSeconds": 120}
+    server["spec"]["nodeName"] = "node-1"
+    server["status"] |= {"conditions": [{"type": "Ready", "status": ready}]}
+    for seconds in (60.0, 120.0, 180.0, 240.0):
+        assert view_pod(_needed(server), START + seconds) == view_pod(server, START + seconds)
