@@ -82,6 +82,8 @@ class MemoryApi:
         if path.endswith("/pods"):
             name = query.get("fieldSelector", "").removeprefix("metadata.name=")
             return {"items": [copy.deepcopy(pod) for pod in self.all_pods() if name in ("", pod["metadata"]["name"])]}
+        if path.endswith("/trainingjobs"):
+            return {"items": [copy.deepcopy(self.body)]}
         if path not in self.objects:
             return self._fail(404, "NotFound")
         return copy.deepcopy(self.objects[path])

@@ -373,19 +373,29 @@ class KubernetesBackend:
         """Changes the status of this job, and not that of a later one of its name.
 
         The version tells them apart: the API server ignores a uid in the status of a custom resource. The version does
-        not match after an edit either; the watch then tells of the edit soon.
+        not match after an edit either; the write is then tried again soon.
         """
         path = path_of(names.API_VERSION, names.PLURAL, self.key.namespace, self.key.name) + "/status"
+        if (seen := self._cluster.job(self.key, self.uid)) is not None:  # a step may take long
+            self._version = _newest(self._version, seen["metadata"]["resourceVersion"])
         try:
             answer = await self._client.patch(path, {"metadata": {"resourceVersion": self._version}, "status": patch})
         except ApiError as error:
             if error.status == 409:
-                self._version = "0"  # versions begin anew where the cluster's store was restored from a copy
+                _log.warning("status_conflict", job=str(self.key), problem=str(error))
+                self._version = await self._held_version()
                 raise BackendUnavailableError(str(error), _CONFLICT_SECONDS) from error
             if error.status != 404:  # gone: the watch will tell
                 raise
         else:
             self._version = _newest(self._version, answer["metadata"]["resourceVersion"])
+
+    async def _held_version(self) -> str:
+        """Asks for the job's version: a watch may be late, and versions begin anew in a store restored from a copy."""
+        path = path_of(names.API_VERSION, names.PLURAL, self.key.namespace)
+        found = await self._client.get(path, fieldSelector=f"metadata.name={self.key.name}")
+        held = (body["metadata"] for body in found["items"] or ())
+        return next((str(metadata["resourceVersion"]) for metadata in held if metadata["uid"] == self.uid), "0")
 
     @contextmanager
     def _calls(self) -> Iterator[None]:

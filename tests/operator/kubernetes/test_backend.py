@@ -1187,6 +1187,22 @@ async def test_a_status_that_meets_an_edit_is_written_once_the_edit_is_seen() ->
     assert api.events.count("FailedWorkerPod") == 1
 
 
+async def test_a_status_is_written_although_a_watch_is_late() -> None:
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    seen = api.job(KEY, "job-uid")
+    api.edit(suspend=False)
+    api._seen_body = dict(unwrap(seen))
+    with pytest.raises(BackendUnavailableError):
+        await operator.step()
+    await operator.step()
+    assert api.events.count("FailedWorkerPod") == 1
+    assert "worker-0" in names_of(api.live_pods())
+
+
 async def test_statuses_are_written_though_the_versions_of_objects_begin_anew() -> None:
     """As in a cluster whose store was restored from a copy."""
     api = new_api()
