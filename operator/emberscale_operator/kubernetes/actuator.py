@@ -39,11 +39,12 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class _ResizeAttempt:
-    """A resize that was asked for `streak` times in a row; it is asked for again at `until` if it is still wanted.
+    """A resize to `resources`, asked for `streak` times in a row, and again at `until` if it is still wanted.
 
     One that is granted may have no effect, or be undone by others, such as a webhook that rounds limits.
     """
 
+    resources: Resources
     streak: int
     until: float
 
@@ -66,7 +67,7 @@ class Actuator:
         self._observation = observation
         self._recorder = recorder
         self._refusals: dict[tuple[Role, Resources], _Refusal] = {}
-        self._resizes: dict[tuple[str, Resources], _ResizeAttempt] = {}
+        self._resizes: dict[str, _ResizeAttempt] = {}
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
     async def act(
@@ -84,7 +85,7 @@ class Actuator:
         pods = frozenset(view.uid for view in views.values())
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
-        self._resizes = {attempt: made for attempt, made in self._resizes.items() if attempt[0] in pods}
+        self._resizes = {uid: made for uid, made in self._resizes.items() if uid in pods}
         self._makes.look_again()
         # resizes last: one that is never answered ends the step, and others need not wait for it
         for action in sorted(actions, key=lambda action: isinstance(action, Resize)):
@@ -152,7 +153,7 @@ class Actuator:
     async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> list[ApiError]:
         """Deletes a pod; returns why it may not be deleted, if so."""
         path = path_of("v1", "pods", job.key.namespace, view.name)
-        self._observation.asks(view)
+        self._observation.deletion_sent(view)
         try:
             await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
         except ApiError as error:
@@ -164,8 +165,9 @@ class Actuator:
 
         Returns the seconds until it may be asked for again, infinite if it is not.
         """
-        attempt = (view.uid, resources)
-        before = self._resizes.get(attempt)
+        before = self._resizes.get(view.uid)
+        if before is not None and before.resources != resources:
+            before = None
         if before is not None and now < before.until:
             return before.until - now
         requirements = job.spec.roles[view.id.role].resources
@@ -174,16 +176,17 @@ class Actuator:
         path = path_of("v1", "pods", job.key.namespace, view.name) + "/resize"
         # the uid spares a pod of the same name, of a later job
         patch = {"metadata": {"uid": view.uid}, "spec": {"containers": [container]}}
-        final = False
+        streak = before.streak + 1 if before is not None and before.lasts(now) else 1
+        # noted first: one that is never answered ends the step, and must not end the next ones, too
+        self._resizes[view.uid] = _ResizeAttempt(resources, streak, now + _wait_after(streak))
         try:
             await self._client.patch(path, patch, STRATEGIC_PATCH)
         except (ApiError, ApiInternalError) as error:
             final = isinstance(error, ApiError) and error.status in _FINAL_STATUSES
             stories.tell_refused_resize(self._recorder, job, view, str(error), final)
-        streak = before.streak + 1 if before is not None and before.lasts(now) else 1
-        wait = math.inf if final else _wait_after(streak)
-        self._resizes[attempt] = _ResizeAttempt(streak, now + wait)
-        return wait
+            if final:
+                self._resizes[view.uid] = _ResizeAttempt(resources, streak, math.inf)
+        return self._resizes[view.uid].until - now
 
 
 def _wait_after(streak: int) -> float:

@@ -1,5 +1,6 @@
 """Limits how a cluster may evict a job's pods: one parameter server at a time, after it has given its rows away."""
 
+import time
 from typing import Any
 
 import structlog
@@ -13,6 +14,8 @@ from emberscale_operator.machine import Resources, leave_seconds
 
 _GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
 _RETRY_SECONDS = 15.0
+_PAUSE_FACTOR = 10.0
+"""How much longer than a failure took the next attempt waits, too: a webhook that hangs must not hang each step."""
 _log = structlog.get_logger()
 
 
@@ -55,6 +58,7 @@ class DisruptionBudget:
         if servers in (0, self._servers) or (servers == self._refused and now < self._again_at):
             return
         self._servers = 0  # a call whose answer is lost may have changed it
+        began = time.monotonic()
         try:
             problem = await self._write(job, build_budget(job, servers))
         except (ApiError, ApiInternalError) as error:
@@ -62,7 +66,8 @@ class DisruptionBudget:
         if problem is None:
             self._servers, self._refused = servers, 0
         else:
-            self._refused, self._again_at = servers, now + _RETRY_SECONDS
+            pause = _RETRY_SECONDS + _PAUSE_FACTOR * (time.monotonic() - began)
+            self._refused, self._again_at = servers, now + pause
             if problem != self._problem:
                 _log.warning("no_disruption_budget", job=str(job.key), problem=problem)
         self._problem = problem

@@ -17,7 +17,8 @@ from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import Waiting
 
 _LONGEST_MESSAGE = 1024
-_PAUSE_OF_FAILURES = 10.0
+_MOST_DELAYED = 1000
+_PAUSE_FACTOR = 10.0
 """How much longer than a failure took the next attempt waits: a webhook that hangs must not hang each step."""
 _log = structlog.get_logger()
 
@@ -27,13 +28,14 @@ class EventRecorder:
 
     Events are derived from differences between the job's pods and its status, and written before the status that ends
     the difference. If the operator dies in between, the next one repeats the Event. `key` names the occasion, and the
-    object's name follows from it, so that a repeated Event exists only once.
+    object's name follows from it, so that a repeated Event exists only once. Events that a failing webhook delays, the
+    newest thousand of them, are lost with the operator.
     """
 
     def __init__(self, client: ApiClient, identity: str) -> None:
         self._client = client
         self._identity = identity
-        self._told: deque[dict[str, Any]] = deque()
+        self._told: deque[dict[str, Any]] = deque(maxlen=_MOST_DELAYED)
         self._known: set[str] = set()
         self._next_at = 0.0
 
@@ -56,7 +58,7 @@ class EventRecorder:
                 await self._write(self._told[0])
             except ApiInternalError as error:
                 ended = time.monotonic()
-                self._next_at = ended + _PAUSE_OF_FAILURES * (ended - began)
+                self._next_at = ended + _PAUSE_FACTOR * (ended - began)
                 _log.warning("events_delayed", waiting=len(self._told), problem=str(error))
                 return
             self._told.popleft()
@@ -131,13 +133,14 @@ class PodWarnings:
         if now < max(self._next_at, asked_at + _KNOWN_SECONDS, self._paused.get(namespace, 0.0)):
             return known
         self._next_at = now + _SECONDS
+        self._paused[namespace] = now + _PAUSE_SECONDS  # no other is to wait for the end of its time, too
         selector = f"involvedObject.uid={uid},type=Warning"
         try:
             found = await self._client.get(path_of("v1", "events", namespace), fieldSelector=selector, limit=_LIMIT)
         except (ApiError, ApiUnavailableError) as error:
-            self._paused[namespace] = now + _PAUSE_SECONDS
             _log.warning("warnings_not_listed", namespace=namespace, problem=str(error))
             return known
+        self._paused.pop(namespace, None)
         events = sorted(found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         known = None
         if events:

@@ -23,8 +23,9 @@ from emberscale_operator.machine import (
 )
 
 _UNSEEN_SECONDS = 30.0
-"""How long a created pod is taken to exist, without being seen, until the API server is asked for it, and a deletion to
-be under way."""
+"""How long a created pod is taken to exist, without being seen, until the API server is asked for it."""
+_UNDER_WAY_SECONDS = 30.0
+"""How long a deletion that was sent may take to show."""
 
 
 class Observation:
@@ -37,7 +38,7 @@ class Observation:
         self._deleted: set[str] = set()
         self._killed: set[str] = set()
         self._ending: dict[str, float] = {}
-        self._asked_at: dict[str, float] = {}
+        self._deletion_sent_at: dict[str, float] = {}
         self._now = 0.0
 
     def take_over(self, members: Iterable[MemberStatus]) -> None:
@@ -66,7 +67,7 @@ class Observation:
         self._seen = {name: view for name, view in views.items() if name not in self._made}
         self._deleted &= views.keys() | self._ghosts.keys()
         self._killed &= views.keys() | self._ghosts.keys()
-        self._asked_at = {name: at for name, at in self._asked_at.items() if name in views}
+        self._deletion_sent_at = {name: at for name, at in self._deletion_sent_at.items() if name in views}
         return (*(self._asked(view) for view in views.values()), *self._ghosts.values())
 
     def is_unsure(self, now: float) -> bool:
@@ -85,19 +86,21 @@ class Observation:
     def decided(self, deleted: Iterable[PodView], killed: Iterable[PodView]) -> None:
         """Notes which pods are to end now, and which because they do not answer: the end of these counts as unasked.
 
-        What was to end before is like any other pod if it is wanted again before it was asked to.
+        A pod whose deletion was decided but never sent is an ordinary pod again once it is wanted.
         """
         kept = {name for name in self._deleted | self._killed if self._may_be_ending(name)}
         self._deleted = self._deleted & kept | {view.uid for view in deleted}
         self._killed = self._killed & kept | {view.uid for view in killed}
 
-    def asks(self, view: PodView) -> None:
+    def deletion_sent(self, view: PodView) -> None:
         """Notes that the API server is asked to delete a pod; no answer does not mean that it has not."""
-        self._asked_at[view.uid] = self._now
+        self._deletion_sent_at[view.uid] = self._now
 
     def _may_be_ending(self, name: str) -> bool:
-        seen, asked_at = self._seen.get(name), self._asked_at.get(name)
-        return seen is None or seen.instance.ending or (asked_at is not None and self._now < asked_at + _UNSEEN_SECONDS)
+        seen, sent_at = self._seen.get(name), self._deletion_sent_at.get(name)
+        return (
+            seen is None or seen.instance.ending or (sent_at is not None and self._now < sent_at + _UNDER_WAY_SECONDS)
+        )
 
     @property
     def asked_to_end(self) -> frozenset[str]:

@@ -16,9 +16,9 @@ from emberscale_operator.kubernetes.names import LIMITS_ANNOTATION, MANIFEST_ANN
 from emberscale_operator.machine import ExitReason, Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 LOST_SECONDS = 10.0
+"""A pod that still exists so long after its deadline is on a node that has fallen silent."""
 GRACE_SECONDS = 15
 """How long a pod may take to end that has nothing to give away."""
-"""A pod that still exists so long after its deadline is on a node that has fallen silent."""
 _FROM_OUTSIDE = frozenset(
     {
         "Evicted",
@@ -285,6 +285,7 @@ def _limited(limits: Mapping[str, Any]) -> Resources:
 
 
 def _as_in_manifests(quantity: str) -> str:
+    """Writes a quantity in a notation that manifests may use, if it is in another one."""
     match = _OTHER_NOTATION.fullmatch(quantity)
     if match is None:
         return quantity

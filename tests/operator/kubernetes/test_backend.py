@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from emberscale_api.job.running import JobPlan, JobStatus, ProtectionStatus
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_operator.controller import BackendUnavailableError, News, Observed
+from emberscale_operator.kubernetes import disruption
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
@@ -102,6 +104,23 @@ async def test_a_job_gets_its_budget_once_that_of_an_earlier_job_of_its_name_is_
             await budget.keep(job, 2, START + seconds)
     assert api.objects[BUDGET]["spec"]["minAvailable"] == 1
     assert (api.writes["create"], logs) == (1, [])
+
+
+async def test_a_webhook_for_budgets_that_hangs_is_asked_less_often(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Any = new_api()
+    budget, asked = DisruptionBudget(api), list[int]()
+
+    async def hanging(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(seconds)
+        elapsed[0] += 10.0
+        raise ApiInternalError("failed calling webhook: context deadline exceeded")
+
+    elapsed = [0.0]
+    monkeypatch.setattr(disruption, "time", SimpleNamespace(monotonic=lambda: elapsed[0]))
+    api.create = hanging
+    for seconds in range(300):
+        await budget.keep(job, 2, START + seconds)
+    assert asked == [0, 115, 230]
 
 
 async def test_a_budget_whose_answer_was_lost_is_looked_at_again(job: Job) -> None:
@@ -406,10 +425,12 @@ async def test_a_resize_that_is_never_answered_holds_up_no_other_action() -> Non
 
     api.patch = hanging  # type: ignore[method-assign]
     api.edit(ps={"replicas": 1, "resources": {"limits": {"memory": "2Gi"}}}, worker={"replicas": 3})
-    for _ in range(2):
-        with pytest.raises(BackendUnavailableError):
-            await operator.step()
-    assert "worker-2" in names_of(api.live_pods())
+    with pytest.raises(BackendUnavailableError):
+        await operator.step()
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.step()  # it does not ask again so soon
+    assert names_of(api.live_pods()) == ["master-0", "ps-0", "worker-0", "worker-1", "worker-2"]
 
 
 async def test_a_pod_that_may_not_be_deleted_holds_up_no_other_action() -> None:

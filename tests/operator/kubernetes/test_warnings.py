@@ -1,5 +1,6 @@
 """The reasons for which pods wait that are slow to be prepared."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -104,6 +105,25 @@ async def test_a_job_goes_on_where_warnings_cannot_be_listed(problem: Exception)
         api.sync()
     assert sorted(map(slot_of, api.live_pods())) == ["master-0", "ps-0", "worker-0"]
     assert api.asked == 1, "each answer may take until its time is over"
+
+
+async def test_one_list_that_hangs_holds_up_one_job() -> None:
+    answers = asyncio.Event()
+
+    class Hanging(Events):
+        async def get(self, path: str, **query: str) -> dict[str, Any]:
+            answer = await super().get(path, **query)
+            await answers.wait()
+            return answer
+
+    api = Hanging(a=["FailedMount"], b=["FailedMount"])
+    warnings = PodWarnings(api)  # type: ignore[arg-type]
+    first = asyncio.create_task(warnings.last("team", "a", 100.0))
+    while not api.asked:
+        await asyncio.sleep(0)
+    assert await warnings.last("team", "b", 110.0) is None
+    answers.set()
+    assert await first == await warnings.last("team", "b", 111.0) == Waiting("FailedMount", "why")
 
 
 async def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
