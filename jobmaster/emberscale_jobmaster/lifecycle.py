@@ -93,8 +93,9 @@ def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh:
     """Counts malformed records: `distinct` are known, and `fresh` are the new ones among them."""
     if distinct <= state.bad_records:
         return state
-    known = {*state.bad_record_samples, *fresh}  # workers find them in the order of the epoch
-    samples = tuple(sorted(known, key=lambda record: (record.file, record.line))[:SHOWN_BAD_RECORDS])
+    # workers find them in the order of the epoch, and may tell of one again
+    known = {(record.file, record.line): record for record in (*fresh, *state.bad_record_samples)}
+    samples = tuple(known[place] for place in sorted(known)[:SHOWN_BAD_RECORDS])
     state = replace(state, bad_records=distinct, bad_record_samples=samples)
     limit = spec.data.max_bad_records
     if distinct <= limit or not samples:
