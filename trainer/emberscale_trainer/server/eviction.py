@@ -7,6 +7,7 @@ rest first.
 
 import threading
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 import structlog
@@ -61,10 +62,14 @@ class BackgroundEviction:
                     self._due_now.wait()
                 if self._eviction is not eviction:
                     return
+                problem = ""
                 try:
                     self._sweep()
                 except MemoryError as error:
-                    log.warning("rows_not_evicted", problem=str(error))
+                    problem = str(error) or "out of memory"
+                if problem:  # only now is the memory of the failed sweep free again
+                    with suppress(MemoryError):
+                        log.warning("rows_not_evicted", problem=problem)
                     self._due_now.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:
