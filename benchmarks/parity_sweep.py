@@ -94,9 +94,7 @@ VARIATIONS = {
     "batch-size": Variation(
         "batch_size", "batch size", (512, 1024, 2048, 4096, 8192), (Published(2048, 1.026, ORIGINAL),)
     ),
-    "parity": Variation(
-        "parity", "lost servers that parity covers (r)", (1, 2), (Published(1, 1.026, ORIGINAL),), is_logarithmic=False
-    ),
+    "parity": Variation("parity", "parity (r)", (1, 2), (Published(1, 1.026, ORIGINAL),), is_logarithmic=False),
     "skew": Variation("skew", "exponent of the ids' power law", (0.0, 0.6, 0.9, 1.2, 1.5), is_logarithmic=False),
 }
 

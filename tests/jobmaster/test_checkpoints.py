@@ -207,7 +207,7 @@ def test_a_write_that_hung_completes_no_checkpoint_with_what_the_next_attempt_ha
     folder: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, tmp_path, "00000001", complete=False)
-    hung = threading.Thread(target=folder.write, args=(manifest("00000001"),))
+    hung = threading.Thread(target=folder.write, args=(manifest("00000001"),), daemon=True)
     hangs, goes_on, found = threading.Event(), threading.Event(), []
     opened, flushed = Path.open, os.fsync
 

@@ -68,9 +68,12 @@ def test_a_job_resumes_from_its_checkpoint_with_an_empty_redis(cluster: Cluster)
     cluster.start_master()
     cluster.start_servers()
     first = cluster.start_worker(0, records=500, evaluation=40, pace=0.01, last=threading.Event())
-    cluster.until(lambda status: status.epoch == 1 and status.samples > 600, "the second epoch")
-    at = cluster.status().checkpoint
-    status = cluster.until(lambda status: status.checkpoint > at, "a checkpoint in the second epoch")
+
+    def is_in_second_epoch(status: pb.JobStatus) -> bool:
+        place = cluster.checkpoints / status.checkpoint / "manifest.json"
+        return status.checkpoint != "" and CheckpointManifest.from_json(place.read_text(), str(place)).epoch == 1
+
+    status = cluster.until(is_in_second_epoch, "a checkpoint in the second epoch")
     first.kill()
     cluster.stop_master()
     for index in range(2):

@@ -25,7 +25,7 @@ sys.exit(main())
 
 
 class BrainProcess:
-    """`python -m emberscale_brain` on a free port, with `path=value` settings; `stub` sends its token.
+    """The brain as a process on a free port, with `path=value` settings; `stub` sends its token.
 
     It serves TLS with the certificates of `tls_folder`, if given.
     """

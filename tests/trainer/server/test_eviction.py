@@ -68,11 +68,12 @@ def test_rows_for_whose_eviction_there_was_no_memory_leave_without_another_push(
 
 
 def test_rows_that_a_switch_gives_away_leave_although_it_lacked_memory_at_first(
-    state: ServerState, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_short = threading.Event()
     is_short.set()
     monkeypatch.setattr(BackgroundEviction, "_run", lambda *_: None)  # the switch comes before the thread
+    state: ServerState = request.getfixturevalue("state")  # starts the thread
     monkeypatch.setattr(Eviction, "sweep", refusing(is_short.is_set))
     push(state, 0, ROWS)
     is_short.clear()
