@@ -22,13 +22,14 @@ from emberscale_trainer.checkpoint import work
 from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.server import sending
-from emberscale_trainer.server.control import ParameterServerControl
+from emberscale_trainer.server.control import FlashStore, ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 from eventually import eventually, unwrap
+from flash_server import FlashServer
 from moves import Gate
 from trained_run import TrainedRun
 from training_jobs import training_job
@@ -65,12 +66,12 @@ def make_job() -> TrainingJob:
 class Server:
     """The only parameter server of a job, and the master's calls to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, flash: FlashStore | None = None) -> None:
         self.job = make_job()
         self.state = ServerState()
         self.mover = RowMover(self.state, "secret")
         metrics = ServerMetrics(self.state, self.mover.protection, CollectorRegistry())
-        self.control = ParameterServerControl(0, "i", self.state, self.mover, metrics)
+        self.control = ParameterServerControl(0, "i", self.state, self.mover, metrics, flash)
         resolved = resolve_model(self.job.spec)
         parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
         self.length = piece_length(parameters)
@@ -223,6 +224,23 @@ def test_what_cannot_be_done_has_a_status_of_its_own(
     with pytest.raises(RefusedError) as refused:
         call(server)
     assert refused.value.code is code
+
+
+def test_the_master_hears_what_to_do_about_a_full_redis(tmp_path: Path) -> None:
+    small = FlashServer(tmp_path, maxmemory=1)
+    try:
+        server = Server(FlashStore(small.url, "job-uid"))
+        server.assign()
+        server.push(0)
+        server.hold()
+        server.settle()
+        request = master_pb2.SnapshotRequest(barrier=barrier(1), uri="flash-00000001", flash_bytes=1 << 30)
+        server.control.Snapshot(request, CONTEXT)
+        with pytest.raises(RefusedError, match=r"or lower spec\.checkpoint\.flash\.maxBytes") as full:
+            server.saved()
+        assert full.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    finally:
+        small.kill()
 
 
 def test_a_load_that_hangs_is_told_of_in_time_and_given_up_for_a_later_assignment(

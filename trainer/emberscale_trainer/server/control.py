@@ -489,7 +489,8 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except tuple(_STATUS) as error:
-        context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
+        code = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
+        context.abort(code, str(error) or "the work was abandoned for a later call")
 
 
 def _chosen_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest, job: TrainingJob) -> int:
