@@ -18,11 +18,15 @@ from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.machine import Backoff, Policy
+from training_jobs import job_body
 
 KEY = JobKey("team-a", "ctr")
 START = 1_767_225_600.0
 SETTINGS = Settings(image="emberscale:1", redis_url="redis://redis:6379/0", namespace="ops", identity="op-1")
 PATIENT = Policy(backoff=Backoff(base=0.0), backoff_limit=1000)
+
+WANTED = ["master-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
+"""The pods of the job of `new_api`."""
 
 
 class KilledError(Exception):
@@ -178,6 +182,14 @@ def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 def slot_of(pod: Mapping[str, Any]) -> str:
     labels = pod["metadata"]["labels"]
     return f"{labels['emberscale.io/role']}-{labels['emberscale.io/index']}"
+
+
+def names_of(pods: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted(slot_of(pod) for pod in pods)
+
+
+def new_api(**spec: Any) -> MemoryApi:
+    return MemoryApi(job_body(ps={"replicas": 2}, worker={"replicas": 3}, **spec))
 
 
 class Operator:

@@ -1,0 +1,133 @@
+"""The Secret, Service and ConfigMap without which a pod does not run."""
+
+import base64
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from emberscale_operator.controller import BackendUnavailableError
+from emberscale_operator.kubernetes.client import ApiError, ApiInternalError
+from memory_api import WANTED, MemoryApi, Operator, names_of, new_api
+
+
+def needed_by_pods(api: MemoryApi) -> set[str]:
+    """Returns the paths of the objects without which a pod does not run."""
+    return {path for path in api.objects if path.split("/")[-2] in ("services", "configmaps")}
+
+
+async def test_a_pod_that_is_created_again_finds_what_others_deleted() -> None:
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    needed = needed_by_pods(api)
+    assert len(needed) == 2
+    for path in needed:
+        del api.objects[path]
+    for slot in ("worker-0", "master-0"):
+        api.end_pod(api.live_pod(slot), 1)
+    api.sync()
+    await operator.settle()
+    assert names_of(api.live_pods()) == WANTED
+    assert needed_by_pods(api) == needed
+
+
+@pytest.mark.parametrize("found", [False, True])
+async def test_a_secret_that_others_deleted_comes_back_as_it_was_while_the_operator_knows_it(found: bool) -> None:
+    """Members show its token to each other, so another one would part old members from new ones."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    path = "/api/v1/namespaces/team-a/secrets/ctr-token"
+    if found:
+        said = api.objects[path].pop("stringData")
+        api.objects[path]["data"] = {name: base64.b64encode(text.encode()).decode() for name, text in said.items()}
+        operator.controller = operator.start()
+        api.end_pod(api.live_pod("worker-1"), 1)
+        api.sync()
+        await operator.settle()
+    before = api.objects.pop(path)
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle()
+    after = api.objects[path]
+    assert (after.get("data"), after.get("stringData")) == (before.get("data"), before.get("stringData"))
+    assert after["immutable"]
+    assert names_of(api.live_pods()) == WANTED
+
+
+@pytest.mark.parametrize("held", [{"token": "c2VjcmV0"}, {"token": "c2VjcmV0", "store-password": "/w=="}])
+async def test_a_secret_that_others_made_without_what_it_holds_is_named(held: dict[str, str]) -> None:
+    api = new_api()
+    metadata = {"name": "ctr-token", "uid": "theirs", "ownerReferences": [{"uid": "job-uid"}]}
+    path = "/api/v1/namespaces/team-a/secrets/ctr-token"
+    api.objects[path] = {"metadata": metadata, "data": held}
+    operator = Operator(api)
+    await operator.settle(3)
+    (condition,) = api.body["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "UnusableSecret")
+    assert "delete the Secret ctr-token" in condition["message"]
+    del api.objects[path]
+    await operator.settle(10)
+    assert names_of(api.live_pods()) == WANTED
+
+
+async def test_what_pods_need_is_looked_for_once_for_all_pods_that_are_created_at_a_time() -> None:
+    api = new_api()
+    asked: Counter[str] = Counter()
+    get = api.get
+
+    async def counted(path: str, **query: str) -> dict[str, Any]:
+        asked[path.split("/")[-2]] += 1
+        return await get(path, **query)
+
+    api.get = counted  # type: ignore[method-assign]
+    operator = Operator(api)
+    await operator.settle()
+    first = asked.copy()
+    assert (first["services"], first["configmaps"]) == (1, 1)
+    await operator.settle()
+    assert asked == first, "where no pod is created, nothing is looked for"
+
+
+async def test_an_operator_that_starts_where_a_quota_of_objects_is_used_up_continues_the_job() -> None:
+    api = new_api()
+    await Operator(api).settle()
+    create = api.create
+
+    async def full(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        kind = path.rsplit("/", 1)[1]
+        if kind in ("secrets", "services", "configmaps"):
+            raise ApiError(403, "Forbidden", f"{kind} is forbidden: exceeded quota: objects, requested: count/{kind}=1")
+        return await create(path, body)
+
+    api.create = full  # type: ignore[method-assign]
+    operator = Operator(api)
+    api.end_pod(api.live_pod("worker-0"), 137)
+    api.sync()
+    await operator.settle()
+    assert names_of(api.live_pods()) == WANTED
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError(403, "Forbidden", "secrets is forbidden: exceeded quota: q"),
+        ApiError(403, "Forbidden", "it is being terminated", frozenset({"NamespaceTerminating"})),
+        ApiInternalError("failed calling webhook"),
+    ],
+)
+async def test_a_master_whose_secret_cannot_be_made_is_called_later(refusal: ApiError | ApiInternalError) -> None:
+    api = new_api()
+    await Operator(api).settle()
+    for path in [path for path in api.objects if "/secrets/" in path]:
+        del api.objects[path]
+    api.live_pod("master-0")["status"]["podIP"] = "127.0.0.1"
+    api.sync()
+
+    async def refused(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        raise refusal
+
+    api.create = refused  # type: ignore[method-assign]
+    with pytest.raises(BackendUnavailableError, match=str(refusal)):
+        await Operator(api).step()
