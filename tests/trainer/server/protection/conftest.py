@@ -1,0 +1,155 @@
+"""Servers that protect each other's rows with parity, over real sockets."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emberscale_api.job import OptimizerType
+from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.parity_group import Group
+from emberscale_trainer.table import Reader, TableStore
+from eventually import eventually, unwrap
+from moves import SECONDS, TABLES, Batch, MovingServer, table_of, trained_tables
+from snapshots import records_of
+
+
+def tables() -> TableStore:
+    return trained_tables(OptimizerType.ADAM)
+
+
+def rows_of(store: TableStore) -> list[dict[int, bytes]]:
+    return [records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)]
+
+
+class Servers:
+    """Servers that protect each other, a twin of each that is never lost, and the actions of a master."""
+
+    def __init__(self, folder: Path, count: int, parity: int = 1) -> None:
+        self._folder = folder
+        self._parity = parity
+        self.made = [MovingServer(index, folder) for index in range(count)]
+        self.serving = list(self.made)
+        self.table = table_of(1, [server.address for server in self.serving])
+        self.stores = [tables() for _ in range(count)]
+        self.twins = [tables() for _ in range(count)]
+        self.applied = [AppliedBatches() for _ in range(count)]
+        self.random = np.random.default_rng(0)
+        self.batches = 0
+        for server, store in zip(self.serving, self.stores, strict=True):
+            server.assign(self.table, store)
+
+    def protect(self) -> None:
+        """Forms the group of every server; returns when all rows are protected."""
+        for server in self.serving:
+            server.mover.protection.form(self.table, server.index, self._parity)
+        protections = [server.mover.protection for server in self.serving]
+        eventually(lambda: all(one.version == self.table.version for one in protections))
+
+    def batch(self) -> Batch:
+        self.batches += 1
+        return Batch(self.random, self.batches - 1)
+
+    def push(self, batch: Batch, *indexes: int) -> list[Status]:
+        """Pushes a batch to the given servers, by default to all; the twins apply what their servers do."""
+        said = []
+        for index in indexes or range(len(self.serving)):
+            part = batch.part(Ownership.of(self.table, index))
+            header = Header(
+                Kind.PUSH,
+                generation=self.table.generation,
+                version=self.table.version,
+                batch=batch.number,
+                token=1,
+                tables=TABLES + 1,
+            )
+            said.append(self.serving[index].state.push(0, header, *part))
+            if said[-1] is Status.OK:
+                self.twins[index].push(*part)
+                self.applied[index].record(0, batch.number)
+        return said
+
+    def successors(self, *lost: int) -> tuple[list[MovingServer], RoutingTable]:
+        """Starts processes in the places of lost ones; returns them and the table with them."""
+        joined = [MovingServer(index, self._folder, f"ps-{index}-{len(self.made)}") for index in lost]
+        self.made += joined
+        addresses = [*self.table.servers]
+        for one in joined:
+            addresses[one.index] = PsAddress(one.index, one.incarnation, one.address, "")
+        return joined, replace(self.table, version=self.table.version + 1, servers=tuple(addresses))
+
+    def rebuild(
+        self, joined: Sequence[MovingServer], table: RoutingTable, number: int
+    ) -> list[Mapping[int, AppliedBatches]]:
+        """Rebuilds lost servers; returns, for each survivor, the batches in the rows that it sent."""
+        lost = tuple(one.index for one in joined)
+        others = [server for server in self.serving if server.index not in lost]
+        for server in others:
+            server.state.prepare(number, self.table.version, table, server.index, lost=lost)
+        for one in joined:
+            assert one.state.prepare(number, 0, table, one.index, lost=lost).joins
+            self.stores[one.index] = store = tables()
+            one.state.stage(number, store)
+            assert one.mover.copy(number, SECONDS).ready
+        with ThreadPoolExecutor(len(others)) as threads:
+            said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), others)]
+        assert all(one.ready for one in said)
+        return [one.rebuilt for one in said]
+
+    def switch(
+        self, joined: Sequence[MovingServer], table: RoutingTable, number: int, rest: Mapping[int, AppliedBatches]
+    ) -> None:
+        """Switches to the table with the successors, and protects it."""
+        for one in joined:
+            self.serving[one.index] = one
+        for server in self.serving:
+            server.state.switch(table.generation, number, number, rest.get(server.index, AppliedBatches()))
+        self.table = table
+        self.protect()
+
+    def replace(self, *lost: int) -> Mapping[int, AppliedBatches]:
+        """Loses servers and rebuilds them; returns the batches in the rows of each."""
+        joined, table = self.successors(*lost)
+        rebuilt = self.rebuild(joined, table, table.version)
+        for index in lost:
+            assert len({ranges_of(one[index]) for one in rebuilt}) == 1
+        self.switch(joined, table, table.version, rebuilt[0])
+        return rebuilt[0]
+
+    def check(self) -> None:
+        """Checks that all rows are those of the twins to the bit."""
+        for store, twin in zip(self.stores, self.twins, strict=True):
+            assert rows_of(store) == rows_of(twin)
+
+    def close(self) -> None:
+        for server in self.made:
+            with server.state.lock:
+                server.state.protect_by(None)  # ends its threads
+            server.close()
+
+
+def ranges_of(applied: AppliedBatches) -> tuple[tuple[int, int], ...]:
+    return tuple(applied.ranges(0))
+
+
+@pytest.fixture
+def make_servers(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
+    made: list[Servers] = []
+
+    def make(count: int, parity: int = 1) -> Servers:
+        made.append(Servers(tmp_path, count, parity))
+        return made[-1]
+
+    yield make
+    for servers in made:
+        servers.close()
+
+
+def group_of(server: MovingServer) -> Group:
+    return unwrap(server.mover.protection.group)
