@@ -12,7 +12,7 @@ from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_priority, number_of, rows_suffix
 from emberscale_api.dataset import DataFile, Split
-from emberscale_api.job import MOST_PARITY
+from emberscale_api.job import MOST_PARITY, FaultToleranceStrategy
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -47,6 +47,7 @@ from emberscale_jobmaster.events import (
     Event,
     Exited,
     HeartbeatReceived,
+    IntervalAdvised,
     Loaded,
     ManifestWritten,
     Prepared,
@@ -96,6 +97,9 @@ def as_ranges(holding: Holding) -> Applied:
 
 
 INITIAL = "/another/checkpoints"
+
+ALL = frozenset({0, 1, 2})
+"""The parameter servers of a job that has three."""
 
 
 @dataclass
@@ -671,6 +675,20 @@ class Driven:
         if state.outcome is not None:
             parts.append(f"{state.outcome.reason}: {state.outcome.message}")
         return "\n  ".join(parts)
+
+
+def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1) -> Driven:
+    """A job that has trained a little, and whose servers hold parity of each other."""
+    driven = Driven(servers=servers, interval=interval, parity=parity)
+    driven.start()
+    driven.train(4)
+    driven.pass_time(1)
+    assert driven.job.parity_group.protected == frozenset(range(servers))
+    return driven
+
+
+def advise(driven: Driven, strategy: FaultToleranceStrategy) -> None:
+    driven.tell(IntervalAdvised(now=driven.now, seconds=1000.0, strategy=strategy))
 
 
 def _read_back(saved: JobState) -> JobState:
