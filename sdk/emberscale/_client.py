@@ -245,7 +245,10 @@ class TrainingJobClient:
         raise AssertionError("a job is followed until it is gone")
 
     def kill(self, name: str, index: int) -> str:
-        """Deletes the pod of a parameter server with no grace, so that its rows cannot move; returns the pod's name."""
+        """Deletes the pod of a parameter server without a grace period; returns the pod's name.
+
+        Kubernetes leaves it a moment all the same, in which a server with few rows may give them away.
+        """
         pod = _server_pod(name, self.status(name), index)
         self._call(self._core.delete_namespaced_pod, pod, self.namespace, grace_period_seconds=0)
         return pod

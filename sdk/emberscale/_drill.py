@@ -3,9 +3,9 @@
 Pure: the input is a series of the job's own reports, on this machine or on a cluster.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.roles import Role
@@ -16,6 +16,8 @@ _SERVING = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
 _TRAINED = frozenset({JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE})
 """Phases that a job reaches only once it has trained all batches before them."""
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED})
+_SETTLED_SECONDS = 20.0
+"""How long a job trains on without a recovery until the server counts as one that was not lost."""
 _MIB = 1 << 20
 
 
@@ -26,7 +28,7 @@ class Look:
     * `at`: in seconds, on the observer's clock.
     * `samples`: the samples that count, over all epochs. `speed`: samples/s, as the job measures it.
     * `checkpoint`: the id of the newest persistent one; empty if there is none.
-    * `servers`: the indexes of the parameter servers.
+    * `servers`: the incarnations of the parameter servers, by index.
     * `protected`: whether any one of them can be rebuilt from parity; None: the job keeps none. `problem`: why not.
     * `recoveries`: how often the job went back to a checkpoint. `pls`: the portion of lost samples.
     * `rebuilds`: how many servers were rebuilt; the last rebuild took `rebuild_seconds` and had `rebuild_bytes`.
@@ -37,7 +39,7 @@ class Look:
     samples: int = 0
     speed: float = 0.0
     checkpoint: str = ""
-    servers: tuple[int, ...] = ()
+    servers: Mapping[int, str] = field(default_factory=dict)
     protected: bool | None = None
     problem: str = ""
     recoveries: int = 0
@@ -64,6 +66,7 @@ class DrillReport:
     * `rebuild_seconds`: as the master counts them, from when it noticed. `rebuild_bytes`: sent to the successor.
     * `rolled_back`: whether the job went back to a checkpoint; `repeated_samples` are then trained again.
     * `forgotten`: the portion of lost samples that the loss has added, where the lost server alone went back.
+    * `moved_away`: the server gave its rows away before it ended, so that no loss was rehearsed.
     * `ended`: the phase in which the job was over before the drill was; empty: it was not.
     """
 
@@ -81,11 +84,12 @@ class DrillReport:
     repeated_samples: int
     forgotten: float
     was_protected: bool
+    moved_away: bool = False
     ended: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the job has recovered, and lost nothing if it was protected."""
+        """Whether the job has recovered from a loss, and lost nothing if it was protected."""
         lost = self.was_protected and (self.rolled_back or self.unprotected_seconds is None)
         return self.regained_seconds is not None and not lost
 
@@ -100,7 +104,7 @@ def look_at_job(status: TrainingJobStatus, at: float) -> Look:
         samples=progress.samples,
         speed=progress.samples_per_second,
         checkpoint=progress.checkpoint,
-        servers=tuple(sorted(one.index for one in status.members if one.role == str(Role.PS) and one.pod)),
+        servers={one.index: str(one.incarnation) for one in status.members if one.role == str(Role.PS) and one.pod},
         protected=None if protected is None else protected.status == "True",
         problem="" if protected is None else protected.message,
         recoveries=progress.recoveries,
@@ -147,10 +151,12 @@ def watches_on(before: Sequence[Look], watched: float, timeout: float) -> bool:
     return lasted < watched or (before[-1].phase is JobPhase.EVALUATING and lasted < timeout)
 
 
-def is_over(before: Sequence[Look], after: Sequence[Look]) -> bool:
-    """Whether the drill is over."""
+def is_over(index: int, before: Sequence[Look], after: Sequence[Look]) -> bool:
+    """Whether the drill of the server of this index is over."""
     if not after:
         return False
+    if _moved_away(index, before[-1], after):
+        return True
     recovered = _recovered(before[-1], after)
     protected = before[-1].protected is None or _protected(recovered) is not None
     return after[-1].phase in _ENDED or (protected and _regained(_peak(before, after), recovered) is not None)
@@ -187,6 +193,7 @@ def report(index: int, before: Sequence[Look], killed_at: float, after: Sequence
         repeated_samples=max(0, peak - lowest) if rolled_back else 0,
         forgotten=max(0.0, last.pls - at_kill.pls),
         was_protected=bool(at_kill.protected),
+        moved_away=_moved_away(index, at_kill, after),
         ended=str(last.phase) if last.phase in _ENDED else "",
     )
 
@@ -197,6 +204,12 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     def seconds(value: float | None, after: str) -> str:
         return "not before the drill ended" if value is None else f"{measured_time(value)} {after}"
 
+    if told.moved_away:
+        yield (
+            "not rehearsed",
+            f"{told.server} gave its rows away before it ended, so none were lost: try again",
+        )
+        return
     yield "without service", seconds(told.without_service_seconds, "from the kill to the first samples after it")
     if told.was_protected or told.unprotected_seconds is not None:
         yield "fully protected again", seconds(told.unprotected_seconds, "after the kill")
@@ -221,6 +234,18 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
         yield "precision", f"reports of samples came up to {measured_time(told.precision_seconds)} apart"
     if told.ended:
         yield "ended early", f"the job was {told.ended} before the drill was over"
+
+
+def _moved_away(index: int, at_kill: Look, after: Sequence[Look]) -> bool:
+    """Whether the job has trained for long with the server's successor, and without a recovery."""
+
+    def goes_on(look: Look) -> bool:
+        replaced = look.servers.get(index, at_kill.servers[index]) != at_kill.servers[index]
+        is_healthy = look.phase in _SERVING and (look.protected is True or at_kill.protected is not True)
+        return replaced and is_healthy and look.history == at_kill.history
+
+    lately = list(takewhile(goes_on, reversed(after)))
+    return bool(lately) and lately[0].at - lately[-1].at >= _SETTLED_SECONDS and lately[0].samples > lately[-1].samples
 
 
 def _recovered(at_kill: Look, after: Sequence[Look]) -> Sequence[Look]:

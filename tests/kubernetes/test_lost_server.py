@@ -1,6 +1,7 @@
 """A parameter server's pod dies and the job does not roll back: parity rebuilds its rows, or batches are forgotten."""
 
 import json
+import subprocess
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,6 @@ from cluster import (
     audit,
     eventually,
     manifest,
-    run,
     submit,
 )
 from faults import ProcessKiller
@@ -56,7 +56,8 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
     job = submit(document, place)
     job.until("all rows are protected", lambda _: protected(job), seconds=300)
     job.wait_for_samples(2_000)
-    told = json.loads(drill(job, "ps-1"))
+    told = rehearsed_loss(job)
+    assert told["passed"]
     assert told["rebuilt"]
     assert told["rebuild_bytes"] > 0
     assert not told["rolled_back"]
@@ -66,10 +67,24 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
     rested(job, place)
 
 
-def drill(job: Job, server: str) -> str:
-    """Runs a drill, which must pass, and returns its output."""
-    options = ("--before", "5", "--timeout", "600", "--output", "json", "--namespace", job.namespace)
-    return run(str(COMMAND), "drill", job.name, "--kill", server, *options, timeout=900)
+def rehearsed_loss(job: Job) -> dict[str, Any]:
+    """Returns the report of a drill that lost a server: one of so few rows may give them away before it ends."""
+    for _ in range(6):
+        job.until("all rows are protected", lambda _: protected(job), seconds=300)
+        told = drill(job, "ps-1")
+        if not told["moved_away"]:
+            return told
+    raise AssertionError("each of six drills found its server without rows before it ended")
+
+
+def drill(job: Job, server: str) -> dict[str, Any]:
+    """Runs a drill, and returns its report."""
+    options = ("--before", "5", "--timeout", "300", "--output", "json", "--namespace", job.namespace)
+    command = [str(COMMAND), "drill", job.name, "--kill", server, *options]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=900)
+    assert ended.stdout, f"exit code {ended.returncode}"
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
 
 
 def names_sharers(job: Job) -> bool | None:

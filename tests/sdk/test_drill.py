@@ -38,10 +38,11 @@ __all__ = ["held"]
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
 TRAINING, RESTORING = JobPhase.TRAINING, JobPhase.RESTORING
+SERVERS = {0: "1", 1: "1", 2: "1"}
 
 
 def look(at: float, samples: int, phase: JobPhase = TRAINING, **told: Any) -> Look:
-    given: dict[str, Any] = {"servers": (0, 1, 2), "protected": True} | told
+    given: dict[str, Any] = {"servers": SERVERS, "protected": True} | told
     return Look(at, phase, samples, **given)
 
 
@@ -56,7 +57,7 @@ def test_a_rebuilt_server_costs_the_time_without_service() -> None:
         look(2.5, 5600, protected=False, **REBUILT),
         look(4, 8000, **REBUILT),
     ]
-    assert [_drill.is_over(BEFORE, after[:count]) for count in range(5)] == [False] * 4 + [True]
+    assert [_drill.is_over(1, BEFORE, after[:count]) for count in range(5)] == [False] * 4 + [True]
     told = _drill.report(1, BEFORE, 0.0, after)
     assert (told.without_service_seconds, told.regained_seconds, told.unprotected_seconds) == (2.5, 2.5, 4.0)
     assert (told.before, told.meanwhile) == (2000, 750)
@@ -82,7 +83,7 @@ def test_a_roll_back_costs_the_samples_that_are_trained_again() -> None:
         look(4, 3500, **restored),
         look(6, 5100, **restored),
     ]
-    assert [_drill.is_over(before, after[:count]) for count in range(6)] == [False] * 5 + [True]
+    assert [_drill.is_over(1, before, after[:count]) for count in range(6)] == [False] * 5 + [True]
     told = _drill.report(1, before, 0.0, after)
     assert (told.without_service_seconds, told.regained_seconds, told.unprotected_seconds) == (4.0, 6.0, None)
     assert (told.rolled_back, told.repeated_samples) == (True, 2100)
@@ -95,7 +96,7 @@ def test_a_roll_back_costs_the_samples_that_are_trained_again() -> None:
 def test_a_roll_back_of_a_protected_job_is_a_failure() -> None:
     after = [look(1, 3000, recoveries=1), look(2, 3500, recoveries=1), look(3, 5500, recoveries=1)]
     told = _drill.report(1, BEFORE, 0.0, after)
-    assert _drill.is_over(BEFORE, after)
+    assert _drill.is_over(1, BEFORE, after)
     assert (told.repeated_samples, told.passed) == (2000, False)
 
 
@@ -111,7 +112,7 @@ def test_a_partial_recovery_costs_what_the_rows_forget() -> None:
 def test_a_job_that_does_not_recover_is_told_as_it_stands() -> None:
     after = [look(1, 5000, protected=False), look(2, 5000, JobPhase.FAILED, protected=False)]
     told = _drill.report(1, BEFORE, 0.0, after)
-    assert _drill.is_over(BEFORE, after)
+    assert _drill.is_over(1, BEFORE, after)
     assert (told.ended, told.passed) == ("Failed", False)
     said = dict(_drill.lines(told))
     assert said["without service"] == said["fully protected again"] == "not before the drill ended"
@@ -143,9 +144,39 @@ def test_a_second_loss_does_not_keep_the_drill_from_its_end() -> None:
         look(4, 4500, **back),
         look(5, 5500, **back),
     ]
-    assert [_drill.is_over(BEFORE, after[:count]) for count in range(6)] == [False] * 5 + [True]
+    assert [_drill.is_over(1, BEFORE, after[:count]) for count in range(6)] == [False] * 5 + [True]
     told = _drill.report(1, BEFORE, 0.0, after)
     assert (told.without_service_seconds, told.regained_seconds, told.repeated_samples) == (4.0, 5.0, 1000)
+
+
+def test_a_server_that_gives_its_rows_away_before_it_ends_is_no_loss() -> None:
+    """Kubernetes leaves a pod that is deleted without a grace period two seconds."""
+    anew: dict[str, Any] = {"servers": SERVERS | {1: "2"}}
+    after = [
+        look(2, 6000),
+        look(4, 7000, protected=False, **anew),
+        *(look(5 + seconds, 7000 + 500 * seconds, **anew) for seconds in range(21)),
+    ]
+    assert [_drill.is_over(1, BEFORE, after[:count]) for count in range(24)] == [False] * 23 + [True]
+    told = _drill.report(1, BEFORE, 0.0, after)
+    assert (told.moved_away, told.passed) == (True, False)
+    assert dict(_drill.lines(told)) == {
+        "not rehearsed": "ps-1 gave its rows away before it ended, so none were lost: try again"
+    }
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [look(5 + seconds, 7000, servers=SERVERS | {1: "2"}) for seconds in range(60)],
+        [look(5 + seconds, 7000 + seconds, servers=SERVERS | {1: "2"}, protected=False) for seconds in range(60)],
+        [look(5 + seconds, 7000 + seconds) for seconds in range(60)],
+    ],
+    ids=["no samples", "unprotected", "no successor"],
+)
+def test_a_loss_that_is_not_noticed_or_not_mended_yet_is_waited_for(after: list[Look]) -> None:
+    assert not _drill.is_over(1, BEFORE, after)
+    assert not _drill.report(1, BEFORE, 0.0, after).moved_away
 
 
 @pytest.mark.parametrize(
@@ -193,10 +224,13 @@ def test_a_training_job_is_looked_at_through_its_status() -> None:
         phase=TRAINING,
         conditions=(condition,),
         progress=Progress(samples=7, recoveries=2, rebuilds=Rebuilds(count=1, server="ps-1", seconds=1.5, bytes=9)),
-        members=(MemberStatus(role="ps", index=1, pod="ctr-ps-1-4"), MemberStatus(role="worker", index=0, pod="w")),
+        members=(
+            MemberStatus(role="ps", index=1, incarnation=4, pod="ctr-ps-1-4"),
+            MemberStatus(role="worker", index=0, pod="w"),
+        ),
     )
     told = _drill.look_at_job(status, 3.0)
-    expected = Look(3.0, TRAINING, 7, servers=(1,), protected=False, problem="ps-1 is lost", recoveries=2)
+    expected = Look(3.0, TRAINING, 7, servers={1: "4"}, protected=False, problem="ps-1 is lost", recoveries=2)
     assert told == replace(expected, rebuilds=1, rebuild_seconds=1.5, rebuild_bytes=9)
     assert _drill.look_at_job(TrainingJobStatus(), 3.0) == Look(3.0, JobPhase.PENDING)
 

@@ -24,6 +24,8 @@ Kills a parameter server of a training job, and reports what its loss cost.
 JOB is the name or the folder of a run on this machine. If there is no such run, or with [cyan]--namespace[/], JOB is a
 TrainingJob on the cluster that KUBECONFIG names. The server of [cyan]--kill[/] dies without warning: its process gets
 SIGKILL, or its pod is deleted without a grace period. The drill touches nothing else, and the job recovers by itself.
+Kubernetes leaves such a pod a moment, in which a server with few rows may give them all away: then nothing is lost, and
+the drill says so.
 
 If the job keeps parity ([cyan]faultTolerance.strategy: ErasureCoding[/], or [cyan]Auto[/] while parity is expected to
 cost least), the other servers rebuild the rows, and nothing should roll back. The report says how long the job had no
@@ -35,8 +37,8 @@ job back to its last checkpoint. With [cyan]--force[/], the drill kills the serv
 trained again, and the report says how much it was.
 
 Exit code [green]0[/]: the job has recovered and, if it was protected, lost nothing. [red]1[/]: it rolled back although
-it was protected, or it had not recovered or was not protected again before [cyan]--timeout[/] or its end. [red]2[/]:
-nothing was killed.
+it was protected, or it had not recovered or was not protected again before [cyan]--timeout[/] or its end, or the
+server gave its rows away first. [red]2[/]: nothing was killed.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -130,7 +132,7 @@ def rehearse(
     killed_at = drilled.kill(index)
     _say(f"{job}: ps-{index} is killed; waiting until the job has recovered")
     after: list[Look] = []
-    while not _drill.is_over(before, after) and (after or before)[-1].at - killed_at < timeout:
+    while not _drill.is_over(index, before, after) and (after or before)[-1].at - killed_at < timeout:
         time.sleep(poll)
         try:
             after.append(drilled.look())

@@ -97,7 +97,7 @@ def look_at_run(status: JobStatus, at: float) -> Look:
         samples=status.samples,
         speed=status.samples_per_second,
         checkpoint=status.checkpoint,
-        servers=tuple(sorted(live_servers(status))),
+        servers=live_servers(status),
         protected=None if kept_protection(status) is None else protection.protected,
         problem=protection.problem,
         recoveries=status.recoveries,
