@@ -144,9 +144,9 @@ class FaultToleranceStrategy(StrEnum):
 class RecoveryPriority(StrEnum):
     """Which rows are saved between checkpoints, so that a partial recovery forgets less of them (CPR section 4.2).
 
-    Seven times between two checkpoints, servers save up to an eighth of the rows of each table. `MFU`: the
-    rows pushed most often since they were saved. `SSU`: a random choice of the rows in every second push. `SCAR`: the
-    rows that changed most since they were saved, for which a server keeps a copy of all weights.
+    Seven times between two checkpoints, servers save up to an eighth of the rows of each table. `MFU`: the rows pushed
+    most often since they were saved. `SSU`: a random choice of the rows in every second push. `SCAR`: the rows that
+    changed most since they were saved, for which a server keeps a copy of all weights.
     """
 
     NONE = "None"
