@@ -22,6 +22,8 @@ _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+PAUSE_FACTOR = 10.0
+"""How much longer than a failure took its next attempt waits: a webhook that hangs must not hang each step."""
 
 
 class ApiError(Exception):

@@ -7,15 +7,13 @@ import structlog
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, path_of
+from emberscale_operator.kubernetes.client import PAUSE_FACTOR, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Resources, leave_seconds
 
 _GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
 _RETRY_SECONDS = 15.0
-_PAUSE_FACTOR = 10.0
-"""How much longer than a failure took the next attempt waits, too: a webhook that hangs must not hang each step."""
 _log = structlog.get_logger()
 
 
@@ -66,7 +64,7 @@ class DisruptionBudget:
         if problem is None:
             self._servers, self._refused = servers, 0
         else:
-            pause = _RETRY_SECONDS + _PAUSE_FACTOR * (time.monotonic() - began)
+            pause = _RETRY_SECONDS + PAUSE_FACTOR * (time.monotonic() - began)
             self._refused, self._again_at = servers, now + pause
             if problem != self._problem:
                 _log.warning("no_disruption_budget", job=str(job.key), problem=problem)

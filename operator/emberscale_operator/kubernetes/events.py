@@ -12,14 +12,19 @@ import structlog
 
 from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, ApiUnavailableError, path_of
+from emberscale_operator.kubernetes.client import (
+    PAUSE_FACTOR,
+    ApiClient,
+    ApiError,
+    ApiInternalError,
+    ApiUnavailableError,
+    path_of,
+)
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import Waiting
 
 _LONGEST_MESSAGE = 1024
 _MOST_DELAYED = 1000
-_PAUSE_FACTOR = 10.0
-"""How much longer than a failure took the next attempt waits: a webhook that hangs must not hang each step."""
 _log = structlog.get_logger()
 
 
@@ -58,7 +63,7 @@ class EventRecorder:
                 await self._write(self._told[0])
             except ApiInternalError as error:
                 ended = time.monotonic()
-                self._next_at = ended + _PAUSE_FACTOR * (ended - began)
+                self._next_at = ended + PAUSE_FACTOR * (ended - began)
                 _log.warning("events_delayed", waiting=len(self._told), problem=str(error))
                 return
             self._told.popleft()
