@@ -25,6 +25,9 @@ START = 1_767_225_600.0
 SETTINGS = Settings(image="emberscale:1", redis_url="redis://redis:6379/0", namespace="ops", identity="op-1")
 PATIENT = Policy(backoff=Backoff(base=0.0), backoff_limit=1000)
 
+BACK_OFF = [5, 10, 20, 40, 80, 160, 300, 300, 300]
+"""The seconds between attempts that fail again and again."""
+
 WANTED = ["master-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
 """The pods of the job of `new_api`."""
 
@@ -69,6 +72,12 @@ class MemoryApi:
     def live_pod(self, slot: str) -> dict[str, Any]:
         """Returns the live pod of a member, such as `worker-0`."""
         return next(pod for pod in self.live_pods() if slot_of(pod) == slot)
+
+    def edit_unseen(self, **spec: Any) -> None:
+        """Replaces fields of the spec; the watch shows the job as it was until the next `sync`."""
+        seen = self._seen_body
+        self.edit(**spec)
+        self._seen_body = seen
 
     def edit(self, **spec: Any) -> None:
         """Replaces fields of the spec, as a person does by applying a manifest."""
@@ -177,6 +186,11 @@ def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         else:
             result[key] = copy.deepcopy(value)
     return result
+
+
+def pauses(times: Sequence[float]) -> list[int]:
+    """Returns the seconds between these times, rounded."""
+    return [round(later - sooner) for sooner, later in itertools.pairwise(times)]
 
 
 def slot_of(pod: Mapping[str, Any]) -> str:

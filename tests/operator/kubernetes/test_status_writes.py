@@ -10,8 +10,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_operator.controller import BackendUnavailableError, News
 from emberscale_operator.kubernetes.client import ApiUnavailableError
 from emberscale_operator.machine import Backoff, Decision, JobStanding, Policy
-from eventually import unwrap
-from memory_api import KEY, WANTED, MemoryApi, Operator, names_of, new_api
+from memory_api import WANTED, MemoryApi, Operator, names_of, new_api
 from training_jobs import job_body
 
 
@@ -151,9 +150,7 @@ async def test_a_status_that_meets_an_edit_is_written_once_the_edit_is_seen() ->
     await operator.settle()
     api.end_pod(api.live_pod("worker-0"), 1)
     api.sync()
-    seen = api.job(KEY, "job-uid")
-    api.edit(worker={"replicas": 4})
-    api._seen_body = dict(unwrap(seen))
+    api.edit_unseen(worker={"replicas": 4})
     told = copy.deepcopy(api.body["status"])
     with pytest.raises(BackendUnavailableError) as conflict:
         await operator.step()
@@ -170,9 +167,7 @@ async def test_a_status_is_written_although_a_watch_is_late() -> None:
     await operator.settle()
     api.end_pod(api.live_pod("worker-0"), 1)
     api.sync()
-    seen = api.job(KEY, "job-uid")
-    api.edit(suspend=False)
-    api._seen_body = dict(unwrap(seen))
+    api.edit_unseen(suspend=False)
     with pytest.raises(BackendUnavailableError):
         await operator.step()
     await operator.step()

@@ -30,6 +30,18 @@ class Events:
         }
 
 
+async def with_a_server_in_preparation(api: MemoryApi) -> Operator:
+    """Runs an operator of a job whose server has a node and does not start, and whose worker has just ended."""
+    operator = Operator(api)
+    await operator.settle()
+    server = api.live_pod("ps-0")
+    server["spec"]["nodeName"] = "node-1"
+    server["status"] = {"phase": "Pending"}
+    api.end_pod(api.live_pod("worker-0"), 137)
+    api.sync()
+    return operator
+
+
 async def test_the_last_warning_tells_and_is_asked_for_again_after_a_while() -> None:
     api = Events(a=["FailedMount", "FailedScheduling"])
     warnings = PodWarnings(api)  # type: ignore[arg-type]  # the one call that it makes is there
@@ -60,13 +72,7 @@ async def test_a_warning_whose_reason_is_free_text_holds_up_no_job(message: str)
             return {"items": [warning]} if path.endswith("/events") else await super().get(path, **query)
 
     api = Warned(job_body(ps={"replicas": 1}, worker={"replicas": 1}))
-    operator = Operator(api)
-    await operator.settle()
-    server = api.live_pod("ps-0")
-    server["spec"]["nodeName"] = "node-1"
-    server["status"] = {"phase": "Pending"}
-    api.end_pod(api.live_pod("worker-0"), 137)
-    api.sync()
+    operator = await with_a_server_in_preparation(api)
     for _ in range(3):
         await operator.step(10.0)
         api.sync()
@@ -93,13 +99,7 @@ async def test_a_job_goes_on_where_warnings_cannot_be_listed(problem: Exception)
             raise problem
 
     api = Flooded(job_body(ps={"replicas": 1}, worker={"replicas": 1}))
-    operator = Operator(api)
-    await operator.settle()
-    server = api.live_pod("ps-0")
-    server["spec"]["nodeName"] = "node-1"
-    server["status"] = {"phase": "Pending"}
-    api.end_pod(api.live_pod("worker-0"), 137)
-    api.sync()
+    operator = await with_a_server_in_preparation(api)
     for _ in range(20):
         await operator.step(3.0)
         api.sync()
