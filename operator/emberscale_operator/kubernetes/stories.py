@@ -33,6 +33,10 @@ _PHASES = {
     JobPhase.SUSPENDING: ("SuspendingJob", "taking a checkpoint"),
     JobPhase.PENDING: ("ResumedJob", "creating the pods"),
 }
+_SAVES_NOTHING = (
+    "spec.checkpoint.uri is not set: the job starts over after a loss that parity does not cover or a suspension, and"
+    " its model is lost when it ends"
+)
 
 
 def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
@@ -48,6 +52,8 @@ def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: Trai
             recorder.normal(job, "SuspendedJob", f"{status.reason}: {status.message}", key)
         case _:
             recorder.normal(job, *_PHASES[status.phase], key)
+            if job.spec.checkpoint.uri is None:
+                recorder.warning(job, "SavesNothing", _SAVES_NOTHING, "")
 
 
 def tell_creation(recorder: EventRecorder, job: Job, view: PodView) -> None:

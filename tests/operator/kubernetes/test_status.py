@@ -35,7 +35,7 @@ from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document, unknown_after
-from emberscale_operator.kubernetes.stories import tell_condition, tell_flash, tell_steps
+from emberscale_operator.kubernetes.stories import tell_condition, tell_flash, tell_phase, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from eventually import unwrap
@@ -215,6 +215,15 @@ def test_flash_checkpoints_that_fail_are_told_once_and_when_they_are_taken_again
         ("Normal", "RestoredFlashCheckpoints", "Redis takes them again; one is taken every 15 s"),
         ("Warning", "DegradedFlashCheckpoints", f"ps-0: Redis does not answer within 5 s{again}"),
     ]
+
+
+@pytest.mark.parametrize(("checkpoint", "told"), [({}, ["SavesNothing"]), ({"uri": "s3://team/ctr"}, [])])
+def test_a_job_without_a_place_for_checkpoints_is_warned(checkpoint: dict[str, str], told: list[str]) -> None:
+    recorder, job = Recorder(), read_job(job_body(checkpoint=checkpoint))
+    for phase in (JobPhase.PREPARING, JobPhase.TRAINING):
+        tell_phase(recorder, job, JobPhase.PENDING, TrainingJobStatus(phase=phase))  # type: ignore[arg-type]
+    warned = {(one[1], one[3]) for one in recorder.told if one[0] == "Warning"}
+    assert [reason for reason, _ in warned] == told
 
 
 def test_a_job_that_takes_flash_checkpoints_no_longer_says_so() -> None:
