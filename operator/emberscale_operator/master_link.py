@@ -1,6 +1,8 @@
 """The conversation with one job's master, which may come, go and come back."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +28,8 @@ _CALL_SECONDS = 5.0
 _UNKNOWN_OUTCOMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SUSPEND_SECONDS = 900.0
 _LONGEST_RETRY_SECONDS = 8.0
+_MOST_PLANS, _MOST_PLANS_SECONDS = 20, 2.0
+"""The most plans in so many seconds: a master may stream without end."""
 _PATIENCE = 8
 _SIGNS_OF_TLS = ("SSL_ERROR", "Socket closed")
 """A part of gRPC's message for a server that cannot be reached."""
@@ -237,6 +241,7 @@ class MasterLink:
         return True
 
     async def _follow_plan(self) -> None:
+        heard: deque[float] = deque([-_MOST_PLANS_SECONDS] * _MOST_PLANS, _MOST_PLANS)
         while True:
             await self._reached.wait()
             known = self.plan.version if self.plan else 0
@@ -248,6 +253,8 @@ class MasterLink:
                     self.status = self.plan.final or self.status
                     await self.refresh_status()
                     self._wake()
+                    heard.append(time.monotonic())
+                    await asyncio.sleep(heard[0] + _MOST_PLANS_SECONDS - heard[-1])
             except grpc.aio.AioRpcError:
                 self._reached.clear()
             await asyncio.sleep(self._retry_seconds)

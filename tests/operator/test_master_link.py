@@ -49,10 +49,12 @@ async def start(
     scaled: list[pb.ScaleRequest] | None = None,
     held: asyncio.Queue[asyncio.Event] | None = None,
     told: asyncio.Event | None = None,
+    streams: bool = False,
 ) -> tuple[grpc.aio.Server, int]:
     """Starts a master with a plan of this version that reports to be training; while it `hangs`, it reports nothing.
 
-    With `held`, each report waits for the event that it puts there; with `told`, the plan waits for that.
+    With `held`, each report waits for the event that it puts there; with `told`, the plan waits for that. It `streams`
+    plans of later versions without end.
     """
 
     async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
@@ -74,6 +76,10 @@ async def start(
             yield pb.Plan(
                 version=version, silent=[silent] if silent is not None else [], final=final, roles=roles, asked=asked
             )
+        later = version
+        while streams:
+            later += 1
+            yield pb.Plan(version=later)
         await asyncio.Event().wait()
 
     async def shutdown(request: pb.ShutdownRequest, context: grpc.aio.ServicerContext) -> pb.ShutdownReply:  # type: ignore[type-arg]  # generic in its stubs alone
@@ -147,6 +153,14 @@ async def test_a_report_from_before_the_end_that_comes_after_it_does_not_hide_th
         late.set()
         await asyncio.wait_for(until(lambda: link.report().heard_at != heard_at), 60)
         assert unwrap(link.status).samples == 54_000
+
+
+async def test_a_master_that_streams_plans_without_end_is_heard_ten_times_a_second() -> None:
+    async with linked(1, streams=True) as link:
+        await asyncio.wait_for(until(lambda: link.plan is not None), 60)
+        began, first = time.monotonic(), unwrap(link.plan).version
+        await asyncio.wait_for(until(lambda: unwrap(link.plan).version >= first + 50), 60)
+        assert time.monotonic() - began >= 2.0
 
 
 async def test_what_a_master_says_is_brought_within_bounds() -> None:
