@@ -2,5 +2,5 @@
 
 Pure: `settings`, `names`, `job`, `pod_spec`, `pod_state`, `spreading`, `manifest_size`, `record`, `status`.
 Edges: `client`, `creation`, `certificate`, `tenants`, `flash_tenants`, `disruption`, `events`, `stories`,
-`observation`, `actuator`, `backend`, `fleet`, `census`, `lease`, `health`, `operator`.
+`observation`, `actuator`, `status_writer`, `backend`, `fleet`, `census`, `lease`, `health`, `operator`.
 """

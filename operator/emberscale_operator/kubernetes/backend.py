@@ -16,31 +16,24 @@ from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan
-from emberscale_api.job.status import ConditionType, JobPhase, TrainingJobStatus, UnreadableStatusError
+from emberscale_api.job.status import ConditionType, JobPhase, UnreadableStatusError
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
 from emberscale_operator.kubernetes.health import Tallies
-from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
+from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job
 from emberscale_operator.kubernetes.manifest_size import too_large
 from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.record import members_of, standing_of, with_limits
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.kubernetes.status import (
-    Facts,
-    build_status,
-    merge_patch,
-    to_document,
-    unknown_after,
-    unknown_progress,
-    without_progress,
-)
+from emberscale_operator.kubernetes.status import Facts, build_status
+from emberscale_operator.kubernetes.status_writer import ObjectCache, StatusWriter
 from emberscale_operator.machine import (
     ENDED,
     Action,
@@ -56,23 +49,11 @@ from emberscale_operator.master_link import MasterAddress, MasterLink
 
 STATUS_SECONDS = 3.0
 """The interval between two questions for a master's status."""
-_PROGRESS_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
-_CONFLICT_SECONDS = 1.0
 _EXPELLED = "StateTooLarge"
 _LONGEST_OBSTACLE = 512
 _TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
 _log = structlog.get_logger()
-
-
-class ObjectCache(Protocol):
-    """The state of the cluster that is known without a call to it."""
-
-    def job(self, key: JobKey, uid: str) -> Mapping[str, Any] | None:
-        """The TrainingJob of this uid as last seen; None if it does not exist."""
-
-    def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
-        """The pods that carry the job's label."""
 
 
 class Tenancy(Protocol):
@@ -121,10 +102,7 @@ class KubernetesBackend:
         self._budget = DisruptionBudget(client)
         self._observation = Observation()
         self._actuator = Actuator(client, self._makes, self._observation, recorder)
-        self._status: TrainingJobStatus | None = None
-        self._written: dict[str, Any] = {}
-        self._version = "0"
-        self._progress_at = 0.0
+        self._writer = StatusWriter(key, uid, cluster, client)
         self._namespace_ends = False
         self._views: dict[InstanceId, PodView] = {}
         self._job: Job | None = None
@@ -137,7 +115,7 @@ class KubernetesBackend:
 
     async def recall(self) -> tuple[JobStanding, JobPlan | None]:
         """Returns what the previous operator wrote."""
-        status = self._known()
+        status = self._writer.status
         return standing_of(status), plan_of(status.plan)
 
     async def address_of(self, master: InstanceId) -> MasterAddress:
@@ -156,12 +134,12 @@ class KubernetesBackend:
         job, before, after = self._current(), news.before, news.decision.standing
         ended: list[PodView] = []
         if not before.rests:
-            views, members = self._views.values(), self._known().members
+            views, members = self._views.values(), self._writer.status.members
             stories.tell_pods(self._recorder, job, views, members)
             ended = stories.tell_exits(self._recorder, job, views, members, before, after)
         if news.plan is not None and news.plan is not news.plan_before:
             stories.tell_scaling(self._recorder, job, news.plan_before, news.plan)
-            stories.tell_steps(self._recorder, job, self._known().plan, news.plan)
+            stories.tell_steps(self._recorder, job, self._writer.status.plan, news.plan)
         self._observation.decided(
             [self._views[action.id] for action in news.decision.actions if isinstance(action, Delete)],
             [self._views[action.id] for action in news.decision.actions if isinstance(action, Kill)],
@@ -172,8 +150,8 @@ class KubernetesBackend:
             await self._budget.keep(job, servers, now)
         for view in ended:
             self._tallies.pod_ended(view)
-        if after.phase is not before.phase and after.phase in ENDED and self._status is not None:
-            self._tallies.job_ended(self._status)
+        if after.phase is not before.phase and after.phase in ENDED:
+            self._tallies.job_ended(self._writer.status)
         return delay
 
     async def act(self, actions: Sequence[Action], now: float) -> float | None:
@@ -193,23 +171,24 @@ class KubernetesBackend:
         body = self._cluster.job(self.key, self.uid)
         if body is None:
             return None
-        self._version = _newest(self._version, body["metadata"]["resourceVersion"])
+        self._writer.saw(body)
         if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
             return Pause(self._settings.resync)
-        if self._status is None:
+        if not self._writer.is_read:
             try:
-                self._take_over(body)
+                self._writer.read(body)
             except UnreadableStatusError as error:
                 await self._leave_alone(
                     body, f"{error}; only an operator of the version that wrote it can continue the job", now
                 )
                 return Pause(self._settings.resync)
+            self._observation.take_over(self._writer.status.members)
         try:
             job = read_job(body, runs_newer=self._runs_another_version())
         except UnreadableJobError as error:
             await self._refuse(body, str(error), now)
             return Pause(self._settings.resync)
-        objects = JobObjects.of(job, self._settings, self._known().image)
+        objects = JobObjects.of(job, self._settings, self._writer.status.image)
         if (problem := too_large(job.spec, objects.manifest)) is not None:
             await self._refuse(body, problem, now)
             return Pause(self._settings.resync)
@@ -221,7 +200,7 @@ class KubernetesBackend:
         views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         self._views = {view.id: view for view in views}
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
-        members = self._known().members
+        members = self._writer.status.members
         return Observed(
             job=self._intent(job, self._objects),
             instances=tuple(with_limits(_of_today(view.instance, self._objects), members) for view in views),
@@ -241,26 +220,15 @@ class KubernetesBackend:
             waits=self._observation.obstacle(self._views.values(), self._actuator.problems)[:_LONGEST_OBSTACLE],
         )
 
-    def _take_over(self, body: Mapping[str, Any]) -> None:
-        """Continues from the status that an earlier operator wrote."""
-        self._status = read_status(body)
-        self._written = to_document(self._status) if body.get("status") else {}
-        self._observation.take_over(self._status.members)
-
     async def _leave_alone(self, body: Mapping[str, Any], problem: str, now: float) -> None:
         """Reports that this version leaves alone a job that another version manages."""
         _log.warning("job_left_alone", job=str(self.key), problem=problem)
-        conditions = unknown_progress(body["status"].get("conditions") or (), problem, now)
-        if conditions is not None:
-            await self._patch({"conditions": conditions})
+        await self._writer.leave_alone(body, problem, now)
 
     def _runs_another_version(self) -> bool:
         """Whether the job has begun with the image of another version, such as the one before a rollback."""
-        status = self._known()
+        status = self._writer.status
         return bool(status.members) and status.image not in ("", self._settings.image)
-
-    def _known(self) -> TrainingJobStatus:
-        return self._status or TrainingJobStatus()
 
     def _current(self) -> Job:
         if self._job is None:
@@ -269,7 +237,7 @@ class KubernetesBackend:
 
     async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
         """Reports a spec that the API server accepted but that cannot run, with the remedy."""
-        status = self._known()
+        status = self._writer.status
         fixed = any(path in problem for path in fixed_fields(Keeper.RESOURCE))
         problem += (
             "; this field is immutable: delete the TrainingJob and apply a corrected one"
@@ -287,7 +255,7 @@ class KubernetesBackend:
             now=now,
             blocked=("InvalidSpec", problem),
         )
-        await self._send(build_status(status, facts))
+        await self._writer.write(build_status(status, facts))
 
     async def _with_warnings(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
         """Returns the pods, with the last Warning about the first one that is slow to be prepared."""
@@ -298,7 +266,7 @@ class KubernetesBackend:
         return tuple(replace(view, waiting=waiting) if view is slow else view for view in views)
 
     def _facts(self, job: Job, news: News, now: float) -> Facts:
-        standing, demands, status = news.decision.standing, news.decision.demands, self._known()
+        standing, demands, status = news.decision.standing, news.decision.demands, self._writer.status
         views = tuple(self._views.values())
         slots = {(demand.role, index) for demand in demands for index in range(demand.replicas)}
         problems = {slot: problem for slot, problem in self._actuator.problems.items() if slot in slots}
@@ -339,17 +307,13 @@ class KubernetesBackend:
         )
 
     async def _write(self, job: Job, facts: Facts, now: float) -> float:
-        before = self._known()
+        before = self._writer.status
         status = build_status(before, facts)
-        document = to_document(status)
-        if without_progress(document) == without_progress(self._written):
-            self._status = status
-            if document == self._written:
-                return self._settings.resync
-            wait = self._progress_at + _PROGRESS_SECONDS - now
-            if wait > 0:
-                return wait
-        self._progress_at = now
+        delay = self._writer.delay(status, now)
+        if delay is None:
+            return self._settings.resync
+        if delay:
+            return delay
         if status.phase is not before.phase:
             stories.tell_phase(self._recorder, job, before.phase, status)
         for kind in (ConditionType.SLOW, ConditionType.LOW_MEMORY):
@@ -357,45 +321,8 @@ class KubernetesBackend:
         stories.tell_flash(self._recorder, job, before, status)
         stories.tell_waiting(self._recorder, job, facts.blocked, status.conditions[0].last_transition_time)
         await self._recorder.flush()
-        await self._send(status)
+        await self._writer.write(status)
         return self._settings.resync
-
-    async def _send(self, status: TrainingJobStatus) -> None:
-        document = to_document(status)
-        patch = merge_patch(self._written, document)
-        if patch:
-            # a patch whose answer is lost may have been applied or not
-            self._written = unknown_after(self._written, document)
-            await self._patch(patch)
-        self._written, self._status = document, status
-
-    async def _patch(self, patch: Mapping[str, Any]) -> None:
-        """Changes the status of this job, and not that of a later one of its name.
-
-        The version tells them apart: the API server ignores a uid in the status of a custom resource. The version does
-        not match after an edit either; the write is then tried again soon.
-        """
-        path = path_of(names.API_VERSION, names.PLURAL, self.key.namespace, self.key.name) + "/status"
-        if (seen := self._cluster.job(self.key, self.uid)) is not None:  # a step may take long
-            self._version = _newest(self._version, seen["metadata"]["resourceVersion"])
-        try:
-            answer = await self._client.patch(path, {"metadata": {"resourceVersion": self._version}, "status": patch})
-        except ApiError as error:
-            if error.status == 409:
-                _log.warning("status_conflict", job=str(self.key), problem=str(error))
-                self._version = await self._held_version()
-                raise BackendUnavailableError(str(error), _CONFLICT_SECONDS) from error
-            if error.status != 404:  # gone: the watch will tell
-                raise
-        else:
-            self._version = _newest(self._version, answer["metadata"]["resourceVersion"])
-
-    async def _held_version(self) -> str:
-        """Asks for the job's version: a watch may be late, and versions begin anew in a store restored from a copy."""
-        path = path_of(names.API_VERSION, names.PLURAL, self.key.namespace)
-        found = await self._client.get(path, fieldSelector=f"metadata.name={self.key.name}")
-        held = (body["metadata"] for body in found["items"] or ())
-        return next((str(metadata["resourceVersion"]) for metadata in held if metadata["uid"] == self.uid), "0")
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
@@ -423,11 +350,6 @@ def _unknown(job: Job) -> str:
         f"version {VERSION} does not know {fields}: the job continues with its own image, and is managed as with "
         "the default; upgrade the operator"
     )
-
-
-def _newest(known: str, told: str) -> str:
-    """Returns the newer of two versions of an object: a watch may tell of one that was replaced since."""
-    return max(known, told, key=int)
 
 
 def _of_today(instance: Instance, objects: JobObjects) -> Instance:
