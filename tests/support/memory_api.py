@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry
 from emberscale_operator.controller import JobController
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.client import ApiError, ApiUnavailableError
-from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.machine import Backoff, Policy
 from training_jobs import job_body

@@ -19,8 +19,9 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_operator.controller import Backend, JobController, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
-from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.health import Tallies
+from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.local.backend import LocalBackend, StopRequests
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.folder import RunFolder

@@ -23,13 +23,14 @@ from emberscale_operator.kubernetes.actuator import Actuator
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
-from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job
 from emberscale_operator.kubernetes.manifest_size import too_large
 from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.kubernetes.record import members_of, standing_of, with_limits
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.status import Facts, build_status

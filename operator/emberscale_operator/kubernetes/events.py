@@ -1,7 +1,4 @@
-"""Kubernetes Events: the operator writes some for `kubectl describe`, and reads Warnings about pods.
-
-Only a pod's Events show what keeps the pod from being prepared, such as a volume that cannot be mounted.
-"""
+"""Kubernetes Events of jobs, which the operator writes for `kubectl describe`."""
 
 import time
 from collections import deque
@@ -10,18 +7,9 @@ from typing import Any
 
 import structlog
 
-from emberscale_api.job.status import fitting_reason
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.client import (
-    PAUSE_FACTOR,
-    ApiClient,
-    ApiError,
-    ApiInternalError,
-    ApiUnavailableError,
-    path_of,
-)
+from emberscale_operator.kubernetes.client import PAUSE_FACTOR, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
-from emberscale_operator.kubernetes.pod_state import Waiting
 
 _LONGEST_MESSAGE = 1024
 _MOST_DELAYED = 1000
@@ -107,50 +95,3 @@ class EventRecorder:
             if error.status != 409:  # told by an earlier operator
                 job = f"{namespace}/{event['involvedObject']['name']}"
                 _log.warning("event_not_written", job=job, reason=event["reason"], problem=str(error))
-
-
-_SECONDS = 0.5
-_KNOWN_SECONDS = 5.0
-_PAUSE_SECONDS = 60.0
-_LIMIT = "20"
-"""The most Events in one answer: whoever may create Events may create any number, and omit their content."""
-
-
-class PodWarnings:
-    """The last Warning of pods, for the controllers of all jobs.
-
-    For each answer the API server reads every Event of the namespace. So all controllers share one request per half
-    second, or hundreds of jobs that start at once would overload the server.
-    """
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-        self._next_at = 0.0
-        self._known: dict[str, tuple[float, Waiting | None]] = {}
-        self._paused: dict[str, float] = {}
-
-    async def last(self, namespace: str, uid: str, now: float) -> Waiting | None:
-        """Returns the text of the last Warning about a pod that is known at `now`, in seconds since 1970.
-
-        A namespace whose Events cannot be listed is left alone for a while: it may have too many of them.
-        """
-        asked_at, known = self._known.get(uid, (0.0, None))
-        if now < max(self._next_at, asked_at + _KNOWN_SECONDS, self._paused.get(namespace, 0.0)):
-            return known
-        self._next_at = now + _SECONDS
-        self._paused[namespace] = now + _PAUSE_SECONDS  # no other is to wait for the end of its time, too
-        selector = f"involvedObject.uid={uid},type=Warning"
-        try:
-            found = await self._client.get(path_of("v1", "events", namespace), fieldSelector=selector, limit=_LIMIT)
-        except (ApiError, ApiUnavailableError) as error:
-            _log.warning("warnings_not_listed", namespace=namespace, problem=str(error))
-            return known
-        self._paused.pop(namespace, None)
-        events = sorted(found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        known = None
-        if events:
-            last = events[-1]
-            known = Waiting(*fitting_reason(last.get("reason") or "", last.get("message") or "", "Unknown"))
-        self._known = {of: entry for of, entry in self._known.items() if now < entry[0] + 2 * _KNOWN_SECONDS}
-        self._known[uid] = now, known
-        return known

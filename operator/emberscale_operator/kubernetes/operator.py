@@ -17,12 +17,13 @@ from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, WatchedKind
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
-from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, Tallies, serve
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.lease import LeaderLease, LeaseLostError, account_owner
+from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tenants import Tenants
 

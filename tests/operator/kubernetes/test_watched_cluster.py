@@ -8,10 +8,11 @@ from prometheus_client import CollectorRegistry
 
 from emberscale_operator.controller import Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
-from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.kubernetes.operator import WatchedCluster, _needed
 from emberscale_operator.kubernetes.pod_state import view_pod
+from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis, Operator
 from training_jobs import job_body
 

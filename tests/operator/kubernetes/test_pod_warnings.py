@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from emberscale_operator.kubernetes.client import ApiError, ApiUnavailableError
-from emberscale_operator.kubernetes.events import PodWarnings
 from emberscale_operator.kubernetes.pod_state import Waiting
+from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from memory_api import MemoryApi, Operator, slot_of
 from training_jobs import job_body
 
