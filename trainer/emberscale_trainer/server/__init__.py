@@ -9,6 +9,7 @@ Around it:
 
 * `state`: the rows, and the lock under which `core` decides about them; `reports` is what it tells.
 * `dataplane`: requests of workers; `control`: calls of the master, whose long ones go on in the `background`.
+* `saves`: checkpoints of the rows, written in the background.
 * `mover`, `rebuild`: rows go to other servers, both by `sending`; `retiring`: what was given away leaves the tables.
 * `protection`, `parity_group`: threads and streams around `group`.
 * `eviction`, `pressure`: rows and pushes when memory is bounded; `metrics`: Prometheus.

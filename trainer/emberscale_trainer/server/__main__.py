@@ -15,10 +15,11 @@ from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_api.telemetry import MemoryGauge
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.process import run_process, serve_metrics
-from emberscale_trainer.server.control import FlashStore, ParameterServerControl
+from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.metrics import ServerMetrics, stage_seconds
 from emberscale_trainer.server.mover import RowMover
+from emberscale_trainer.server.saves import FlashStore
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 

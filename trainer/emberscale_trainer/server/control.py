@@ -2,34 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
-from functools import partial
 
 import grpc
 import structlog
 
-from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, id_in, is_flash, is_priority
-from emberscale_api.job import FaultToleranceStrategy, RecoveryPriority, TableSpec, TrainingJob, resolve_model
+from emberscale_api.checkpoint import DamagedCheckpointError
+from emberscale_api.job import FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer.checkpoint import (
     AbandonedError,
-    ChainDraft,
-    ChainWriter,
     CheckpointFiles,
-    FlashFiles,
     FlashUnusableError,
-    FlashWriter,
-    PriorityWriter,
-    Share,
     StorageUnreachableError,
     Work,
     load_partition,
     load_priority_rows,
-    owned_rows,
 )
 from emberscale_trainer.membership import routing_from_proto
 from emberscale_trainer.models.initial import initial_parameters
@@ -41,9 +32,10 @@ from emberscale_trainer.server.core import Assigning, Assignment, LaterError
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.moves import Transfer
+from emberscale_trainer.server.saves import FlashStore, SaveRequest, Saves
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, TableStore, UnquantizableError, trim_heap
+from emberscale_trainer.table import DensePieces, TableStore, UnquantizableError
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
@@ -78,47 +70,11 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class _Saving:
-    """A snapshot of a barrier of a generation, which is being written or already written."""
-
-    generation: int
-    barrier: int
-    background: Background[list[CheckpointFile]]
-
-
-@dataclass(frozen=True)
 class _Staging:
     """The new tables of a server that joins by a move: empty, or loaded from a checkpoint."""
 
     move: int
     background: Background[bool]
-
-
-class _Kind(Enum):
-    """The kind of a save; saves of different kinds do not disturb each other."""
-
-    PERSISTENT = auto()
-    FLASH = auto()
-    PRIORITY = auto()
-
-
-def _kind_of(uri: str) -> _Kind:
-    """Returns the kind of the save in this folder, or under this id of a flash checkpoint."""
-    if is_flash(uri):
-        return _Kind.FLASH
-    return _Kind.PRIORITY if is_priority(id_in(uri)) else _Kind.PERSISTENT
-
-
-_Write = Callable[[Sequence[TableSpec], Share, Work], list[CheckpointFile]]
-"""Writes these tables' rows of a snapshot."""
-
-
-@dataclass(frozen=True)
-class FlashStore:
-    """The location of the job's flash checkpoints."""
-
-    url: str
-    job_uid: str
 
 
 class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
@@ -133,10 +89,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         metrics: ServerMetrics,
         flash: FlashStore | None = None,
     ) -> None:
-        self._flash = flash
-        self._flash_writer = None if flash is None else FlashWriter(flash.url, flash.job_uid, incarnation)
-        self._chain_writer = ChainWriter()
-        self._priority = PriorityWriter(RecoveryPriority.NONE)
+        self._saves = Saves(index, incarnation, metrics, flash)
         self._index = index
         self._incarnation = incarnation
         self._state = state
@@ -144,7 +97,6 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._metrics = metrics
         self._starting = threading.Lock()
         self._loading: Background[_Loaded] | None = None
-        self._savings: dict[_Kind, _Saving] = {}
         self._staging: _Staging | None = None
         self._ordering: tuple[int, TrainingJob] | None = None
         self._parity = 0
@@ -177,9 +129,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 self._mover.stop()
                 if self._loading is not None:
                     self._loading.abandon()
-                for saving in self._savings.values():
-                    saving.background.abandon()
-                self._savings, self._loading = {}, None  # not the one before, if no thread can be started
+                self._saves.abandon()
+                self._loading = None  # not the one before, if no thread can be started
                 self._loading = Background("load", lambda work: self._load(wanted, routing, job, request, work))
             return self._loading
 
@@ -196,7 +147,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             tables = _empty_tables(job)
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
             if wanted.checkpoint:
-                files = self._files(wanted.checkpoint, work)
+                files = self._saves.files(wanted.checkpoint, work)
                 applied = load_partition(files, owned, tables, tables.dense_parameters, anew=request.anew)
             loaded = _Loaded(tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
@@ -222,15 +173,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def _prioritise(self, job: TrainingJob) -> None:
         """Sets the job's priority for later saves of rows."""
-        self._priority = PriorityWriter(job.spec.fault_tolerance.priority)
-        self._state.watched_by(self._priority.watch)
-
-    def _files(self, checkpoint: str, work: Work) -> CheckpointFiles:
-        if not is_flash(checkpoint):
-            return CheckpointFiles(checkpoint, work)
-        if self._flash is None:
-            raise DamagedCheckpointError(f"{checkpoint}: this server knows of no Redis for flash checkpoints")
-        return FlashFiles(self._flash.url, self._flash.job_uid, checkpoint, work)
+        self._state.watched_by(self._saves.prioritise(job.spec.fault_tolerance.priority).watch)
 
     def Hold(self, request: master_pb2.HoldRequest, context: grpc.ServicerContext) -> master_pb2.HoldReply:
         """Holds pushes, and reports all applied batches."""
@@ -259,9 +202,18 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Snapshot(self, request: master_pb2.SnapshotRequest, context: grpc.ServicerContext) -> master_pb2.SnapshotReply:
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
+        wanted = SaveRequest(
+            generation=barrier.generation,
+            barrier=barrier.number,
+            uri=request.uri,
+            tracked=request.tracked,
+            since=request.since,
+            weight_bits=request.weight_bits,
+            flash_bytes=request.flash_bytes,
+        )
 
         def take(tables: TableStore, lock: Lock, outcome: Outcome) -> None:
-            self._save(request, tables, outcome.applied, self._begin(request, tables, lock))
+            self._saves.begin(wanted, tables, lock, self._state.owned, outcome.applied)
 
         with _told(context):
             self._require(barrier.incarnation)
@@ -274,76 +226,18 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             settled_seconds=outcome.settled_seconds,
         )
 
-    def _begin(self, request: master_pb2.SnapshotRequest, tables: TableStore, lock: Lock) -> _Write:
-        """Takes the snapshot of a checkpoint or a save of priority rows; returns the function that writes it."""
-        kind = _kind_of(request.uri)
-        if kind is _Kind.PRIORITY:
-            priority = self._priority
-            rows = priority.begin(tables, lock, request.since)
-            return lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
-        if kind is _Kind.PERSISTENT:
-            draft = self._chain_writer.begin(
-                tables, lock, self._state.owned, tracked=request.tracked, since=request.since
-            )
-            self._priority.checkpoint_begins(tables, request.uri, whole=draft.before is None)
-            return partial(self._write_chain, draft, request)
-        writer = self._flash_writer
-        if writer is None:
-            raise FlashUnusableError("this parameter server knows of no Redis for flash checkpoints")
-        begun = writer.begin(tables, lock, request.flash_bytes)
-        return lambda _, share, work: writer.write(begun, request.uri, share, work)
-
-    def _write_chain(
-        self,
-        draft: ChainDraft,
-        request: master_pb2.SnapshotRequest,
-        specs: Sequence[TableSpec],
-        share: Share,
-        work: Work,
-    ) -> list[CheckpointFile]:
-        priority = self._priority
-        priority.forget(draft.snapshot.retired)
-        files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits, priority.note)
-        trim_heap()
-        return files
-
-    def _save(
-        self, request: master_pb2.SnapshotRequest, tables: TableStore, applied: AppliedBatches, write_share: _Write
-    ) -> None:
-        """Begins to write a snapshot; called at the moment of the snapshot, before any other push. Abandons an earlier
-        save of the same kind only.
-        """
-        owned, specs, kind = self._state.owned, tables.specs, _kind_of(request.uri)
-        share = Share(self._index, owned, applied, tables.dense_parameters, owned_rows(tables, owned))
-        earlier = self._savings.pop(kind, None)
-        if earlier is not None:
-            earlier.background.abandon()
-
-        def write(work: Work) -> list[CheckpointFile]:
-            began = time.monotonic()
-            files = write_share(specs, share, work)
-            self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
-            return files
-
-        barrier = request.barrier
-        self._savings[kind] = _Saving(barrier.generation, barrier.number, Background("save", write))
-
-    def _saving_of(self, generation: int, barrier: int) -> _Saving | None:
-        wanted = (generation, barrier)
-        return next((one for one in [*self._savings.values()] if (one.generation, one.barrier) == wanted), None)
-
     def GetSaved(self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext) -> master_pb2.GetSavedReply:
         """Reports how much of a snapshot is written."""
         with _told(context):
             self._require(request.incarnation)
-        saving = self._saving_of(request.generation, request.barrier)
-        if saving is None:
+        save = self._saves.of(request.generation, request.barrier)
+        if save is None:
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"no snapshot of barrier {request.barrier} is being written here"
             )
-        work = saving.background.work
+        work = save.work
         with _told(context):
-            files = saving.background.result(request.wait_seconds)
+            files = save.result(request.wait_seconds)
         return master_pb2.GetSavedReply(
             done=files is not None,
             written_bytes=work.moved_bytes,
@@ -388,7 +282,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         def make(work: Work) -> bool:
             tables = _empty_tables(job)
             if checkpoint:
-                load_partition(self._files(checkpoint, work), transfer.after, tables, tables.dense_parameters)
+                load_partition(self._saves.files(checkpoint, work), transfer.after, tables, tables.dense_parameters)
             for uri in priority:
                 load_priority_rows(CheckpointFiles(uri, work), transfer.after, tables, tables.dense_parameters)
             self._prioritise(job)
@@ -473,9 +367,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         with _told(context):
             self._require(barrier.incarnation)
         self._state.resume(barrier.generation, barrier.number)
-        saving = self._saving_of(barrier.generation, barrier.number)
-        if saving is not None:
-            saving.background.abandon()
+        save = self._saves.of(barrier.generation, barrier.number)
+        if save is not None:
+            save.abandon()
         return master_pb2.ResumeReply()
 
     def _require(self, incarnation: str) -> None:
