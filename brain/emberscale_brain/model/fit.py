@@ -16,8 +16,8 @@ from scipy.optimize import nnls
 
 from emberscale_api.shape import JobProfile
 from emberscale_brain.model.predict import FEATURES, Coefficients, ModelConstants, features
-from emberscale_brain.model.prior import Prior, weak_prior
-from emberscale_brain.model.window import ProfileWindow
+from emberscale_brain.model.prior import OVERLAPS, CpuUse, Prior, cpu_prior, weak_prior
+from emberscale_brain.model.window import ProfileWindow, ShapeKey, shape_key
 from emberscale_brain.planner.types import ThroughputFit
 
 _NOISE = 0.05  # relative standard deviation of a profile before profiles are compared
@@ -30,7 +30,6 @@ _TUKEY = 4.685
 _ROUGH_STEPS = 4  # with weights for the least absolute deviation, on which an outlier has little influence
 _STEPS = 16
 _TOLERANCE = 1e-7
-_OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _OVERLAP_STEPS = 16  # with either kind of weights
 _SMALL_STEP = 1e-4  # of a coefficient
 _DAMPING = 0.01
@@ -217,7 +216,7 @@ def _best_fit(data: _Data, prior: Prior) -> _Solution:
         return believed  # no other overlap can improve the loss enough
     for direction in (1, -1):
         worse = 0
-        for overlap in sorted(_OVERLAPS, reverse=direction < 0):
+        for overlap in sorted(OVERLAPS, reverse=direction < 0):
             if (overlap - prior.overlap) * direction <= 0:
                 continue
             tried = at(overlap, best.model)
@@ -280,9 +279,27 @@ def prior_fit(prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
 
 
 def first_prior(profiles: tuple[JobProfile, ...], window: ProfileWindow, constants: ModelConstants) -> Prior | None:
-    """The weak prior at the first shape of a window, split by the stages that a profile of it reports."""
+    """The prior of a job's own profiles: by their processor times, else by the stages at the window's first shape."""
     if not window.shapes:
         return None
+    if (use := _cpu_use(profiles, window, constants)) is not None:
+        return cpu_prior(use)
     first = next(iter(window.shapes.values()))
     stages = next((dict(p.stage_fractions) for p in reversed(profiles) if p.stage_fractions and not p.restarted), {})
     return weak_prior(features(constants, *first.key), float(np.exp(first.location)), stages)
+
+
+def _cpu_use(profiles: tuple[JobProfile, ...], window: ProfileWindow, constants: ModelConstants) -> CpuUse | None:
+    """The medians at each shape of the window whose profiles report processor times; None if none do."""
+    used: dict[ShapeKey, list[tuple[float, float]]] = {}
+    for profile in profiles:
+        of_workers, of_ps = profile.worker_cpu_utilization, profile.ps_cpu_utilization
+        key = shape_key(profile.shape)
+        if not profile.restarted and key in window.shapes and min(of_workers, of_ps) > 0:
+            used.setdefault(key, []).append((of_workers, of_ps))
+    if not used:
+        return None
+    shares = np.array([np.median(of_shape, axis=0) for of_shape in used.values()])
+    keys = np.array(list(used), dtype=np.float64)
+    seconds = np.exp([window.shapes[key].location for key in used])
+    return CpuUse(features(constants, *keys.T), seconds, shares[:, 0], shares[:, 1])

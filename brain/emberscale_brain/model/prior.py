@@ -1,7 +1,8 @@
 """The prior of a job's coefficients, until its own measurements determine them: a normal distribution.
 
 A job that has not varied its shape leaves the model under-determined. Similar past jobs then tell how its time divides
-among the terms; if there are none, the time that its workers spend in each stage tells.
+among the terms. If there are none, the processor time of its workers and PS tells how much of it is theirs, and whether
+they work at the same time; without that, the time that its workers spend in each stage tells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from emberscale_brain.planner.types import ThroughputFit
 
@@ -17,6 +19,11 @@ _DEFAULT_SHARES = (0.40, 0.15, 0.10, 0.25, 0.10)
 _LEAST_SHARE = 0.03
 _WEAK_RELATIVE_SD = 2.0
 _LEAST_SD_SHARE = 0.1
+_REQUEST_SD_SHARE = 0.1
+_CPU_RELATIVE_SD = 0.15  # of the processor time of a batch from shape to shape
+_ALSO_CPU = 0.02  # of an iteration: by so much, processor times together may exceed it without an overlap
+OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""The overlaps that a fit chooses among."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,58 @@ def weak_prior(at: NDArray[np.float64], iteration_seconds: float, stages: Mappin
     shares = _stage_shares(stages or {})
     # the cost of requests, which the paper leaves out, is assumed to be 0 for now, but may well be a tenth
     mean = np.append(shares, 0.0) * iteration_seconds / at
-    spread = _WEAK_RELATIVE_SD * np.append(shares, 0.1) * iteration_seconds / at
+    spread = _WEAK_RELATIVE_SD * np.append(shares, _REQUEST_SD_SHARE) * iteration_seconds / at
     return Prior(mean, np.diag(spread**2))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """The use of processors at some shapes: features float64[n, 6], seconds of an iteration float64[n].
+
+    `workers` and `ps` float64[n] are shares of their cores, and so shares of an iteration that they compute.
+    """
+
+    x: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    workers: NDArray[np.float64]
+    ps: NDArray[np.float64]
+
+
+def cpu_prior(use: CpuUse) -> Prior:
+    """A prior from processor times, which say what each role computes for a batch; all of `use` is above 0.
+
+    Where workers and PS together compute for longer than an iteration takes, they do so at the same time, and the terms
+    overlap: as much as that takes. What is left of an iteration is divided among the network's terms and the constant.
+    """
+    of_worker, of_ps = use.workers * use.seconds, use.ps * use.seconds
+    gradient = float(np.mean(of_worker / use.x[:, 0]))
+    update, request = _ps_work(use.x, of_ps)
+    mean = np.array([gradient, update, 0.0, 0.0, 0.0, request])
+    computing = np.stack([use.x[:, 0] * gradient, use.x[:, 1] * update + use.x[:, 5] * request])
+    overlap = next((one for one in OVERLAPS if _excess(computing, use.seconds, one) <= _ALSO_CPU), OVERLAPS[-1])
+    at, seconds = use.x[0], float(use.seconds[0])
+    left = max(0.0, 1 - float(computing[:, 0].sum()) / seconds)
+    others = np.array(_DEFAULT_SHARES[2:])
+    mean[2:5] = left * others / others.sum() * seconds / at[2:5]
+    least = _LEAST_SHARE * seconds / at
+    spread = np.maximum(_CPU_RELATIVE_SD * mean, least)
+    spread[2:5] = _WEAK_RELATIVE_SD * np.maximum(mean, least)[2:5]
+    spread[5] += _REQUEST_SD_SHARE * float(of_ps[0]) / at[5]
+    return Prior(mean, np.diag(spread**2), overlap)
+
+
+def _ps_work(x: NDArray[np.float64], of_ps: NDArray[np.float64]) -> tuple[float, float]:
+    """The coefficients of the update and of requests: all is the update unless other numbers of PS say otherwise."""
+    rows = x[:, [1, 5]] / of_ps[:, None]
+    doubt = np.array([[0.0, _REQUEST_SD_SHARE * float(rows[:, 1].mean())]])
+    update, request = nnls(np.vstack([rows, doubt]), np.append(np.ones(len(rows)), 0.0))[0]
+    return float(update), float(request)
+
+
+def _excess(terms: NDArray[np.float64], seconds: NDArray[np.float64], overlap: float) -> float:
+    """By how much the terms [2, n] together exceed the iteration, as the mean logarithm over shapes."""
+    together = (terms**overlap).sum(axis=0) ** (1 / overlap)
+    return float(np.mean(np.log(together / seconds)))
 
 
 def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], at: NDArray[np.float64]) -> Prior:

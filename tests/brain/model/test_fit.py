@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.model.fit import fit_window
+from emberscale_brain.model.fit import first_prior, fit_window
 from emberscale_brain.model.predict import Coefficients, ModelConstants, features, rmsle, shape_features, throughput
 from emberscale_brain.model.prior import similar_prior, weak_prior
 from emberscale_brain.model.window import PROFILES_PER_SHAPE, SHAPES, ProfileWindow, problem_with
@@ -150,6 +150,53 @@ def test_too_few_shapes_to_tell_leave_what_was_believed() -> None:
     fit = unwrap(fit_profiles(profiles, UNITS, NOW, prior))
     assert fit.overlap == known.overlap
     assert rmsle(Coefficients.of(fit).iteration_seconds(grid()), OVERLAPPING.iteration_seconds(grid())) < 0.1
+
+
+def used_profiles(shapes: list[JobShape], model: Coefficients) -> tuple[JobProfile, ...]:
+    """Returns three profiles of each shape, with the shares of their cores that workers and PS compute on."""
+    made = []
+    for number, shape in enumerate(shape for shape in shapes for _ in range(3)):
+        x = shape_features(UNITS, shape)
+        seconds = float(model.iteration_seconds(x))
+        computing = x * model.mean / seconds
+        made.append(
+            JobProfile(
+                time=30.0 * (number + 1),
+                shape=shape,
+                batch_size=1,
+                iteration_seconds=seconds,
+                throughput=shape.workers / seconds,
+                worker_cpu_utilization=min(1.0, float(computing[0])),
+                ps_cpu_utilization=min(1.0, float(computing[1] + computing[5])),
+            )
+        )
+    return tuple(made)
+
+
+@pytest.mark.parametrize("overlap", [1.0, 2.0, 8.0])
+def test_processor_times_tell_what_other_cores_would_bring_before_they_are_tried(overlap: float) -> None:
+    """A job in one shape of one worker and one PS; how far its speed depends on the cores of each is not measured."""
+    model = Coefficients(np.array([3.0, 2.0, 0.0, 0.0, 0.0, 0.0]), np.zeros((6, 6)), overlap)
+    one = JobShape(1, 1, 1, 1, 0, 0)
+    fit = fitted(used_profiles([one], model))
+    for shape in (replace(one, worker_cpu=2), replace(one, ps_cpu=2), replace(one, worker_cpu=6, ps_cpu=4)):
+        expected = float(model.iteration_seconds(shape_features(UNITS, shape)))
+        told = float(Coefficients.of(fit).iteration_seconds(shape_features(UNITS, shape)))
+        assert told == pytest.approx(expected, rel=0.1), shape
+
+
+def test_processor_times_of_other_numbers_of_servers_tell_what_each_server_does_for_every_batch() -> None:
+    model = Coefficients(np.array([3.0, 2.0, 0.0, 0.0, 0.0, 1.0]), np.zeros((6, 6)), 4.0)
+    profiles = used_profiles([JobShape(2, ps, 2, 4, 0, 0) for ps in (1, 2)], model)
+    prior = unwrap(first_prior(profiles, ProfileWindow().add(profiles, NOW), UNITS))
+    assert prior.mean[[1, 5]] == pytest.approx([2.0, 1.0], rel=0.1)
+
+
+def test_profiles_without_processor_times_are_split_by_stages() -> None:
+    used = used_profiles([ONE_SHAPE], OVERLAPPING)
+    without = tuple(replace(profile, ps_cpu_utilization=0.0) for profile in used)
+    assert fitted(without) == fitted(tuple(replace(profile, worker_cpu_utilization=0.0) for profile in without))
+    assert fitted(without).overlap == 1
 
 
 @given(st.floats(1, 8), st.integers(0, 100))
