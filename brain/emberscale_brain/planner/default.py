@@ -230,7 +230,9 @@ class DefaultPlanner:
         if fit is None or model.profiles_of(present) < _PROFILES_BEFORE_EXPERIMENTS:
             return None
         room.give_back(job.owner, present)
-        near = tuple(shape for shape in neighbours(present, job.bounds) if room.fits(job.owner, shape))
+        # another measurement of a shape would not teach by how much the model is wrong there
+        unknown = (shape for shape in neighbours(present, job.bounds) if not model.profiles_of(shape))
+        near = tuple(shape for shape in unknown if room.fits(job.owner, shape))
         room.take(job.owner, present)
         if not near:
             return None
