@@ -3,6 +3,7 @@
 #
 #   tests/kubernetes/cluster.sh [arguments of pytest]          (`make e2e` runs all of it)
 #   tests/kubernetes/cluster.sh --images                       only builds the large images; the next run reuses them
+#   tests/kubernetes/cluster.sh --run PROGRAM [arguments]      runs a Python program there instead, such as a benchmark
 #
 # On your own cluster, the parts run one after the other. kubectl and helm have to be on the path. Variables:
 #   KUBECONFIG                 the cluster
@@ -142,6 +143,10 @@ part() { # PART [arguments of pytest]
   ${KUBE_EXEC:-} "$root/.venv/bin/pytest" tests/kubernetes --part "$@" 2>&1 | sed --unbuffered "s/^/$1 | /"
 }
 
+run_program() { # PROGRAM [arguments]
+  PYTHONPATH=$root/tests/support${PYTHONPATH:+:$PYTHONPATH} ${KUBE_EXEC:-} "$root/.venv/bin/python" "$@"
+}
+
 selects() { # PART [arguments of pytest]
   "$root/.venv/bin/pytest" tests/kubernetes --collect-only -qq --part "$@" > /dev/null 2>&1
 }
@@ -179,6 +184,12 @@ fi
 
 images_only=""
 if [ "${1:-}" = --images ]; then images_only=yes own=yes load=true; fi
+program=""
+if [ "${1:-}" = --run ]; then
+  [ -n "${2:-}" ] || { echo "usage: $0 --run PROGRAM [arguments]" >&2; exit 2; }
+  program=yes EMBERSCALE_E2E_CLUSTERS=1
+  shift
+fi
 awaited=${EMBERSCALE_E2E_TOGETHER_AFTER:-}
 clusters=${EMBERSCALE_E2E_CLUSTERS:-$(($(nproc) < 4 && ! ${awaited:-0} ? 1 : 2))} apart=yours
 if [ -z "$own" ]; then
@@ -206,7 +217,7 @@ if [ -n "$images_only" ]; then
 fi
 deliver on_each redis redis:e2e tests/kubernetes/redis &
 images+=($!)
-after on together part files "$@"
+[ -n "$program" ] || after on together part files "$@"
 all_of "${images[@]}"
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
@@ -222,8 +233,17 @@ part_together() {
 }
 deliver_rest() { # what only tests of `alone` need
   deliver "on $apart" next emberscale:next tests/kubernetes/next || return # changes the image under test
+  deliver_postgresql
+}
+deliver_postgresql() {
   deliver "on $apart" postgresql postgresql:e2e tests/kubernetes/postgresql
 }
+if [ -n "$program" ]; then
+  deliver_postgresql
+  step "running $1"
+  EMBERSCALE_E2E_KEEP=$keep on together run_program "$@"
+  exit
+fi
 if [ "$apart" = alone ]; then
   { deliver_rest && on alone part alone "$@"; } &
   beside=$!

@@ -24,12 +24,11 @@ from cluster import (
     Place,
     apply,
     kubectl,
-    run,
     run_in_pod,
     setting,
 )
 from faults import ProcessKiller, start_process_killers
-from installation import RELEASE, SYSTEM, helm_install, redis_volume
+from installation import RELEASE, SYSTEM, helm_install, helm_uninstall, redis_volume
 
 PARTS = ("files", "together", "after_together", "alone", "after_all")
 SHARING = ("test_dashboards.py", "test_flash.py", "test_refused_manifests.py")
@@ -76,9 +75,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Removes the installation, which the processes of pytest-xdist share."""
     if hasattr(session.config, "workerinput") or not setting(IMAGE) or setting(KEEP):
         return
-    run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", timeout=180)
-    kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--wait=true", timeout=180)
-    kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
+    helm_uninstall()
 
 
 @pytest.fixture(scope="session")

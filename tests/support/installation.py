@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster import CONTROL_PLANE_IMAGE, IMAGE, POSTGRESQL_IMAGE, REDIS_IMAGE, run, setting
+from cluster import CONTROL_PLANE_IMAGE, IMAGE, POSTGRESQL_IMAGE, REDIS_IMAGE, kubectl, run, setting
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 RELEASE = "emberscale"
@@ -30,6 +30,13 @@ def helm_install(*more: str, namespace: str = SYSTEM) -> None:
         "--timeout=180s",
         timeout=240,
     )
+
+
+def helm_uninstall() -> None:
+    """Removes the suite's release, with its namespace and volume."""
+    run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", timeout=180)
+    kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--wait=true", timeout=180)
+    kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
 
 
 def arguments_of(values: Iterable[str]) -> list[str]:
