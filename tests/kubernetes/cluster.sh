@@ -26,7 +26,8 @@
 #
 # EMBERSCALE_CHAOS_ROUNDS is the number of rounds of killing (6 by default, about 2 minutes; 20 take about 6 on two
 # cores). EMBERSCALE_CHAOS_SEED repeats the rounds of an earlier run. EMBERSCALE_STORM_JOBS is the number of jobs in the
-# storm (100 by default).
+# storm (100 by default). EMBERSCALE_E2E_NODES is the number of nodes of a cluster that the script starts (2 by
+# default); the loss of two nodes at once takes 4.
 #
 # Exit codes: pytest's; 77 if there is no cluster, so that nothing was tested.
 set -euo pipefail
@@ -92,7 +93,7 @@ rules:
 POLICY
   started+=("$1")
   APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
-    KUBE_NODES=2 KUBE_NETNS=$(network_of "$1") "$work/scripts/up.sh" "$state" > "$work/up.log" 2>&1 \
+    KUBE_NODES=${EMBERSCALE_E2E_NODES:-2} KUBE_NETNS=$(network_of "$1") "$work/scripts/up.sh" "$state" > "$work/up.log" 2>&1 \
     || not_run "no cluster: $(tail -n 1 "$work/up.log")"
   on "$1" pods_run || not_run "no pod runs on the cluster '$1' that was started"
 }

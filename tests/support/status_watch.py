@@ -23,7 +23,7 @@ class StatusWatch:
 
     `contradictions` maps each contradiction that lasted longer than PATIENCE_SECONDS to its duration in seconds. Time
     without a leading operator does not count, since tests also kill the operator. `duplicates` has each role and index
-    that two live pods had at once.
+    that two live pods had at once, `phases` each phase that a job had.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -33,6 +33,7 @@ class StatusWatch:
         self.longest = 0.0
         self.without_operator = 0.0
         self.duplicates: set[str] = set()
+        self.phases: set[str] = set()
 
     def look(self, seconds: float) -> None:
         """Looks once; `seconds` have passed since the last look."""
@@ -44,6 +45,7 @@ class StatusWatch:
         now, found = time.monotonic(), set[str]()
         for job in jobs:
             name = job["metadata"]["name"]
+            self.phases.add((job.get("status") or {}).get("phase", ""))
             mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get("emberscale.io/job-name") == name]
             found |= {f"{name}: {text}" for text in contradictions(job.get("status") or {}, mine)}
             self.duplicates |= {f"{name}/{slot}" for slot in duplicates(mine)}
