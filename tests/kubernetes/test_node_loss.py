@@ -77,9 +77,9 @@ def keep_on(node: str, document: dict[str, Any], role: str) -> None:
     part["template"] = {**part["template"], "nodeSelector": {HOSTNAME: node}}
 
 
-def split_over(nodes: Sequence[str], name: str, place: Place) -> dict[str, Any]:
+def split_over(nodes: Sequence[str], name: str, place: Place, **spec: Any) -> dict[str, Any]:
     """A job whose servers and workers run on the first two nodes, and prefer separate ones."""
-    document = endangered(nodes, name, place)
+    document = endangered(nodes, name, place, **spec)
     either = [{"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": list(nodes[:2])}]}]
     for role in ("ps", "worker"):
         part = document["spec"][role]
@@ -107,9 +107,9 @@ def on(node: str, job: Job) -> list[Any]:
     return [pod for pod in job.pods() if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"]
 
 
-def started(nodes: Sequence[str], name: str, place: Place) -> tuple[Job, list[Any]]:
+def started(nodes: Sequence[str], name: str, place: Place, **spec: Any) -> tuple[Job, list[Any]]:
     """Returns a job that trains, and its pods on the second node, each a server or a worker."""
-    job = submit(split_over(nodes, name, place), place)
+    job = submit(split_over(nodes, name, place, **spec), place)
     job.wait_for_samples(1)
     there = on(nodes[1], job)
     roles = {pod["metadata"]["labels"]["emberscale.io/role"] for pod in there}
@@ -205,10 +205,13 @@ def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
 
 
 def test_a_node_that_crashes_takes_nothing_with_it(nodes: list[str], place: Place) -> None:
-    job, there = started(nodes, "crashed", place)
+    job, there = started(nodes, "crashed", place, **with_parity(1))
+    job.until("all rows are protected", lambda _: protected(job), seconds=300)
+    before = rebuilds(job.status())
     with watched_status(place.namespace) as watch, crashed(nodes, 2):
         eventually("others have taken their places", lambda: replaced(job, there) or None, seconds=240)
-        job.wait_for_samples(job.samples() + 1)
+        trains_on_with_rebuilt(job, before + 1)
+        assert watch.phases == {"Training"}
         assert_exact_so_far(job, place)
         lost = [event for event in job.events() if event["reason"] in ("LostPSPod", "LostWorkerPod")]
         assert {event["reason"] for event in lost} == {"LostPSPod", "LostWorkerPod"}
