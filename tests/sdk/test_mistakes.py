@@ -49,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two.yaml").write_text(text + "---\n" + text)
     (folder / "pod.yaml").write_text(text.replace("emberscale.io/v1alpha1", "v1"))
     (folder / "own.py").write_text(OWN_MODELS)
+    (folder / "runs" / "ended").mkdir(parents=True)
+    (folder / "runs" / "ended" / "run.json").write_text("{}")
     table = pa.table(
         {
             "y": [1, 0] * 20,
@@ -283,6 +285,8 @@ COMMANDS: list[tuple[str, Sequence[str]]] = [
     ("data synth job.yaml", ["exists and holds no data set of this generator: choose another path"]),
     ("data synth new --rows -5", ["rows must be at least 1 (got -5)"]),
     ("status toy", ["no cluster", "set KUBECONFIG"]),
+    ("status ended", ["is for jobs on a cluster; runs/ended holds a run of this machine", "no cluster"]),
+    ("logs ended worker-0", ["is for jobs on a cluster; runs/ended holds a run of this machine", "no cluster"]),
     ("submit job.yaml", ["no cluster", "set KUBECONFIG"]),
     ("simulate job.yaml", ["job.yaml:1:1: holds a TrainingJob and no scenario; `emberscale run` runs a TrainingJob"]),
     ("simulate nowhere.yaml", ["nowhere.yaml: cannot be read"]),

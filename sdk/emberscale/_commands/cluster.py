@@ -1,5 +1,8 @@
 """Commands for TrainingJobs on the cluster that KUBECONFIG names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 from emberscale_api.job.status import CheckpointFigures, ConditionType, JobPhase, TrainingJobStatus
 from emberscale_api.job.units import measured_time
@@ -38,7 +42,7 @@ def status(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows the status of a TrainingJob on the cluster; exit code 1 if it has Failed."""
-    with bad_input_exits():
+    with bad_input_exits(), _local_run_named(name):
         client = _client(namespace)
         found = client.status(name)
         if watch:
@@ -60,30 +64,45 @@ def logs(
     namespace: Namespace = None,
 ) -> None:
     """Prints the log of a TrainingJob's master, or of another of its members."""
-    with bad_input_exits():
+    with bad_input_exits(), _local_run_named(name):
         for line in _client(namespace).logs(name, member, follow):
             typer.echo(line)
 
 
 def suspend(name: JobName, namespace: Namespace = None) -> None:
     """Takes a checkpoint of a TrainingJob and deletes its pods; `emberscale resume` continues it."""
-    with bad_input_exits():
+    with bad_input_exits(), _local_run_named(name):
         _client(namespace).suspend(name)
         typer.echo(f"{name}: suspends once its checkpoint is complete")
 
 
 def resume(name: JobName, namespace: Namespace = None) -> None:
     """Continues a suspended TrainingJob from its checkpoint."""
-    with bad_input_exits():
+    with bad_input_exits(), _local_run_named(name):
         _client(namespace).resume(name)
         typer.echo(f"{name}: resumes")
 
 
 def delete(name: JobName, namespace: Namespace = None) -> None:
     """Deletes a TrainingJob and its pods; its checkpoints stay."""
-    with bad_input_exits():
+    with bad_input_exits(), _local_run_named(name):
         _client(namespace).delete(name)
         typer.echo(f"{name}: deleted")
+
+
+@contextmanager
+def _local_run_named(name: str) -> Iterator[None]:
+    """Adds to an InvalidError that the name is that of a run on this machine, if it is."""
+    try:
+        yield
+    except InvalidError as error:
+        folder = Path("runs", name)
+        if not (folder / "run.json").exists():
+            raise
+        raise InvalidError(
+            f"{name}: this command is for jobs on a cluster; {folder} holds a run of this machine, with its results "
+            f"and logs; {error}"
+        ) from error
 
 
 def _client(namespace: str | None) -> "TrainingJobClient":
