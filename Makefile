@@ -25,7 +25,7 @@ help:
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "installing Emberscale, PyTorch and tools into $(VENV): some minutes, and about 2.5 GB on disk"
+	@echo "installing Emberscale, PyTorch and tools into $(VENV): some minutes, and about 2.5 GB on disk; several GB more with a CUDA build"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	NUMBA_CACHE_DIR="$${XDG_CACHE_HOME:-$$HOME/.cache}/emberscale/numba" $(BIN)/python -m emberscale_trainer.compile_kernels
