@@ -26,7 +26,7 @@ exports the newest checkpoint and checks each of its files; if one is damaged, i
 
 OUT holds model.pt2, a torch.export program from features and ids to logits; for each table a safetensors file with
 sorted keys and their weights; dense.safetensors with all other parameters; and model.json, which describes them.
-docs/serving.md shows the ten lines that predict with them. Tables may be larger than memory.
+docs/serving.md has a program that predicts with them. Tables may be larger than memory.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
