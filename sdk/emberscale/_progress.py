@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
 from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP, JobPhase
@@ -156,6 +157,8 @@ def exit_remark(ended: MemberExit) -> str:
             return f"{ended.name} was killed: it used more than its limit of {limit:,.0f} MiB, now {grown:,.0f} MiB"
         case ExitReason.COMPLETED:
             return f"{ended.name} ended before the job did; {log}"
+        case ExitReason.KILLED if ended.code == SUPERSEDED_EXIT_CODE:
+            return f"{ended.name} ended: a new process takes its place"
         case ExitReason.KILLED:
             return f"{ended.name} was killed by {_how(ended.code)}; it restarts"
         case _:

@@ -91,6 +91,7 @@ def test_what_is_not_known_is_not_shown() -> None:
     ("ended", "told"),
     [
         (MemberExit("ps-0", ExitReason.KILLED, -9, None), "ps-0 was killed by SIGKILL"),
+        (MemberExit("ps-1", ExitReason.KILLED, 3, None), "ps-1 ended: a new process takes its place"),
         (MemberExit("ps-0", ExitReason.ERROR, 3, None), "ps-0 failed with exit code 3; see logs/ps-0.log"),
         (MemberExit("ps-0", ExitReason.ERROR, -11, None), "ps-0 failed with SIGSEGV"),
         (MemberExit("ps-0", ExitReason.OOM_KILLED, -9, 1 << 30, 3 << 29), "its limit of 1,024 MiB, now 1,536 MiB"),
