@@ -1,6 +1,7 @@
 """`emberscale checkpoints`, on folders that a job left."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def run(tmp_path: Path) -> TrainedRun:
     return run
 
 
-def checkpoints(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)], env={"COLUMNS": "300"})
+def checkpoints(*arguments: object, columns: int = 300) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)], env={"COLUMNS": str(columns)})
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -54,9 +55,19 @@ class TestList:
         assert incomplete["problem"] == "has no manifest: it is being written, or was given up"
         size = rows.stat().st_size
         assert short["problem"] == f"{rows}: has {size} bytes, and should have {size + 1}"
-        shown = checkpoints("list", run.root)[1]
-        assert "complete" in shown
-        assert "given up" in shown
+        assert f"00000002: {incomplete['problem']}" in checkpoints("list", run.root)[1]
+
+    def test_a_terminal_of_80_columns_cuts_nothing_off(self, run: TrainedRun) -> None:
+        (folder_of(run, 2) / "manifest.json").unlink()
+        shown = checkpoints("list", run.root, columns=80)[1]
+        assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+        assert [line.split()[0] for line in shown.splitlines() if line.startswith("0000")] == [
+            *("00000003", "00000002", "00000001"),
+            "00000002:",
+        ]
+        newest = listed(run.root)[0]
+        assert f"{newest['samples']:,}" in shown
+        assert f"{newest['restore_bytes'] / 1e6:,.1f}" in shown
 
     def test_a_uri_of_checkpoints_serves_as_well_as_the_run(self, run: TrainedRun) -> None:
         assert listed(f"file://{run.root}/checkpoints") == listed(run.root)
@@ -218,8 +229,8 @@ class TestChains:
         return run
 
     def test_increments_are_listed_below_what_they_build_on(self, chain: TrainedRun) -> None:
-        lines = [line.split("│") for line in checkpoints("list", chain.root)[1].splitlines() if "complete" in line]
-        assert [cells[1].strip() for cells in lines] == ["00000004", "00000001", "├ 00000002", "└ 00000003"]
+        shown = re.findall(r"^(?:[├└] )?\d{8}", checkpoints("list", chain.root)[1], re.MULTILINE)
+        assert shown == ["00000004", "00000001", "├ 00000002", "└ 00000003"]
         full, third, second, first = listed(chain.root)
         assert third["builds_on"] == ["00000001", "00000002"]
         assert first["builds_on"] == full["builds_on"] == []

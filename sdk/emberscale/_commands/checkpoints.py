@@ -116,14 +116,18 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
         return
     console = Console()
     for one in found:
-        table = Table(title=one.place, title_justify="left")
+        # without a frame, and with what is wrong below, it fits into a terminal of 80 columns
+        table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "weights", "MB", "to restore"):
-            left = column in ("checkpoint", "created")
-            table.add_column(column, justify="left" if left else "right", no_wrap=True)
-        table.add_column("state", overflow="fold")
+            left, wraps = column in ("checkpoint", "created"), column in ("created", "to restore")
+            table.add_column(column, justify="left" if left else "right", no_wrap=not wraps)
         for mark, entry in _tree(one.entries):
-            table.add_row(f"{mark}{entry.id}", *_row(entry, one.instead_of(entry)))
+            table.add_row(f"{mark}{entry.id}", *_row(entry))
         console.print(table)
+        for _, entry in _tree(one.entries):
+            if entry.problem:
+                problem = f"{entry.id}: {entry.problem}{one.instead_of(entry)}"
+                console.print(problem, style="red", soft_wrap=True, highlight=False, markup=False)
 
 
 @checkpoints_app.command()
@@ -286,15 +290,14 @@ def _span(identifiers: Sequence[str]) -> str:
     return ", ".join(identifiers) or "none"
 
 
-def _row(entry: SavedCheckpoint, instead: str) -> tuple[str, ...]:
+def _row(entry: SavedCheckpoint) -> tuple[str, ...]:
     size, manifest = f"{entry.bytes / 1e6:,.1f}", entry.manifest
     if manifest is None:
-        return "-", "-", "-", "-", "-", "-", size, "-", f"[red]{entry.problem}{instead}[/]"
+        return "-", "-", "-", "-", "-", "-", size, "-"
     auc = _digits(manifest.evaluations[-1].auc) if manifest.evaluations else "-"
-    state = f"[red]{entry.problem}{instead}[/]" if entry.problem else "[green]complete[/]"
     samples, reads = f"{manifest.applied_samples:,}", f"{manifest.total_bytes / 1e6:,.1f}"
     epoch, servers, weights = str(manifest.epoch + 1), str(manifest.ps_count), _weights(manifest.weight_bits)
-    return _time_of(manifest), epoch, samples, auc, servers, weights, size, reads, state
+    return _time_of(manifest), epoch, samples, auc, servers, weights, size, reads
 
 
 def _document(entry: SavedCheckpoint) -> dict[str, Any]:
