@@ -3,7 +3,10 @@
 A DLRM is trained in one process, by the workers' and servers' own code, batch after batch, so that two runs of a seed
 differ by nothing but the restores: at points spread evenly over the run (as in figure 10 of Check-N-Run), the servers
 write a checkpoint with quantised weights and load it again, as after a failure. Each seed trains the undisturbed run
-and then all others in turn, on the same records (300,000 synthetic ones; 100,000 and fewer seeds with --quick).
+and then all others in turn, on the same records (270,000 synthetic ones; 90,000 and fewer seeds with --quick).
+
+The AUC is the one expected over the labels of 100,000 held-out records: each counts as positive with the probability by
+which the generator drew its label. The labels themselves would only add chance to differences as small as these.
 
 The paper's bounds are a loss of accuracy of at most 0.01% over the life of a job: one restore from 2 bits, 3 from 3, 20
 from 4 and 100 from 8. Here the loss is that of the AUC, in percent of the undisturbed run's, the mean over the seeds.
@@ -25,6 +28,7 @@ from sklearn.metrics import roc_auc_score
 from emberscale_api.dataset import Split
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
+from emberscale_trainer.data.population import Population
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader
@@ -32,7 +36,7 @@ from in_process import InProcessTraining
 from master_stand_in import owned, write_manifest, write_snapshot
 from plain_torch import indexed
 from reporting import Ratio, arguments, report, say
-from whole_run import manifest, synthesise
+from whole_run import SYNTHETIC_SEED, manifest, synthesise
 
 SERVERS = 2
 ALLOWED = 0.01
@@ -44,7 +48,9 @@ PAPER = {2: 1, 3: 3, 4: 20, 8: 100}
 RESTORES = {0: (5,), 2: (1, 2, 4), 3: (1, 3, 6), 4: (5, 20), 8: (20,)}
 """The restores, by bits; 8 bits get no more than 4 bits, since restores take long and lose too little to see."""
 
-SEEDS, QUICK_SEEDS = 8, 4
+SEEDS, QUICK_SEEDS = 14, 4
+RECORDS, QUICK_RECORDS = 270_000, 90_000
+HELD_OUT = 100_000
 IN_MEMORY = Path("/dev/shm")
 Setting = tuple[int, int]
 """Bits, and the number of restores."""
@@ -64,20 +70,30 @@ def job(data: Path, seed: int) -> TrainingJob:
     )
 
 
-class Data:
-    """The batches of a seed, read once."""
+class HeldOut:
+    """Held-out records, and the probabilities, float64 [records], with which their labels are 1."""
 
-    def __init__(self, of: TrainingJob) -> None:
-        source = indexed(of)
-        self.training = list(source.batches(Split.TRAINING, 0, 0, source.records(Split.TRAINING)))
-        self.evaluation = list(source.batches(Split.EVALUATION, 0, 0, source.records(Split.EVALUATION)))
+    def __init__(self, of: TrainingJob, records: int) -> None:
+        """Reads them; `records` is the number of those before them."""
+        self._batches = list(indexed(of).batches(Split.EVALUATION, 0, 0, HELD_OUT))
+        rows = Population(SYNTHETIC_SEED).rows(records, records + HELD_OUT)
+        if not np.array_equal(np.concatenate([batch.labels for batch in self._batches]), rows.labels):
+            raise RuntimeError("the held-out records are not those of the generator")
+        self._labels = np.repeat([True, False], HELD_OUT)
+        self._weights = np.concatenate([rows.probabilities, 1 - rows.probabilities])
+
+    def auc(self, training: InProcessTraining) -> float:
+        """Returns the AUC that is expected over the labels."""
+        predicted = np.concatenate([training.predict(batch) for batch in self._batches]).astype(np.float64)
+        return float(roc_auc_score(self._labels, np.tile(predicted, 2), sample_weight=self._weights))
 
 
-def restore(training: InProcessTraining, folder: Path, bits: int) -> None:
-    """Writes a checkpoint, and loads it into new servers."""
+def restore(training: InProcessTraining, folder: Path, bits: int, batches: int) -> None:
+    """Writes a checkpoint after so many batches, and loads it into new servers."""
+    applied = AppliedBatches.from_runs([(0, [(0, batches, 1)])])
     files = []
     for index, store in enumerate(training.stores):
-        share = Share(index, owned(SERVERS, index), AppliedBatches(), store.dense_parameters)
+        share = Share(index, owned(SERVERS, index), applied, store.dense_parameters)
         snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
         files += write_snapshot(snapshot, store.specs, share, str(folder), Work(), bits)
     uri = write_manifest(folder, files, ps_count=SERVERS)
@@ -87,21 +103,17 @@ def restore(training: InProcessTraining, folder: Path, bits: int) -> None:
         training.stores[index] = store
 
 
-def auc_after(of: TrainingJob, data: Data, folder: Path, bits: int, restores: int) -> float:
+def auc_after(
+    of: TrainingJob, batches: Sequence[Batch], held_out: HeldOut, folder: Path, bits: int, restores: int
+) -> float:
     """Trains with evenly spaced restores; returns the held-out AUC."""
     training = InProcessTraining(of, SERVERS)
-    due = {round(len(data.training) * number / (restores + 1)) for number in range(1, restores + 1)}
-    for number, batch in enumerate(data.training):
+    due = {round(len(batches) * number / (restores + 1)) for number in range(1, restores + 1)}
+    for number, batch in enumerate(batches):
         if number in due:
-            restore(training, folder / f"{bits}-{restores}-{number}", bits)
+            restore(training, folder / f"{bits}-{restores}-{number}", bits, number)
         training.train(batch)
-    return auc(training, data.evaluation)
-
-
-def auc(training: InProcessTraining, batches: Sequence[Batch]) -> float:
-    """Returns the held-out AUC."""
-    predicted = np.concatenate([training.predict(batch) for batch in batches]).astype(np.float64)
-    return float(roc_auc_score(np.concatenate([batch.labels for batch in batches]), predicted))
+    return held_out.auc(training)
 
 
 def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
@@ -150,16 +162,19 @@ def main() -> None:
     lost: dict[Setting, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
         folder = Path(name)
-        synthesise(folder / "data", 100_000 if options.quick else 300_000)
+        records = QUICK_RECORDS if options.quick else RECORDS
+        rows = records + HELD_OUT
+        synthesise(folder / "data", rows, "--evaluation-fraction", str(HELD_OUT / rows))
+        held_out = HeldOut(job(folder / "data", 0), records)
         for seed in range(options.seeds or (QUICK_SEEDS if options.quick else SEEDS)):
             of = job(folder / "data", seed)
-            data = Data(of)
-            undisturbed = auc_after(of, data, folder, 0, 0)
+            batches = list(indexed(of).batches(Split.TRAINING, 0, 0, records))
+            undisturbed = auc_after(of, batches, held_out, folder, 0, 0)
             say(f"seed {seed}: AUC {undisturbed:.5f} undisturbed")
             for bits, counts in restores.items():
                 for count in counts:
                     with tempfile.TemporaryDirectory(dir=folder) as run:
-                        found = auc_after(of, data, Path(run), bits, count)
+                        found = auc_after(of, batches, held_out, Path(run), bits, count)
                     loss = 100 * (undisturbed - found) / undisturbed
                     say(f"seed {seed}, {_named(bits, count)}: AUC lower by {loss:.4f}%")
                     lost.setdefault((bits, count), []).append(loss)

@@ -13,6 +13,7 @@ import yaml
 
 EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
 PATIENCE_SECONDS = 240.0
+SYNTHETIC_SEED = 1
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sparse": {"type": "RowWiseAdagrad", "learningRate": 0.02},
@@ -34,7 +35,7 @@ def manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def synthesise(folder: Path, rows: int, *options: str) -> None:
     """Writes a synthetic data set."""
-    command = [EMBERSCALE, "data", "synth", str(folder), "--rows", str(rows), "--seed", "1", *options]
+    command = [EMBERSCALE, "data", "synth", str(folder), "--rows", str(rows), "--seed", str(SYNTHETIC_SEED), *options]
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
 
 
