@@ -22,10 +22,11 @@ from emberscale_trainer.checkpoint import work
 from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.server import sending
-from emberscale_trainer.server.control import FlashStore, ParameterServerControl
+from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.moves import Transfer
+from emberscale_trainer.server.saves import FlashStore
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 from eventually import eventually, unwrap
