@@ -29,7 +29,7 @@
 # storm (100 by default). EMBERSCALE_E2E_NODES is the number of nodes of a cluster that the script starts (2 by
 # default); the loss of two nodes at once takes 4.
 #
-# Exit codes: pytest's; 77 if there is no cluster, so that nothing was tested.
+# Exit codes: pytest's; 77 if there is no cluster, so that nothing was tested; 1 if only the first of two starts.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
@@ -38,9 +38,13 @@ packages=(containerd runc iptables containernetworking-plugins conntrack ethtool
   debootstrap prometheus)
 work=$(mktemp -d)
 started=() # the clusters of ours, by name
+awaited=${EMBERSCALE_E2E_TOGETHER_AFTER:-}
 
 end() {
   status=$?
+  # if the script is interrupted, tests would go on without their cluster
+  # shellcheck disable=SC2046
+  kill $(descendants $$) 2> /dev/null || true
   if [ "$status" != 0 ] && [ ${#started[@]} != 0 ]; then
     mkdir -p "$work-logs"
     for name in "${started[@]}"; do cp -r "$work/$name/logs" "$work-logs/$name" || true; done
@@ -52,6 +56,16 @@ end() {
 }
 trap end EXIT
 
+if [ -n "$awaited" ]; then
+  tail --pid="$awaited" --follow /dev/null & # waits from now on: another process may have that id later
+  awaited=$!
+fi
+
+descendants() { # PID
+  local child
+  for child in $(pgrep --parent "$1"); do echo "$child" && descendants "$child"; done
+}
+
 network_of() { # NAME
   echo "${KUBE_NETNS:-kube}-$1"
 }
@@ -62,6 +76,7 @@ step() {
 
 not_run() {
   echo "tests/kubernetes: NOT RUN, nothing was tested: $1" >&2
+  [ ${#started[@]} -lt 2 ] || exit 1
   exit 77
 }
 
@@ -191,7 +206,6 @@ if [ "${1:-}" = --run ]; then
   program=yes EMBERSCALE_E2E_CLUSTERS=1
   shift
 fi
-awaited=${EMBERSCALE_E2E_TOGETHER_AFTER:-}
 clusters=${EMBERSCALE_E2E_CLUSTERS:-$(($(nproc) < 4 && ! ${awaited:-0} ? 1 : 2))} apart=yours
 if [ -z "$own" ]; then
   step "starting a cluster, or two"
@@ -228,7 +242,7 @@ keep=${EMBERSCALE_E2E_KEEP:-${started[0]:+yes}} # clusters of ours go as a whole
 export EMBERSCALE_E2E_KEEP=yes
 
 part_together() {
-  [ -z "$awaited" ] || tail --pid="$awaited" --follow /dev/null
+  [ -z "$awaited" ] || wait "$awaited"
   after on together part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-3}" "$@"
   after on together part after_together "$@"
 }
