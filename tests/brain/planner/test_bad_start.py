@@ -99,9 +99,10 @@ class Followed:
 def test_a_bad_start_becomes_nearly_the_best_shape_of_these_cores_within_five_plans(overlap: float, seed: int) -> None:
     job = Followed(overlap, seed)
     job.follow(5)
-    for action, shape in job.planned:
-        if action is not PlanAction.EXPLORE:
-            assert speed(shape, overlap) >= 0.95 * best_speed(overlap), job.planned
+    chosen = [shape for action, shape in job.planned if action is not PlanAction.EXPLORE]
+    assert chosen
+    for shape in chosen:
+        assert speed(shape, overlap) >= 0.95 * best_speed(overlap), job.planned
 
 
 @pytest.mark.parametrize("overlap", [1.0, 2.0, 8.0])
@@ -109,4 +110,4 @@ def test_no_shape_is_tried_twice(overlap: float) -> None:
     job = Followed(overlap, 0)
     job.follow(12)
     tried = [shape for action, shape in job.planned if action is PlanAction.EXPLORE]
-    assert len(set(tried)) == len(tried)
+    assert 0 < len(set(tried)) == len(tried)
