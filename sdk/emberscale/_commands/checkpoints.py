@@ -116,11 +116,11 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
         return
     console = Console()
     for one in found:
-        # without a frame, and with what is wrong below, it fits into a terminal of 80 columns
+        # narrow, for terminals of 80 columns: without a frame, and with what is wrong below
         table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "weights", "MB", "to restore"):
             left, wraps = column in ("checkpoint", "created"), column in ("created", "to restore")
-            table.add_column(column, justify="left" if left else "right", no_wrap=not wraps)
+            table.add_column(column, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
         for mark, entry in _tree(one.entries):
             table.add_row(f"{mark}{entry.id}", *_row(entry))
         console.print(table)
