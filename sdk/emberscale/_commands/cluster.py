@@ -100,8 +100,8 @@ def _local_run_named(name: str) -> Iterator[None]:
         if not (folder / "run.json").exists():
             raise
         raise InvalidError(
-            f"{name}: this command is for jobs on a cluster; {folder} holds a run of this machine, with its results "
-            f"and logs; {error}"
+            f"{error}; this command is for jobs on a cluster, and {folder} holds a run of this machine, with its "
+            "results and logs"
         ) from error
 
 
