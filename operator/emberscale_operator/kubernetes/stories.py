@@ -34,8 +34,8 @@ _PHASES = {
     JobPhase.PENDING: ("ResumedJob", "creating the pods"),
 }
 _SAVES_NOTHING = (
-    "spec.checkpoint.uri is not set: the job starts over after a loss that parity does not cover or a suspension, and"
-    " its model is lost when it ends"
+    "spec.checkpoint.uri is not set: the job starts over after a suspension, or after a loss that parity does not"
+    " cover, and its model is lost when it ends"
 )
 
 
