@@ -1,10 +1,10 @@
 """`scaling: Auto` from a bad start on a real cluster, against the best static shape of the same cost.
 
-The job leaves all sizes open. The brain remembers one similar job, which ended with one worker and one parameter server
-that had a tenth of the cores together: so the job starts, and then follows the brain's plans, at most five. The last
-planned shape counts, unless it is a trial, which the next plan ends. Afterwards the job is edited to fixed shapes with
-as many cores in total, a grid of numbers of processes and shares of the cores. In the end, the planned shape and the
-best of these take turns.
+The job leaves all sizes open. The brain is told of one similar job, which ended with one worker and one parameter
+server with a tenth of the cores together. The job starts with that shape, and then follows the brain's plans, at most
+five. The last planned shape counts, unless it is a trial, which the next plan ends. Afterwards the job is edited to
+fixed shapes with as many cores in total, a grid of numbers of processes and shares of the cores. In the end, the
+planned shape and the best of these take turns.
 
 A speed is the workers' own count of samples over a window at a steady shape. Each window also says how much of their
 limits the processes used, and how much of the machine was idle: if there was nothing left, the machine was the limit.
