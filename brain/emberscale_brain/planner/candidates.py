@@ -147,11 +147,15 @@ class Experiment:
 
 
 def neighbours(present: JobShape, bounds: ShapeBounds) -> tuple[JobShape, ...]:
-    """Returns shapes that differ a little in one dimension: by a step, or by about a third if that is more."""
+    """Returns shapes that differ a little in one dimension: by a step, or by about a third if that is more.
+
+    Their cores are multiples of the step, to the last bit those of the planner's grid, or a bound.
+    """
 
     def around(value: float, low: float, high: float, step: float) -> list[float]:
         change = max(step, round(value / 3 / step) * step)
-        return [v for v in (value - change, value + change) if low - 1e-9 <= v <= high + 1e-9]
+        near = [v for v in (value - change, value + change) if low - 1e-9 <= v <= high + 1e-9]
+        return [min(max(round(v / step) * step, low), high) for v in near]
 
     w, p, cpu_w, cpu_p = present.workers, present.ps, present.worker_cpu, present.ps_cpu
     memory = (present.worker_memory, present.ps_memory)

@@ -25,7 +25,7 @@ def cpu_choices(bounds: tuple[float, float], step: float) -> Floats:
     """The multiples of `step` within the bounds, and the lower bound itself."""
     low, high = bounds
     first = np.floor(low / step) + 1
-    multiples = np.arange(first, np.floor(high / step + 1e-9) + 1) * step
+    multiples = np.minimum(np.arange(first, np.floor(high / step + 1e-9) + 1) * step, high)  # 3 * 0.1 > 0.3
     return np.concatenate([[low], multiples[multiples > low * (1 + 1e-9)]])
 
 

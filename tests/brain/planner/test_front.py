@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants
-from emberscale_brain.planner.candidates import dimensions
+from emberscale_brain.planner.candidates import dimensions, neighbours
 from emberscale_brain.planner.front import MOST_SHAPES, Front, SearchEffort, exact_front, nsga2_front
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
@@ -140,6 +140,24 @@ def test_cores_are_chosen_on_a_grid_from_the_lower_bound() -> None:
     assert cpu_choices((0.25, 2.0), 0.5).tolist() == [0.25, 0.5, 1.0, 1.5, 2.0]
     assert cpu_choices((1.0, 4.0), 1.0).tolist() == [1.0, 2.0, 3.0, 4.0]
     assert cpu_choices((3.0, 3.0), 1.0).tolist() == [3.0]
+
+
+@pytest.mark.parametrize("most", [0.3, 0.6, 0.7])
+def test_no_choice_of_cores_is_above_the_upper_bound(most: float) -> None:
+    """A plan that is beyond it, by however little, is refused with those of all other jobs."""
+    assert cpu_choices((0.1, most), 0.1)[-1] == most
+
+
+@pytest.mark.parametrize(("least", "most", "step"), [(0.02, 0.8, 0.02), (0.2, 0.7, 0.1), (1.0, 16.0, 1.0)])
+def test_a_shape_to_try_has_cores_of_the_grid_so_that_it_is_recognized_once_it_was_tried(
+    least: float, most: float, step: float
+) -> None:
+    choices = cpu_choices((least, most), step).tolist()
+    bounds = ShapeBounds(worker_cpu=(least, most), ps_cpu=(least, most), cpu_step=step)
+    for cores in choices:
+        for shape in neighbours(JobShape(2, 2, cores, cores, GIB, GIB), bounds):
+            assert shape.worker_cpu in choices
+            assert shape.ps_cpu in choices
 
 
 @pytest.mark.parametrize("overlap", [1.0, 3.0])
