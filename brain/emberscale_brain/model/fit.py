@@ -279,13 +279,13 @@ def prior_fit(prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
 
 
 def first_prior(profiles: tuple[JobProfile, ...], window: ProfileWindow, constants: ModelConstants) -> Prior | None:
-    """The prior of a job's own profiles: by their processor times, else by the stages at the window's first shape."""
+    """The prior of a job's own profiles: by processor times and stages, or by stages at the window's first shape."""
     if not window.shapes:
         return None
-    if (use := _cpu_use(profiles, window, constants)) is not None:
-        return cpu_prior(use)
-    first = next(iter(window.shapes.values()))
     stages = next((dict(p.stage_fractions) for p in reversed(profiles) if p.stage_fractions and not p.restarted), {})
+    if (use := _cpu_use(profiles, window, constants)) is not None:
+        return cpu_prior(use, stages)
+    first = next(iter(window.shapes.values()))
     return weak_prior(features(constants, *first.key), float(np.exp(first.location)), stages)
 
 

@@ -2,7 +2,7 @@
 
 A job that has not varied its shape leaves the model under-determined. Similar past jobs then tell how its time divides
 among the terms. If there are none, the processor time of its workers and PS tells how much of it is theirs, and whether
-they work at the same time; without that, the time that its workers spend in each stage tells.
+they work at the same time; the time that its workers spend in each stage tells about the rest, or about all of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,11 +73,12 @@ class CpuUse:
     ps: NDArray[np.float64]
 
 
-def cpu_prior(use: CpuUse) -> Prior:
+def cpu_prior(use: CpuUse, stages: Mapping[str, float] | None = None) -> Prior:
     """A prior from processor times, which say what each role computes for a batch; all of `use` is above 0.
 
     Where workers and PS together compute for longer than an iteration takes, they do so at the same time, and the terms
-    overlap: as much as that takes. What is left of an iteration is divided among the network's terms and the constant.
+    overlap: as much as that takes. What is left of an iteration is divided among the network's terms and the constant
+    by the workers' stages: more PS do not help a job that waits for its data.
     """
     of_worker, of_ps = use.workers * use.seconds, use.ps * use.seconds
     gradient = float(np.mean(of_worker / use.x[:, 0]))
@@ -87,7 +88,7 @@ def cpu_prior(use: CpuUse) -> Prior:
     overlap = next((one for one in OVERLAPS if _excess(computing, use.seconds, one) <= _ALSO_CPU), OVERLAPS[-1])
     at, seconds = use.x[0], float(use.seconds[0])
     left = max(0.0, 1 - float(computing[:, 0].sum()) / seconds)
-    others = np.array(_DEFAULT_SHARES[2:])
+    others = _stage_shares(stages or {})[2:]
     mean[2:5] = left * others / others.sum() * seconds / at[2:5]
     least = _LEAST_SHARE * seconds / at
     spread = np.maximum(_CPU_RELATIVE_SD * mean, least)

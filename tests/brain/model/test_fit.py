@@ -192,6 +192,14 @@ def test_processor_times_of_other_numbers_of_servers_tell_what_each_server_does_
     assert prior.mean[[1, 5]] == pytest.approx([2.0, 1.0], rel=0.1)
 
 
+def test_a_job_that_waits_for_its_data_expects_nothing_of_more_servers() -> None:
+    model = Coefficients(np.array([0.1, 0.05, 0.0, 0.0, 0.85, 0.0]), np.zeros((6, 6)))
+    stages = {"read": 0.95, "pull": 0.05, "compute": 0.1, "push": 0.05, "wait_read": 0.85}  # of threads that overlap
+    waits = (replace(profile, stage_fractions=stages) for profile in used_profiles([JobShape(1, 1, 1, 1, 0, 0)], model))
+    told = Coefficients.of(fitted(tuple(waits))).iteration_seconds(shape_features(UNITS, JobShape(1, 4, 1, 1, 0, 0)))
+    assert float(told) == pytest.approx(0.96, rel=0.05)
+
+
 def test_profiles_without_processor_times_are_split_by_stages() -> None:
     used = used_profiles([ONE_SHAPE], OVERLAPPING)
     without = tuple(replace(profile, ps_cpu_utilization=0.0) for profile in used)
