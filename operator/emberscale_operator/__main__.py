@@ -9,7 +9,8 @@ It takes no arguments; the environment says the rest.
                                    It must resolve in the jobs' namespaces. Its user must be allowed to change users:
                                    each job gets one that reaches the job's keys, in a Secret for the job's master
     EMBERSCALE_FLASH_REDIS_URL     another Redis, for flash checkpoints, on the same terms; none by default
-    EMBERSCALE_BRAIN_ADDRESS       host:port of the brain, given to the masters; none by default
+    EMBERSCALE_BRAIN_ADDRESS       host:port of the brain, given to the masters, and told which jobs are gone; none by
+                                   default
     EMBERSCALE_BRAIN_TOKEN         the brain's token, required with its address; it signs a token for each job
     EMBERSCALE_BRAIN_CA            the authority of a brain that serves TLS, in PEM, given to the masters
     EMBERSCALE_JOB_TLS             true gives each job that is created from then on a certificate, and TLS between its

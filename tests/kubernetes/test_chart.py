@@ -263,6 +263,14 @@ def test_labels_of_a_pod_open_nothing_from_another_namespace(component: str) -> 
     assert {reaches for who, reaches in reached.items() if who[0] == "ads"} == {component != "postgresql"}
 
 
+def test_the_operator_may_tell_the_brain_which_jobs_are_gone() -> None:
+    documents = render("networkPolicy.enabled=true", "operator.watchNamespaces={ads}")
+    (policy,) = (one for one in of_kind(documents, "NetworkPolicy") if one["metadata"]["name"].endswith("brain"))
+    templates = [one["spec"]["template"] for one in of_kind(documents, "Deployment")]
+    (operator,) = (one for one in templates if one["spec"]["containers"][0]["name"] == "operator")
+    assert admits(policy, operator["metadata"]["labels"], {"kubernetes.io/metadata.name": "system"})
+
+
 def test_a_redis_of_ones_own_replaces_the_bundled_one() -> None:
     documents = render("redis.enabled=false", "redis.external.url=redis://:pw@redis.example:6379/0")
     assert "release-emberscale-redis" not in {document["metadata"]["name"] for document in documents}

@@ -16,6 +16,7 @@ from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, WatchedKind
+from emberscale_operator.kubernetes.claims import BrainClaims
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
@@ -94,7 +95,9 @@ async def _run(settings: Settings) -> int:
     tallies = Tallies(registry)
     warnings = PodWarnings(client)
     flash = FlashTenants(settings.flash_redis_url, settings.installation) if settings.flash_redis_url else None
-    tenants = Tenants(settings.redis_url, settings.installation, flash=flash)
+    brain = settings.brain_address
+    claims = BrainClaims(brain, settings.brain_token, settings.brain_authority) if brain else None
+    tenants = Tenants(settings.redis_url, settings.installation, flash=flash, claims=claims)
     fleet = Fleet(
         lambda key, uid: control(
             KubernetesBackend(
@@ -127,6 +130,7 @@ async def _run(settings: Settings) -> int:
                 census.keep(),
                 tenants.keep(),
                 *((flash.keep(),) if flash is not None else ()),
+                *((claims.keep(),) if claims is not None else ()),
                 _watch(settings, cluster, fleet, stopping),
                 stopping.wait(),
             )
@@ -146,6 +150,8 @@ async def _run(settings: Settings) -> int:
         await tenants.close()
         if flash is not None:
             await flash.close()
+        if claims is not None:
+            await claims.close()
         await lease.close()
         await client.close()
 

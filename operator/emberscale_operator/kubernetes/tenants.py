@@ -18,6 +18,7 @@ import structlog
 from redis.exceptions import RedisError, ResponseError
 
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
+from emberscale_operator.kubernetes.claims import BrainClaims
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
 from emberscale_operator.kubernetes.roster import Admission, Roster, made, missing_jobs
@@ -78,14 +79,20 @@ class Tenants:
     """The users and the state of jobs in the Redis that `url` names, as one that may change users.
 
     Nothing ever waits for Redis: a job is gone when Kubernetes says so, and a finalizer would hold up the deletion of a
-    namespace while the operator is away. What is left behind then is removed by `sweep`. Raises ValueError for a
-    malformed URL.
+    namespace while the operator is away. What is left behind then is removed by `sweep`. `flash` and `claims` learn of
+    the same jobs. Raises ValueError for a malformed URL.
     """
 
     def __init__(
-        self, url: str, installation: str, look: float = _LOOK_SECONDS, flash: FlashTenants | None = None
+        self,
+        url: str,
+        installation: str,
+        look: float = _LOOK_SECONDS,
+        flash: FlashTenants | None = None,
+        claims: BrainClaims | None = None,
     ) -> None:
         self._flash = flash
+        self._claims = claims
         self._redis = redis.asyncio.Redis.from_url(
             url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, decode_responses=True
         )
@@ -159,6 +166,8 @@ class Tenants:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""
         if self._flash is not None:
             self._flash.remove(job_uid)
+        if self._claims is not None:
+            self._claims.release(job_uid)
         self._admitted.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._expelled.pop(job_uid, None)
@@ -187,6 +196,8 @@ class Tenants:
             gone, left = missing_jobs(tenants, jobs, self._admitted)
             self._roster.tell_left(left)
             for job_uid in gone:
+                if self._claims is not None:
+                    self._claims.release(job_uid)
                 await self._remove(job_uid)
                 _log.info("redis_state_removed", job_uid=job_uid)
         except (RedisError, OSError) as error:
