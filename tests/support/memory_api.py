@@ -244,10 +244,16 @@ class Operator:
 
 
 class NoRedis:
-    """Stands in for the users in Redis: it makes none, and answers `why` and `full` for every job."""
+    """Stands in for the users in Redis: it makes none, and answers `why` and `full` for every job.
+
+    It remembers the uids of the jobs whose claims at the brain were to end.
+    """
 
     why: str | None = None
     full: str | None = None
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
 
     def admit(self, job_uid: str, password: str) -> None:
         return
@@ -257,3 +263,6 @@ class NoRedis:
 
     def fills(self, job_uid: str) -> str | None:
         return self.full
+
+    def release(self, job_uid: str) -> None:
+        self.released.append(job_uid)

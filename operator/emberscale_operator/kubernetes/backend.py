@@ -58,7 +58,7 @@ _log = structlog.get_logger()
 
 
 class Tenancy(Protocol):
-    """The users of Redis."""
+    """The users of Redis, and the brain's claims."""
 
     def admit(self, job_uid: str, password: str) -> None:
         """Gives the job of this uid a user of this password."""
@@ -68,6 +68,9 @@ class Tenancy(Protocol):
 
     def fills(self, job_uid: str) -> str | None:
         """Returns a message if Redis fills up and this job has the most in it; None otherwise."""
+
+    def release(self, job_uid: str) -> None:
+        """Requests that the brain gives the cores and memory of the job to others."""
 
 
 class KubernetesBackend:
@@ -153,6 +156,8 @@ class KubernetesBackend:
             self._tallies.pod_ended(view)
         if after.phase is not before.phase and after.phase in ENDED:
             self._tallies.job_ended(self._writer.status)
+            if not after.told:  # nor could its master tell the brain
+                self._tenancy.release(self.uid)
         return delay
 
     async def act(self, actions: Sequence[Action], now: float) -> float | None:

@@ -1,6 +1,7 @@
 """Tells the brain which jobs are gone, so that it gives their cores and memory to others.
 
 A master that is stopped does not know whether its job was deleted, or another master follows. Only the operator knows.
+Nor does a master know that its job has failed because too many pods died.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _log = structlog.get_logger()
 
 
 class BrainClaims:
-    """The brain's claims of jobs that are gone; `key` opens every call, `authority` (PEM) is empty without TLS.
+    """What the brain counts for jobs that are gone; `key` opens every call, `authority` (PEM) is empty without TLS.
 
     Nothing waits for the brain or fails without it.
     """

@@ -135,6 +135,11 @@ class Tenants:
         """Returns a message if Redis fills up and this job has the most in it; None for any other job."""
         return self._largest[2] if self._largest is not None and self._largest[0] == job_uid else None
 
+    def release(self, job_uid: str) -> None:
+        """Requests that the brain gives the cores and memory of a job to others."""
+        if self._claims is not None:
+            self._claims.release(job_uid)
+
     async def keep(self) -> None:
         """Creates missing users and expels users that store too much, until it is cancelled.
 
@@ -166,8 +171,7 @@ class Tenants:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""
         if self._flash is not None:
             self._flash.remove(job_uid)
-        if self._claims is not None:
-            self._claims.release(job_uid)
+        self.release(job_uid)
         self._admitted.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._expelled.pop(job_uid, None)
@@ -196,8 +200,7 @@ class Tenants:
             gone, left = missing_jobs(tenants, jobs, self._admitted)
             self._roster.tell_left(left)
             for job_uid in gone:
-                if self._claims is not None:
-                    self._claims.release(job_uid)
+                self.release(job_uid)
                 await self._remove(job_uid)
                 _log.info("redis_state_removed", job_uid=job_uid)
         except (RedisError, OSError) as error:
@@ -296,6 +299,10 @@ class NamespaceTenants:
     def fills(self, job_uid: str) -> str | None:
         """Returns a message if Redis fills up and this job has the most in it; None for any other job."""
         return self._tenants.fills(job_uid)
+
+    def release(self, job_uid: str) -> None:
+        """Requests that the brain gives the cores and memory of a job to others."""
+        self._tenants.release(job_uid)
 
 
 def _too_much(size: int, most: int) -> str:

@@ -42,6 +42,17 @@ async def test_a_failed_job_keeps_its_status_and_loses_its_running_pods() -> Non
     assert conditions == {"Progressing": "False", "Failed": "True"}
 
 
+async def test_the_brain_hears_of_a_failure_from_the_operator_if_no_master_knows_of_it() -> None:
+    api = new_api(runPolicy={"backoffLimit": 0})
+    operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
+    await operator.settle()
+    assert operator.tenancy.released == []
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle(30)
+    assert operator.tenancy.released == ["job-uid"]
+
+
 async def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_resumed() -> None:
     api = new_api(suspend=True)
     operator = Operator(api)
