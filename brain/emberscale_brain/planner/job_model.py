@@ -1,22 +1,24 @@
 """A planner's knowledge of one job: its window of profiles, its fits, and the front that follows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from emberscale_api.shape import JobShape
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.memory import Expectation, MemoryTrack, PsMemoryModel, PsMemoryNeed, fit_memory
 from emberscale_brain.model.fit import first_prior, fit_window, prior_fit
 from emberscale_brain.model.predict import ModelConstants, shape_features
 from emberscale_brain.model.prior import Prior, similar_prior
-from emberscale_brain.model.window import ProfileWindow, shape_key
+from emberscale_brain.model.window import ProfileWindow, ShapeKey, shape_key
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Ints
 from emberscale_brain.planner.types import JobMetadata, JobView, PastJob, SimilarJob, ThroughputFit
 
 _WORKER_HEADROOM = 1.25
 _UNIT = 1 << 26
+_TELLING = 16
+"""The profiles of each shape of the window whose processor times are kept."""
 _SAME_JOB_ROWS = 0.1  # relative standard deviation of the rows of two runs of one job
 
 
@@ -56,6 +58,7 @@ class JobModel:
     prior: Prior | None
     expected: Expectation | None = None
     window: ProfileWindow = field(default_factory=ProfileWindow)
+    telling: Mapping[ShapeKey, tuple[JobProfile, ...]] = field(default_factory=dict)
     track: MemoryTrack = field(default_factory=MemoryTrack)
     fit: ThroughputFit | None = None
     memory: PsMemoryModel | None = None
@@ -76,11 +79,25 @@ class JobModel:
             self.track = self.track.add(fresh)
             self.memory = fit_memory(self.track, job.metadata, self.expected)
             self.worker_memory = max([self.worker_memory, *(profile.worker_memory for profile in fresh)])
+        self._keep(fresh)
         self.fit = self._fitted(job, constants, now)
+
+    def _keep(self, fresh: Sequence[JobProfile]) -> None:
+        """Keeps what was measured at the window's shapes: the latest profiles may all be of one shape, or of none."""
+        known = dict(self.telling)
+        for profile in fresh:
+            if not profile.restarted:
+                key = shape_key(profile.shape)
+                known[key] = (*known.get(key, ()), profile)[-_TELLING:]
+        self.telling = {key: profiles for key, profiles in known.items() if key in self.window.shapes}
+
+    def _told(self) -> tuple[JobProfile, ...]:
+        kept = (one for profiles in self.telling.values() for one in profiles)
+        return tuple(sorted(kept, key=lambda one: one.time))
 
     def _fitted(self, job: JobView, constants: ModelConstants, now: float) -> ThroughputFit | None:
         if self.window.shapes:
-            prior = self.prior or first_prior(job.profiles, self.window, constants)
+            prior = self.prior or first_prior(self._told(), self.window, constants)
             return None if prior is None else fit_window(self.window, constants, prior, now)
         if job.fit is not None:
             return job.fit

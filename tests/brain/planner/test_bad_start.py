@@ -16,7 +16,9 @@ from emberscale_brain.planner.types import (
     PlanAction,
     PlannerSettings,
     ShapeBounds,
+    ThroughputFit,
 )
+from eventually import unwrap
 
 CORES, STEP, BATCH = 0.8, 0.02, 256
 WORKER_SECONDS, PS_SECONDS = 0.010, 0.0034
@@ -64,7 +66,7 @@ class Followed:
         samples, profiles = 0, list[JobProfile]()
         for _ in range(rounds):
             now += INTERVAL
-            profile = self._measured(now, float(np.exp(0.04 * random.standard_normal())))
+            profile = self.measured(now, float(np.exp(0.04 * random.standard_normal())))
             samples += int(profile.throughput * INTERVAL)
             profiles.append(replace(profile, samples=samples))
             job = JobView(JOB, "ads", DATA, DATA.total_samples - samples, self.shape, BOUNDS, tuple(profiles[-64:]))
@@ -77,7 +79,7 @@ class Followed:
                 if len(self.planned) == plans:
                     return
 
-    def _measured(self, now: float, noise: float) -> JobProfile:
+    def measured(self, now: float, noise: float) -> JobProfile:
         rate = speed(self.shape, self.overlap) / noise
         seconds = self.shape.workers * BATCH / rate
         of_worker, of_ps = (min(1.0, busy / seconds) for busy in computing(self.shape))
@@ -92,6 +94,23 @@ class Followed:
             worker_cpu_utilization=of_worker,
             ps_cpu_utilization=of_ps,
         )
+
+
+def test_processor_times_are_kept_however_long_a_job_does_something_else_than_training() -> None:
+    """Planners see the latest 64 profiles. A long evaluation, for example, makes more of them useless."""
+    job, planner = Followed(4.0, 0), DefaultPlanner(PlannerSettings(exploration=0))
+
+    def explained(count: int) -> ThroughputFit:
+        profiles = [job.measured(INTERVAL * (number + 1), 1.0) for number in range(count)]
+        profiles[5:] = [replace(profile, restarted=True) for profile in profiles[5:]]
+        view = JobView(JOB, "ads", DATA, DATA.total_samples, job.shape, BOUNDS, tuple(profiles[-64:]))
+        plan = planner.plan(ClusterView((view,), ClusterCapacity(CORES, 16 * GIB)), 1e6)[JOB]
+        return unwrap(plan.explanation.fit)
+
+    before = explained(5)
+    for count in (40, 80):
+        assert explained(count).overlap == before.overlap
+        assert explained(count).coefficients[:2] == pytest.approx(before.coefficients[:2], rel=0.05)
 
 
 @pytest.mark.parametrize("overlap", [4.0, 8.0])
