@@ -20,6 +20,9 @@ _CALL_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 _MASTERS_END_SECONDS = 2 * GRACE_SECONDS
 """The time after a job's deletion in which its last master may still run, and submit the job to the brain again."""
+_SILENCE_SECONDS = 1800.0
+"""The time after which the brain ends the claim of a silent job by itself, by default."""
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAUTHENTICATED)
 _log = structlog.get_logger()
 
 
@@ -73,7 +76,14 @@ class BrainClaims:
                 await self._stub.ReportOutcome(request, timeout=_CALL_SECONDS, metadata=self._metadata)
                 _log.info("brain_claim_ended", job_uid=job_uid)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                if error.code() in _AWAY:
+                    self._forget(job_uid, until + _SILENCE_SECONDS)
                     raise
-            if asyncio.get_running_loop().time() >= until:
-                del self._gone[job_uid]
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    _log.warning("brain_claim_not_ended", job_uid=job_uid, problem=error.details())
+            self._forget(job_uid, until)
+
+    def _forget(self, job_uid: str, until: float) -> None:
+        """Forgets a job after that time, unless it was released again meanwhile."""
+        if max(until, self._gone.get(job_uid, 0.0)) <= asyncio.get_running_loop().time():
+            self._gone.pop(job_uid, None)
