@@ -17,12 +17,11 @@
 #   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds N nodes whose pods only seem to run, for the storm
 #   EMBERSCALE_E2E_KEEP        optional: keeps the installation for the next run
 #   EMBERSCALE_E2E_PROCESSES   optional: the number of processes that run the concurrent tests, 3 by default
-#   EMBERSCALE_E2E_TOGETHER_AFTER  optional: the id of a process; the tests of `together` start once it has ended
-# Otherwise, as root on Debian, the script starts a cluster of two nodes for the run. With four cores or more, or if
-# `together` has to wait for a process, it starts two clusters, so that `alone` does not wait for `together`;
-# EMBERSCALE_E2E_CLUSTERS, 1 or 2, overrides the number. KUBE_SCRIPTS is a folder with up.sh, down.sh, base-image.sh,
-# build-image.sh, load-image.sh, node.sh and fake-nodes.sh; by default ../shared/kube beside this checkout. KUBE_VERSION
-# is passed on. KUBE_NETNS (kube by default) begins the names of the clusters' network namespaces.
+# Otherwise, as root on Debian, the script starts a cluster of two nodes for the run. With four cores or more it starts
+# two clusters, and `alone` runs beside `together` without slowing it; EMBERSCALE_E2E_CLUSTERS, 1 or 2, overrides the
+# number. KUBE_SCRIPTS is a folder with up.sh, down.sh, base-image.sh, build-image.sh, load-image.sh, node.sh and
+# fake-nodes.sh; by default ../shared/kube beside this checkout. KUBE_VERSION is passed on. KUBE_NETNS (kube by default)
+# begins the names of the clusters' network namespaces.
 #
 # EMBERSCALE_CHAOS_ROUNDS is the number of rounds of killing (6 by default, about 2 minutes; 20 take about 6 on two
 # cores). EMBERSCALE_CHAOS_SEED repeats the rounds of an earlier run. EMBERSCALE_STORM_JOBS is the number of jobs in the
@@ -38,7 +37,6 @@ packages=(containerd runc iptables containernetworking-plugins conntrack ethtool
   debootstrap prometheus)
 work=$(mktemp -d)
 begun=() started=() # the clusters of ours, by name; begun is also one that did not start
-awaited=${EMBERSCALE_E2E_TOGETHER_AFTER:-}
 
 end() {
   status=$?
@@ -55,11 +53,6 @@ end() {
   exit "$status"
 }
 trap end EXIT
-
-if [ -n "$awaited" ]; then
-  tail --pid="$awaited" --follow /dev/null & # waits from now on: another process may have that id later
-  awaited=$!
-fi
 
 descendants() { # PID
   local child
@@ -208,7 +201,7 @@ if [ "${1:-}" = --run ]; then
   program=yes EMBERSCALE_E2E_CLUSTERS=1
   shift
 fi
-clusters=${EMBERSCALE_E2E_CLUSTERS:-$(($(nproc) < 4 && ! ${awaited:-0} ? 1 : 2))} apart=yours
+clusters=${EMBERSCALE_E2E_CLUSTERS:-$(($(nproc) < 4 ? 1 : 2))} apart=yours
 if [ -z "$own" ]; then
   step "starting a cluster, or two"
   prepare_scripts
@@ -247,7 +240,6 @@ keep=${EMBERSCALE_E2E_KEEP:-${started[0]:+yes}} # clusters of ours go as a whole
 export EMBERSCALE_E2E_KEEP=yes
 
 part_together() {
-  [ -z "$awaited" ] || wait "$awaited"
   after on together part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-3}" "$@"
   after on together part after_together "$@"
 }
