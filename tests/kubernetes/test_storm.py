@@ -18,8 +18,8 @@ from status_watch import contradictions
 FAKE_NODES = "EMBERSCALE_E2E_FAKE_NODES"
 NODES = 100
 JOBS = int(setting("EMBERSCALE_STORM_JOBS", "100"))
-LEASES_LOST = 1
-"""On a busy machine a renewal may come too late once. A defect would lose every lease."""
+LEASES_LOST_A_MINUTE = 1
+"""On a busy machine a renewal may come too late. A defect would lose every lease, each some 20 s after the last."""
 ROLES = ("master", "ps", "worker")
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
@@ -91,7 +91,8 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
     eventually("every status is true of the pods", lambda: settled() or None, seconds=300, every=5)
     (uid, before_the_storm), (same, now) = restarts(operator), restarts(running(OPERATOR))
     assert uid == same
-    assert now - before_the_storm <= LEASES_LOST
+    minutes = (time.monotonic() - started) / 60
+    assert now - before_the_storm <= 1 + LEASES_LOST_A_MINUTE * minutes
     after = operator_samples()
 
     pods = get("pods", namespace=place.namespace)
