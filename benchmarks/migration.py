@@ -32,7 +32,7 @@ import psutil
 from matplotlib.figure import Figure
 
 from reporting import Ratio, arguments, report, say
-from whole_run import EMBERSCALE, RunningJob, manifest, synthesise
+from whole_run import EMBERSCALE, PATIENCE_SECONDS, RunningJob, manifest, synthesise
 
 SAMPLES = 1_000_000
 ROWS = 1_330_000
@@ -44,7 +44,7 @@ ROW_HEADER = 12
 FLOAT = 4
 GB = 1_000_000_000
 SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
-STEADY_SECONDS = 8.0
+STEADY_SECONDS, LOOK_SECONDS = 8.0, 0.2
 BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
 
 
@@ -85,6 +85,7 @@ class MigratingJob(RunningJob):
             },
         )
         super().__init__(folder, job)
+        self._server_seconds: dict[int, float] = {}
 
     def rate(self) -> float:
         """Measures the samples/s over the next STEADY_SECONDS."""
@@ -94,14 +95,13 @@ class MigratingJob(RunningJob):
         return (after - before) / (ended - began)
 
     def server_seconds(self) -> float:
-        """Returns the CPU seconds of all parameter servers so far."""
-        seconds = 0.0
+        """Returns the CPU seconds of all parameter servers so far, including those that have ended."""
         for process in psutil.Process(self._process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 if process.name().startswith("emberscale-ps"):
                     used = process.cpu_times()
-                    seconds += used.user + used.system
-        return seconds
+                    self._server_seconds[process.pid] = used.user + used.system
+        return sum(self._server_seconds.values())
 
     def moves(self) -> list[dict[str, float]]:
         """Returns the master's log entries of finished moves."""
@@ -113,9 +113,12 @@ class MigratingJob(RunningJob):
         before = self.rate()
         began, first, _ = self.latest()
         used = self.server_seconds()
-        command = [EMBERSCALE, "scale", str(self.root), f"ps={servers}"]
+        command, patience = [EMBERSCALE, "scale", str(self.root), f"ps={servers}"], time.monotonic() + PATIENCE_SECONDS
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        self.expect(lambda: len(self.moves()) > known)
+        while not self.wait(lambda: len(self.moves()) > known, LOOK_SECONDS):
+            self.server_seconds()  # a server may end with the move
+            if time.monotonic() > patience:
+                raise RuntimeError(f"the rows do not move: see {self.root}/logs")
         told = self.latest()[0]
         self.expect(lambda: self.latest()[0] > told)
         ended, last, _ = self.latest()
