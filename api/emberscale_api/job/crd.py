@@ -152,8 +152,7 @@ class _Inliner:
     def _field(self, type_name: str, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
         source = _without_null(source)
         if (type_name, name) in _QUANTITIES:
-            described = {"description": _described(source["description"])} if "description" in source else {}
-            return {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32, **described}
+            return _quantity(source)
         if source.get("format") == DURATION:
             return _duration(source, _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION)
         schema = self._convert(name, source)
@@ -258,6 +257,15 @@ def _number_or_word(schema: Mapping[str, Any]) -> dict[str, Any]:
             {"rule": f"type(self) != int || int(self) in [{numbers}]", "message": f"must be one of {', '.join(values)}"}
         ],
     }
+
+
+def _quantity(source: Mapping[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
+    if "description" in source:
+        schema["description"] = _described(source["description"])
+    if source.get("default") is not None:
+        schema["default"] = source["default"]
+    return schema
 
 
 def _duration(source: Mapping[str, Any], pattern: str) -> dict[str, Any]:

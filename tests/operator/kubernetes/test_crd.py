@@ -32,6 +32,31 @@ def test_the_definition_that_is_kept_is_the_one_that_the_types_give() -> None:
     )
 
 
+def filled_in(schema: dict[str, Any], value: Any) -> Any:
+    """Returns what the API server stores of a value: it fills in the defaults of missing fields."""
+    if not isinstance(value, dict):
+        return value
+    fields = schema.get("properties", {})
+    whole = {name: field["default"] for name, field in fields.items() if "default" in field} | value
+    return {name: filled_in(fields.get(name, {}), part) for name, part in whole.items()}
+
+
+def values(document: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
+    """Yields every value of a document with its path, except those that say nothing."""
+    if isinstance(document, dict):
+        for name, part in document.items():
+            yield from values(part, f"{path}.{name}")
+    elif document not in (None, []):
+        yield path, document
+
+
+def test_the_api_server_fills_in_every_default_of_the_types() -> None:
+    spec = job_body()["spec"]
+    stored = filled_in(SCHEMA["properties"]["spec"], spec)
+    of_types = TrainingJobSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    assert dict(values(stored)) == dict(values(of_types))
+
+
 def test_descriptions_name_fields_as_manifests_spell_them() -> None:
     named = {path: re.findall(r"`\w+_\w+`", schema.get("description", "")) for path, schema in nodes(SCHEMA)}
     assert {path: names for path, names in named.items() if names} == {}
