@@ -36,13 +36,14 @@ class PlanningRounds:
         self._outdated.set()
 
     def plan(self, now: float) -> Mapping[JobId, PlannedShape]:
-        """Returns this round's plans. Raises PlanningFailedError.
+        """Returns this round's plans.
 
-        After any error the next round begins with a new process: this one may have missed changes.
+        Raises PlanningFailedError, and OSError if the machine has no process or file left for a new planning process.
+        After an error the next round begins with a new process.
         """
         try:
             return dict(self._fed().plan(self._runtime.conditions, now, self._timeout))
-        except Exception:
+        except Exception:  # any: changes are taken from the runtime only once, and this process may have missed some
             self.close()
             raise
 
