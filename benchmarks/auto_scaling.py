@@ -20,7 +20,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from auto_scaling_job import CORES, AutoJob, Shape, Window, install
+from auto_scaling_job import CORES, NAMESPACE, AutoJob, Shape, Window, install
+from cluster import NotInTimeError
 from emberscale_api.pictures import BLUE, GREY, ORANGE, STYLE
 from reporting import Ratio, arguments, report, say
 
@@ -30,6 +31,8 @@ TRIAL = "Explore"
 WORKERS, SERVERS, PS_SHARES = (1, 2, 3), (1, 2), (0.2, 0.24, 0.28, 0.35)
 SETTLE_SECONDS, WINDOW_SECONDS = 25.0, 20.0
 """The first seconds at a shape say little: after a worker has left, another one waited for up to half of the time."""
+MOST_WINDOWS = 5
+"""The most attempts to measure one shape."""
 BETWEEN_PLANS_SECONDS = 10.0
 """The brain may plan again half a minute after a change, so a window after each plan begins sooner."""
 
@@ -65,13 +68,19 @@ def static_shapes(cores: float, workers: Sequence[int], shares: Sequence[float])
 
 
 def at(job: AutoJob, shape: Shape) -> Window:
-    """Measures a fixed shape."""
+    """Measures a fixed shape. Raises NotInTimeError if no window succeeds."""
     job.fix(shape)
     time.sleep(SETTLE_SECONDS)
-    while (window := job.measure(WINDOW_SECONDS)) is None:
+    for _ in range(MOST_WINDOWS):
+        window = job.measure(WINDOW_SECONDS)
+        if window is not None:
+            say(f"  static {shape!s:32} {window}")
+            return window
         job.await_shape(shape)
-    say(f"  static {shape!s:32} {window}")
-    return window
+    raise NotInTimeError(
+        f"{shape}: none of {MOST_WINDOWS} windows could be measured: the shape changed meanwhile, or a process did not "
+        f"answer; see the pods in the namespace {NAMESPACE}"
+    )
 
 
 def draw(path: Path, planned: Sequence[Window], static: Sequence[Window], ratio: Ratio) -> None:

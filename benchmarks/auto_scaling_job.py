@@ -33,6 +33,7 @@ from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.token import open_channel
 from emberscale_api.shape import GIB
 from installation import SYSTEM, arguments_of, helm_install, helm_uninstall, redis_volume
+from reporting import say
 
 CORES = 0.8
 """The cores for all workers and parameter servers together, well below the machine's, which runs the cluster too."""
@@ -267,7 +268,8 @@ class AutoJob:
                 name, address = pod["metadata"]["name"], pod["status"]["podIP"]
                 try:
                     answer = self._pool.request("GET", f"http://{address}:{_METRICS_PORT}/metrics")
-                except urllib3.exceptions.HTTPError:
+                except urllib3.exceptions.HTTPError as error:
+                    say(f"  {name} does not answer: {error}")
                     return None
                 now = time.monotonic()
                 counters = _counters(answer.data.decode())
