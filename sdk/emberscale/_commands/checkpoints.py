@@ -39,6 +39,24 @@ EXAMPLES = """\
 
   emberscale checkpoints prune s3://bucket/checkpoints/criteo-dlrm --keep 1 --yes
 """
+LIST_HELP = paragraphs("""\
+Lists checkpoints, the newest first, and says which are damaged and which can be restored instead.
+
+A checkpoint that builds on another one is below it. The command reads manifests and sizes of files;
+[cyan]verify[/] also reads their content.
+""")
+VERIFY_HELP = paragraphs("""\
+Reads every byte of every checkpoint, and compares each file with its checksum.
+
+Exit code [red]1[/] if a checkpoint that was completed cannot be restored. A checkpoint without a manifest was never
+completed and does not count.
+""")
+PRUNE_HELP = paragraphs("""\
+Keeps the newest checkpoints that can be restored, as many as [cyan]--keep[/] says, and removes older ones.
+
+Checkpoints that a kept one builds on stay, too. The command first reads every byte of the checkpoints that it keeps; a
+damaged one does not count. Newer checkpoints stay with all that they build on: a job may be writing them.
+""")
 _ONE = re.compile(r"\d{8,}")
 _NAMED = 3
 """Checkpoints that are named one by one."""
@@ -101,13 +119,9 @@ class _Storage:
         return f"; {(older or sound)[0]} can be restored instead" if sound else "; no other can be restored"
 
 
-@checkpoints_app.command("list")
+@checkpoints_app.command("list", help=LIST_HELP)
 def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> None:
-    """Lists checkpoints, the newest first, and says which are damaged and which can be restored instead.
-
-    A checkpoint that builds on another one is below it. The command reads manifests and sizes of files; `verify` also
-    reads their content.
-    """
+    """Lists checkpoints, the newest first."""
     with bad_input_exits():
         found = [_Storage(place) for place in places]
     if output is Output.JSON:
@@ -164,13 +178,9 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
         console.print(results)
 
 
-@checkpoints_app.command()
+@checkpoints_app.command(help=VERIFY_HELP)
 def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
-    """Reads every byte of every checkpoint, and compares each file with its checksum.
-
-    Exit code 1 if a checkpoint that was completed cannot be restored. A checkpoint without a manifest was never
-    completed and does not count.
-    """
+    """Reads every byte of every checkpoint, and compares each file with its checksum."""
     with bad_input_exits():
         found = [_Storage(place) for place in places]
         total = sum(one.folder.bytes_to_verify(one.entries) for one in found)
@@ -228,7 +238,7 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
     Console().print(table)
 
 
-@checkpoints_app.command()
+@checkpoints_app.command(help=PRUNE_HELP)
 def prune(
     place: _Place,
     keep: Annotated[int, typer.Option(min=1, help="Number of restorable checkpoints to keep, the newest.")] = 2,
@@ -236,11 +246,7 @@ def prune(
         bool, typer.Option("--yes", help="Removes the checkpoints; without it, they are only listed.")
     ] = False,
 ) -> None:
-    """Keeps the `--keep` newest checkpoints that can be restored, and removes older ones.
-
-    Checkpoints that a kept one builds on stay, too. The command first reads every byte of the checkpoints that it
-    keeps; a damaged one does not count. Newer checkpoints stay with all that they build on: a job may be writing them.
-    """
+    """Keeps the newest checkpoints that can be restored, and removes older ones."""
     with bad_input_exits():
         storage = _Storage(place)
         if len(storage.entries) < len(storage.folder.entries()):
