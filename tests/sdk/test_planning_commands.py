@@ -1,6 +1,7 @@
 """The parts of the planning commands that need no brain."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from typer.testing import CliRunner
 from certificates import certificate_folder
 from emberscale._cli import app
 from emberscale._run.brain_choice import choose_brain
+from emberscale._run.folder import open_run
 from emberscale._run.hot import hot_of_run
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
+from emberscale_operator.local.brain import default_database
 from training_jobs import training_job
 
 
@@ -78,6 +81,41 @@ def test_a_run_that_is_not_there_has_no_plan(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(app, ["explain-plan", "nothing"])
     assert result.exit_code == 2
     assert "nothing: neither it nor runs/nothing is the folder of a run" in result.output
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (training_job(), "a run with --brain off has none: run it without that option"),
+        (
+            training_job(ps={"replicas": 1}, worker={"replicas": 2}),
+            "its manifest gives spec.ps.replicas and spec.worker.replicas: leave one out",
+        ),
+        (training_job(scaling={"mode": "Manual"}), "spec.scaling.mode is Manual: set it to Auto"),
+    ],
+)
+def test_a_run_without_a_plan_says_where_it_would_be_and_what_to_do(
+    job: TrainingJob, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with open_run(tmp_path / "run", job, resume=False, overwrite=False) as run:
+        run.save()
+    database = default_database(os.environ)
+
+    def told() -> str:
+        result = CliRunner().invoke(app, ["explain-plan", str(tmp_path / "run")])
+        assert result.exit_code == 2
+        return result.output
+
+    without = told()
+    assert f"has no plan: {database} does not exist" in without
+    database.parent.mkdir(parents=True)
+    database.touch()
+    of_others = told()
+    assert f"has no plan in {database}" in of_others
+    for output in (without, of_others):
+        assert reason in output
+        assert f"emberscale explain-plan {run.record.uid} --brain HOST:PORT --brain-token-file FILE" in output
 
 
 def test_a_run_that_has_ended_tells_of_rounds_from_its_summary(tmp_path: Path) -> None:

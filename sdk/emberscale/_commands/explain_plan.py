@@ -15,9 +15,10 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._reports.plan_report import plan_report
 from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
 from emberscale._run.hot import hot_in_words, hot_of_run
-from emberscale._run.record import RunPaths, read_record
+from emberscale._run.record import RunPaths, RunRecord, read_record
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
+from emberscale_api.job import ScalingMode
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.tls import handshake_problem
@@ -89,23 +90,42 @@ def _root_of(job: str) -> Path:
 
 
 def _remembered(root: Path) -> pb.PlanExplanation:
-    """Returns the last plan of a run's own brain, from its database."""
-    uid = read_record(RunPaths(root)).uid
+    """Returns the last plan of a run's own brain, from its database. Raises InvalidError if there is none."""
+    record = read_record(RunPaths(root))
     database = default_database(os.environ)
     if not database.exists():
-        raise InvalidError(f"{root}: no job of this user was ever planned: {database} does not exist")
+        raise InvalidError(f"{root}: has no plan: {database} does not exist\n{_why_no_plan(record)}")
     # the brain's libraries take a second to import, which no other command should
     from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
     from emberscale_brain.service.answers import explanation_to
     from emberscale_brain.service.learning import recall
 
     try:
-        explained = recall(f"sqlite:///{database}", uid)
+        explained = recall(f"sqlite:///{database}", record.uid)
     except (DatabaseAwayError, DatabaseUnusableError) as error:
         raise InvalidError(f"{database}: {error}") from error
     if explained is None:
-        raise InvalidError(f"{root}: no plan was made for this run: its manifest gives its sizes, or --brain was off")
+        raise InvalidError(f"{root}: has no plan in {database}\n{_why_no_plan(record)}")
     return explanation_to(explained)
+
+
+def _why_no_plan(record: RunRecord) -> str:
+    """Says why a run has no plan in this user's database, and what to do."""
+    spec = record.given.spec
+    elsewhere = (
+        f"if a brain at HOST:PORT planned it: emberscale explain-plan {record.uid} --brain HOST:PORT "
+        "--brain-token-file FILE"
+    )
+    if spec.leaves_replicas_open:
+        return (
+            "a run's brain writes its plans there, in $XDG_DATA_HOME or ~/.local/share; a run with --brain off has "
+            f"none: run it without that option\n{elsewhere}"
+        )
+    if spec.scaling.mode is ScalingMode.MANUAL:
+        fixed = "spec.scaling.mode is Manual: set it to Auto and leave out spec.ps.replicas or spec.worker.replicas"
+    else:
+        fixed = "its manifest gives spec.ps.replicas and spec.worker.replicas: leave one out"
+    return f"{fixed}, and the brain beside the next run plans the number\n{elsewhere}"
 
 
 def _ask(job: str, brain: str, token: str, authority: bytes | None, timeout: float) -> pb.PlanExplanation:
