@@ -20,6 +20,7 @@ from emberscale_jobmaster.state import (
     Stage,
     awaits_servers,
     batches_of,
+    drained_servers,
     limits_of,
     live_servers,
     phase_of,
@@ -41,10 +42,15 @@ def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobStat
 
 
 def _plans_otherwise(before: JobState, after: JobState, spec: TrainingJobSpec) -> bool:
-    """Whether the phase, the members to replace or the number of servers changed, of which the operator must learn."""
+    """Whether the phase, the members to replace, or the servers that are drained or have rows changed.
+
+    The operator must learn of that.
+    """
     if phase_of(before, spec) is not phase_of(after, spec):
         return True
     if before.members is not after.members and before.members.given_up() != after.members.given_up():
+        return True
+    if before.drains is not after.drains and drained_servers(before) != drained_servers(after):
         return True
     return routed_servers(before, spec) != routed_servers(after, spec)
 

@@ -9,14 +9,14 @@ from emberscale_api.dataset import DataFile
 from emberscale_api.frozen import replace
 from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role, slot_name
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.running import CheckpointCost
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import Drain, Membership
+from emberscale_jobmaster.membership import Drain, DrainPhase, Membership
 from emberscale_jobmaster.operations import (
     Checkpointing,
     CheckpointPurpose,
@@ -338,6 +338,15 @@ def routed_servers(state: JobState, spec: TrainingJobSpec) -> int:
         return 0
     joined = [state.members.process(Role.PS, index) for index in range(servers, servers_wanted(state, spec))]
     return servers + sum(process is not None for process in joined)
+
+
+def drained_servers(state: JobState) -> tuple[MemberId, ...]:
+    """Returns the servers that have given all their rows away, until their successors have a share."""
+    return tuple(
+        MemberId(Role.PS, index, drain.incarnation)
+        for index, drain in state.drains.items()
+        if drain.phase is not DrainPhase.LEAVES
+    )
 
 
 def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from emberscale_jobmaster.state import (
     Stage,
     allowed_pls,
     committed_samples,
+    drained_servers,
     due_parity,
     phase_of,
     routed_servers,
@@ -134,6 +135,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
     sizes = wanted_sizes(state, spec)
     members = 0 if state.scaling.waits_for_plan else wanted
     silent = state.members.given_up() if wanted else ()
+    drained = drained_servers(state) if wanted else ()
     limits = spec.master.resources
     roles = [
         _role_plan(Role.MASTER, RoleShape(1, limits.cpu_limit, limits.memory_limit), wanted),
@@ -150,6 +152,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
         asked=pb.ScaleRequest(ps=spec.ps.replicas or 0, workers=spec.worker.replicas or 0, waits=state.scaling.waits),
         routed_ps=routed_servers(state, spec),
         silent=[wire_member(given_up.role, given_up.index, given_up.incarnation) for given_up in silent],
+        drained=[wire_member(server.role, server.index, server.incarnation) for server in drained],
     )
 
 

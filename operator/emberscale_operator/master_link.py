@@ -118,6 +118,7 @@ class MasterLink:
             end=end,
             status=said,
             silent=frozenset(plan.silent) if plan is not None else frozenset(),
+            drained=frozenset(plan.drained) if plan is not None else frozenset(),
             joined=frozenset(one.member for one in status.members) if status is not None else None,
             answers=self.answers,
             suspended=self._suspended,

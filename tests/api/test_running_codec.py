@@ -74,9 +74,11 @@ def test_what_is_absent_is_none() -> None:
 def test_a_plan_names_shapes_by_role_and_what_it_came_to() -> None:
     roles = [pb.RolePlan(role=pb.PS, replicas=2, cpu_cores=1.5), pb.RolePlan(role=UNKNOWN.role, replicas=1)]
     asked, final = pb.ScaleRequest(ps=2, waits="why"), pb.JobStatus(phase=pb.COMPLETE)
-    plan = plan_from_wire(pb.Plan(roles=roles, silent=[WORKER, UNKNOWN], asked=asked, final=final))
+    drained = [pb.Member(role=pb.PS, index=1, incarnation="life-2")]
+    plan = plan_from_wire(pb.Plan(roles=roles, silent=[WORKER, UNKNOWN], drained=drained, asked=asked, final=final))
     assert plan.shapes == {Role.PS: RoleShape(2, 1.5, None)}
     assert plan.silent == (MemberId(Role.WORKER, 2, "life-1"),)
+    assert plan.drained == (MemberId(Role.PS, 1, "life-2"),)
     assert plan.asked == Scale(2, 0, "why")
     assert plan.final is not None
     assert plan.final.phase is JobPhase.COMPLETE

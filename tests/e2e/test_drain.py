@@ -45,6 +45,7 @@ def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Cal
     drain_by_command(job)
     finished = job.stop()
     assert finished.summary["recoveries"] == 0, finished.stderr
+    assert finished.summary["restarts"]["ps"] == 0
     assert finished.stderr.count("has no rows left and may end") == 2
     assert finished.stderr.count("has its share of the rows") == 2
     assert job.audit()["ps_count"] == 2
@@ -58,6 +59,7 @@ def test_another_server_stands_in_for_the_only_one(make_job: Callable[..., Job])
     drain_by_command(job)
     finished = job.stop()
     assert finished.summary["recoveries"] == 0, finished.stderr
+    assert finished.summary["restarts"]["ps"] == 0
     assert "to its stand-in ps-1" in finished.stderr
     assert finished.stderr.count("has its share of the rows") == 1
     assert job.audit()["ps_count"] == 1

@@ -1,5 +1,7 @@
 """Servers that are to go give their rows away first, and their successors get shares back."""
 
+from itertools import pairwise
+
 import pytest
 from tests.jobmaster.driven import Driven, Fault
 from tests.jobmaster.test_rescaling import edit
@@ -66,6 +68,27 @@ def test_a_drained_server_goes_and_its_successor_gets_its_share_without_a_roll_b
         "JoinedServer",
         "ReplacedServer",
     ]
+
+
+def test_the_plan_names_a_drained_server_until_its_successor_has_its_share() -> None:
+    driven = training()
+    told: list[tuple[int, list[str]]] = []
+
+    def look() -> list[str]:
+        plan = status.plan(driven.job, driven.spec)
+        told.append((plan.version, [server.incarnation for server in plan.drained]))
+        return told[-1][1]
+
+    assert look() == []
+    incarnation = drain(driven, 1)
+    driven.pass_time(5)
+    assert look() == [incarnation]
+    driven.kill(Role.PS, 1)
+    assert look() == [incarnation]
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert look() == []
+    assert all(one[0] < other[0] for one, other in pairwise(told) if one[1] != other[1]), "the operator would not learn"
 
 
 @pytest.mark.parametrize("servers", [1, 2])

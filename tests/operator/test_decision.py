@@ -177,7 +177,7 @@ def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> N
     assert actions(intent(), [MASTER, store], standing=ended()) == (ShutDown(MASTER.id),)
     leaving = replace(MASTER, state=InstanceState.TERMINATING)
     assert actions(intent(), [leaving, store], standing=ended()) == ()
-    assert actions(intent(), [store], standing=ended()) == (Delete(store.id, over=True),)
+    assert actions(intent(), [store], standing=ended()) == (Delete(store.id, at_once=True),)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> N
     [
         (HEARD, 6.0, ShutDown(MASTER.id)),
         (replace(HEARD, told_to_end_at=6.0), 35.0, WaitUntil(36.0)),
-        (replace(HEARD, told_to_end_at=6.0), 36.0, Delete(MASTER.id, over=True)),
-        (replace(HEARD, cannot_be_told=True), 6.0, Delete(MASTER.id, over=True)),
+        (replace(HEARD, told_to_end_at=6.0), 36.0, Delete(MASTER.id, at_once=True)),
+        (replace(HEARD, cannot_be_told=True), 6.0, Delete(MASTER.id, at_once=True)),
         (MasterReport(), 14.0, WaitUntil(15.0)),
-        (MasterReport(), 15.0, Delete(MASTER.id, over=True)),
+        (MasterReport(), 15.0, Delete(MASTER.id, at_once=True)),
     ],
 )
 def test_a_master_ends_by_itself_where_it_can_be_told_to(master: MasterReport, now: float, expected: Action) -> None:
@@ -393,6 +393,34 @@ def test_a_member_that_the_master_gave_up_is_killed() -> None:
     assert killed(actions(intent(), [MASTER, PS, worker], master=silent)) == [worker.id]
     successor = replace(worker, id=InstanceId(Role.WORKER, 0, 2), name="life-2")
     assert killed(actions(intent(), [MASTER, PS, successor], master=silent)) == []
+
+
+def test_a_drained_server_that_is_to_be_replaced_is_deleted_and_not_killed() -> None:
+    server = replace(PS, name="life-1")
+    member = frozenset({server.as_member})
+    drained = replace(HEARD, silent=member, drained=member)
+    assert actions(intent(), [MASTER, server, WORKER], master=drained) == (Delete(server.id, at_once=True),)
+    leaving = replace(HEARD, drained=member)
+    assert actions(intent(), [MASTER, server, WORKER], master=leaving) == ()
+
+
+@pytest.mark.parametrize(("reason", "code"), [(ExitReason.KILLED, 3), (ExitReason.KILLED, 143), (ExitReason.ERROR, 1)])
+def test_the_end_of_a_drained_server_is_no_restart_after_a_failure(reason: ExitReason, code: int) -> None:
+    gone = exited(replace(PS, name="life-1"), reason, code)
+    drained = replace(HEARD, drained=frozenset({gone.as_member}))
+    lost = look(intent(), [MASTER, gone, WORKER]).standing.history
+    left = look(intent(), [MASTER, gone, WORKER], master=drained).standing.history
+    assert (lost.restarts(Role.PS), left.restarts(Role.PS)) == (1, 0)
+    assert left.of(Role.PS, 0).faults == 0
+
+
+def test_a_server_that_is_called_drained_each_time_is_not_restarted_without_pause() -> None:
+    standing = TRAINING
+    for incarnation in (1, 2, 3):
+        gone = exited(replace(running(Role.PS, 0, incarnation), name=f"life-{incarnation}"))
+        drained = replace(HEARD, drained=frozenset({gone.as_member}))
+        standing = look(intent(), [MASTER, gone, WORKER], standing=standing, master=drained).standing
+    assert standing.history.of(Role.PS, 0).ready_at == 5.0 + POLICY.backoff.delay(3, ExitReason.COMPLETED)
 
 
 def test_a_member_that_never_joins_is_killed_once_the_master_could_have_heard_of_it() -> None:

@@ -73,7 +73,7 @@ from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
+from emberscale_jobmaster.state import JobState, Stage, drained_servers, phase_of, sizes_of, wanted_sizes
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_operator.machine import Scale
@@ -110,13 +110,14 @@ class Plan:
     workers: int
     phase: JobPhase
     given_up: tuple[MemberId, ...]
+    drained: tuple[MemberId, ...]
     job: JobState
     asked: Scale
 
     @property
     def asked_for(self) -> tuple[object, ...]:
         """The parts that the operator acts on."""
-        return (self.servers, self.workers, self.phase, self.given_up, self.asked)
+        return (self.servers, self.workers, self.phase, self.given_up, self.drained, self.asked)
 
 
 class Master(Process):
@@ -440,7 +441,8 @@ class Master(Process):
         sizes = wanted_sizes(job, self.spec)
         phase = phase_of(job, self.spec)
         asked = Scale(self.spec.ps.replicas or 0, self.spec.worker.replicas or 0, job.scaling.waits)
-        return Plan(sizes.ps.replicas, sizes.worker.replicas, phase, job.members.given_up(), job, asked)
+        given_up, drained = job.members.given_up(), drained_servers(job)
+        return Plan(sizes.ps.replicas, sizes.worker.replicas, phase, given_up, drained, job, asked)
 
     def scale(self, edit: Scale) -> Task[None]:
         """Takes an edit of the manifest."""

@@ -165,6 +165,7 @@ class Operator(Process):
             asked=plan.asked,
             told_at=self._told_at,
             silent=frozenset(plan.given_up),
+            drained=frozenset(plan.drained),
             joined=frozenset(
                 MemberId(slot.role, slot.index, slot.process.incarnation)
                 for slot in plan.job.members.slots.values()

@@ -67,6 +67,7 @@ class ScriptedMaster:
     sizes: dict[Role, RoleShape] = field(default_factory=dict)
     end: PhaseNews | None = None
     silent: set[MemberId] = field(default_factory=set)
+    drained: set[MemberId] = field(default_factory=set)
     unanswered_since: float | None = None
     asked: Scale | None = None
     asked_to_suspend: bool = False
@@ -106,6 +107,7 @@ class ScriptedLink:
             end=master.end,
             status=PhaseNews(master.phase, "Said"),
             silent=frozenset(master.silent),
+            drained=frozenset(master.drained),
             answers=self.answers,
             heard_at=master.now if self.answers else master.unanswered_since,
             unanswered_since=master.unanswered_since,
@@ -410,8 +412,9 @@ class Stage:
                 self._master.phase = JobPhase(phase)
                 self._master.end = PhaseNews(JobPhase(phase), "Said")
             case "gives-up", [member]:
-                role, _, index = member.partition("-")
-                self._master.silent = {MemberId(Role(role), int(index), self._world.name_of(member))}
+                self._master.silent = {self._member(member)}
+            case "drained", [member]:
+                self._master.drained = {self._member(member)}
             case "saved", []:
                 self._master.saved = True
             case "edit", _:
@@ -448,6 +451,10 @@ class Stage:
                 self._phase = phase
                 lines.append(phase)
         return lines
+
+    def _member(self, member: str) -> MemberId:
+        role, _, index = member.partition("-")
+        return MemberId(Role(role), int(index), self._world.name_of(member))
 
     def _state(self) -> list[str]:
         instances = sorted(self._world.instances(), key=lambda instance: instance.id)

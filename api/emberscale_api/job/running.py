@@ -300,7 +300,8 @@ class JobPlan:
     """The processes that a master wants.
 
     * `phase`: one in which the job rests: no process is wanted any more. `final`: what the job came to, then.
-    * `silent`: incarnations that the master has given up because they are silent.
+    * `silent`: incarnations that the master has given up, because they are silent or to have them replaced.
+    * `drained`: servers that have given all their rows away, so that their end is no failure.
     * `asked`: what the master has heard last of the manifest; None from one that does not follow edits.
     * `routed_ps`: servers in the routing table, or that have joined to take rows over; 0: none yet.
     """
@@ -312,6 +313,7 @@ class JobPlan:
     phase: JobPhase | None = None
     sizing: Sizing = Sizing()
     silent: tuple[MemberId, ...] = ()
+    drained: tuple[MemberId, ...] = ()
     final: JobStatus | None = None
     asked: Scale | None = None
     routed_ps: int = 0

@@ -1926,6 +1926,7 @@ class Plan(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SIZING_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     ROUTED_PS_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
@@ -1946,6 +1947,10 @@ class Plan(_message.Message):
         """incarnations that the master has given up because they are silent: replace them"""
 
     @_builtins.property
+    def drained(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """PS that have given all their rows away: their end is no failure. Replace the silent ones"""
+
+    @_builtins.property
     def final(self) -> Global___JobStatus:
         """with a phase in which the job is over: what it came to. The master may be gone next"""
 
@@ -1963,13 +1968,14 @@ class Plan(_message.Message):
         phase: Global___Phase.ValueType = ...,
         sizing: Global___Sizing | None = ...,
         silent: _abc.Iterable[Global___Member] | None = ...,
+        drained: _abc.Iterable[Global___Member] | None = ...,
         final: Global___JobStatus | None = ...,
         routed_ps: _builtins.int = ...,
         asked: Global___ScaleRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "routed_ps", b"routed_ps", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "drained", b"drained", "final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "routed_ps", b"routed_ps", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ def plan_from_wire(message: pb.Plan) -> JobPlan:
         shapes=shapes,
         phase=phase_from_wire(message.phase),
         silent=tuple(_names(message.silent)),
+        drained=tuple(_names(message.drained)),
         final=status_from_wire(message.final) if message.HasField("final") else None,
     )
 

@@ -104,8 +104,8 @@ class Actuator:
                     delays.append(self._refusals[asked].until - now if asked in self._refusals else 0.0)
                 case Resize(instance, resources):
                     delays.append(await self._resize(job, views[instance], resources, now))
-                case Delete(instance, over):
-                    kept += await self._delete(job, views[instance], GRACE_SECONDS if over else None)
+                case Delete(instance, at_once):
+                    kept += await self._delete(job, views[instance], GRACE_SECONDS if at_once else None)
                 case Kill(instance, why):
                     stories.tell_kill(self._recorder, job, views[instance], why)
                     kept += await self._delete(job, views[instance], _KILL_GRACE_SECONDS)

@@ -24,10 +24,10 @@ class Resize:
 
 @dataclass(frozen=True)
 class Delete:
-    """Asks a live instance to end. Where the job is `over`, a server gets no time to give its rows away."""
+    """Asks a live instance to end. With `at_once`, a server gets no time to give rows away: none matter any more."""
 
     id: InstanceId
-    over: bool = False
+    at_once: bool = False
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ def replace_outdated(job: JobIntent, observed: Sequence[Instance]) -> Iterable[A
             yield Delete(instance.id)
 
 
-def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterReport, now: float) -> Iterable[Action]:
-    """Kills instances that run but do not answer, so that they are replaced.
+def end_given_up(policy: Policy, observed: Sequence[Instance], master: MasterReport, now: float) -> Iterable[Action]:
+    """Ends instances that run but do not answer, so that they are replaced, and drained servers that are to be.
 
     A master is not killed while the job's own store does not answer, since the master then cannot answer either.
     """
@@ -101,6 +101,8 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
     for instance in running:
         if instance.unanswered_since is not None:
             yield _kill_or_wait(instance, instance.unanswered_since, policy.silence, "answered", now)
+        elif instance.as_member in master.silent & master.drained:
+            yield Delete(instance.id, at_once=True)
         elif instance.as_member in master.silent:
             yield Kill(instance.id, f"the master has not heard of {instance.id.member} for too long")
         elif policy.join_silence is not None and (since := _unheard_since(instance, master)) is not None:
@@ -155,7 +157,7 @@ def wind_down(
             for instance in present:
                 yield from _end_master(standing, instance, master, grace_ends, now)
         else:
-            yield from _delete(present, over=True)
+            yield from _delete(present, at_once=True)
         return
 
 
@@ -164,7 +166,7 @@ def _end_master(
 ) -> Iterable[Action]:
     """Tells a master that knows of the end to exit by itself, so that its last report is sent and its log complete."""
     if instance.state is not InstanceState.RUNNING or not standing.told or master.cannot_be_told:
-        yield from _delete([instance], over=True)
+        yield from _delete([instance], at_once=True)
     elif master.told_to_end_at is not None and now < master.told_to_end_at + _ENDING_SECONDS:
         yield WaitUntil(master.told_to_end_at + _ENDING_SECONDS)
     elif master.told_to_end_at is None and master.answers:
@@ -172,7 +174,7 @@ def _end_master(
     elif master.told_to_end_at is None and now < grace_ends:
         yield WaitUntil(grace_ends)
     else:
-        yield from _delete([instance], over=True)
+        yield from _delete([instance], at_once=True)
 
 
 def _resize(instance: Instance, resources: Resources) -> Iterable[Action]:
@@ -186,10 +188,10 @@ def _resize(instance: Instance, resources: Resources) -> Iterable[Action]:
         yield from _delete([instance])
 
 
-def _delete(instances: Iterable[Instance], over: bool = False) -> Iterable[Action]:
+def _delete(instances: Iterable[Instance], at_once: bool = False) -> Iterable[Action]:
     for instance in instances:
         if not instance.ending:
-            yield Delete(instance.id, over)
+            yield Delete(instance.id, at_once)
 
 
 def _differs(seen: Resources, wanted: Resources) -> bool:

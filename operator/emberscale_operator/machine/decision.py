@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import Scale
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
     converge,
-    kill_silent,
+    end_given_up,
     replace_outdated,
     report_exits,
     wind_down,
@@ -45,12 +45,22 @@ def decide(
     job: JobIntent, standing: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float
 ) -> Decision:
     """Decides from the job's previous standing, its master's report and the instances observed at `now`, in seconds."""
-    instances = sorted(instances, key=lambda instance: instance.id)
+    instances = [_as_completed(one, master.drained) for one in sorted(instances, key=lambda instance: instance.id)]
     before = _remember(job, standing, instances, master.sizes or {})
     following = _stand(job, before, master, instances, now)
     demands = _demands(job, following, master)
     actions = _earliest_wait(_actions(job, following, master, demands, instances, now))
     return Decision(following, demands, actions)
+
+
+def _as_completed(instance: Instance, drained: frozenset[MemberId]) -> Instance:
+    """Takes the exit of a drained server for a completion, whatever ended it, such as an eviction.
+
+    It still delays the next start: a master runs a team's own code, and may call every server drained.
+    """
+    if instance.exit is None or instance.as_member not in drained:
+        return instance
+    return replace(instance, exit=replace(instance.exit, reason=ExitReason.COMPLETED))
 
 
 def _remember(
@@ -224,7 +234,7 @@ def _actions(
     else:
         yield from replace_outdated(job, instances)
         yield from _edits(job, master, now)
-    yield from kill_silent(job.policy, instances, master, now)
+    yield from end_given_up(job.policy, instances, master, now)
     yield from report_exits(instances, standing.history)
     yield from converge(demands, instances, standing.history, master.plan_heard, now)
 

@@ -78,7 +78,8 @@ class MasterReport:
     told_at:           When it was told last of the manifest, in seconds; None before that.
     end:               How the job came to rest, according to its plan; None while it has not.
     status:            The job's phase, according to its status; None until one was received.
-    silent:            Members that it has given up because they are silent.
+    silent:            Members that it has given up, because they are silent or to have them replaced.
+    drained:           Servers that have given all their rows away: their end is no failure.
     joined:            Members that have registered with it, by its newest status; None until one was heard.
     answers:           It answered the last call.
     answers_since:     When its current unbroken series of answers began; None before the first.
@@ -96,6 +97,7 @@ class MasterReport:
     end: PhaseNews | None = None
     status: PhaseNews | None = None
     silent: frozenset[MemberId] = frozenset()
+    drained: frozenset[MemberId] = frozenset()
     joined: frozenset[MemberId] | None = None
     answers: bool = False
     answers_since: float | None = None
