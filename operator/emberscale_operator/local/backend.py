@@ -152,6 +152,11 @@ class LocalBackend:
                     self._processes.kill(instance)
         return None
 
+    @property
+    def ended_by_master(self) -> bool:
+        """Whether the job rests by its master's doing, which tells the brain so."""
+        return self._standing.rests and self._standing.told
+
     def outcome(self) -> RunOutcome:
         """Returns the outcome of the run."""
         standing = self._standing

@@ -23,10 +23,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
+import grpc
+import grpc.aio
 import psutil
+import structlog
 import yaml
 
 from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc import tls
+from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_api.shape import GIB
 from emberscale_operator.local.folder import RunFolder, write_private
 from emberscale_operator.local.port import HOST, bind_shared
@@ -121,6 +129,9 @@ _NODE_SHARE = 0.5
 _CPU_STEP = 0.5
 _PLANNING_SECONDS = 15
 _NICE = "10"
+_CLAIM_SECONDS = 2.0
+"""A person who presses Ctrl-C waits for the call that ends the claim."""
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,25 @@ class BrainAddress:
 
 
 NO_BRAIN = BrainAddress("", "")
+
+
+async def end_claim(brain: BrainAddress, job_uid: str) -> None:
+    """Tells a brain that a job's processes are gone; gives up after two seconds.
+
+    A job that ends by its master's doing does not need that: the master tells the brain. One that was killed cannot,
+    and the brain would count the job's cores and memory until it has heard nothing for half an hour.
+    """
+    # the phase that says least: the job has neither succeeded nor failed
+    request = pb.ReportOutcomeRequest(job_uid=job_uid, phase=JobPhase.SUSPENDED.value)
+    channel = tls.connect_async(brain.address, brain.authority, CHANNEL_OPTIONS)
+    try:
+        await BrainStub(channel).ReportOutcome(request, timeout=_CLAIM_SECONDS, metadata=call_metadata(brain.token))
+    except grpc.aio.AioRpcError as error:
+        # a brain that this run started is gone by now, and nobody else's
+        if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
+            _log.warning("brain_claim_not_ended", address=brain.address, problem=error.details())
+    finally:
+        await channel.close(None)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
-from emberscale_operator.local.brain import NO_BRAIN, BrainAddress, BrainSeat, EmbeddedBrain
+from emberscale_operator.local.brain import NO_BRAIN, BrainAddress, BrainSeat, EmbeddedBrain, end_claim
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     RedisWatch,
@@ -205,7 +205,9 @@ class LocalJob:
             await asyncio.gather(running, return_exceptions=True)
             if watch is not None:
                 await watch.close()
-        processes.kill_all()
+            processes.kill_all()
+            if environment.brain.address and not backend.ended_by_master:
+                await end_claim(environment.brain, self._uid)
         return backend.outcome()
 
     def _brain_credentials(self) -> BrainAddress:
