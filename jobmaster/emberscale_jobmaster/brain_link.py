@@ -83,7 +83,7 @@ class BrainLink:
 
     def start(self) -> None:
         """Begins. A new job without sizes waits for its first plan from here on."""
-        self._begun = time.monotonic()
+        self._begun = self._heard_at = time.monotonic()
         self._sizer.start()
         self._thread.start()
 
@@ -140,7 +140,7 @@ class BrainLink:
             if not self._submitted:
                 self._submit(state)
             if time.monotonic() >= self._due:
-                self._due = time.monotonic() + self._interval
+                self._due = time.monotonic() + self._pause(state)
                 self._report()
         except grpc.RpcError as error:
             self._note_away(error)
@@ -148,6 +148,10 @@ class BrainLink:
             if self._away:
                 _log.info("brain_available", address=self._address)
             self._away = ""
+
+    def _pause(self, state: JobState) -> float:
+        """Returns the seconds until the next report; a job that waits for room asks more often for it."""
+        return min(self._interval, scaling.FIRST_PLAN_SECONDS / 3) if state.scaling.waits_for_plan else self._interval
 
     def _ask(self, method: "grpc.UnaryUnaryMultiCallable[Any, _Reply]", request: Any) -> _Reply:
         """Makes a call. Raises grpc.RpcError, and ClosingError after `close`.
@@ -213,6 +217,8 @@ class BrainLink:
         except InvalidReportError as error:
             _log.warning("plan_refused", version=plan.version, problem=str(error))
             return
+        if given is not None and given.sizes is None:  # the machine bounds the wait for room
+            self._heard_at = time.monotonic()
         if given is not None and given != self._advice:
             _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)
             self._advice = given
@@ -224,8 +230,8 @@ class BrainLink:
         events: list[Event] = []
         if given is not None:
             events.append(Advised(now=self._runtime.now(), advice=given, wall=self._clock()))
-        if time.monotonic() - self._begun >= scaling.FIRST_PLAN_SECONDS:
-            events.append(PlanMissed(now=self._runtime.now(), why=self._why_no_plan(given)))
+        if time.monotonic() - self._heard_at >= scaling.FIRST_PLAN_SECONDS:
+            events.append(PlanMissed(now=self._runtime.now(), why=self._why_no_plan()))
         try:
             for event in events:
                 self._runtime.handle(event)
@@ -236,9 +242,7 @@ class BrainLink:
         if after.scaling.message != before.scaling.message:
             _log.info("scaling", reason=after.scaling.reason, message=after.scaling.message)
 
-    def _why_no_plan(self, given: Advice | None) -> str:
-        if given is not None and given.sizes is None:
-            return given.message
+    def _why_no_plan(self) -> str:
         return f"the brain at {self._address} gave no plan within {scaling.FIRST_PLAN_SECONDS:g} s" + (
             f" ({self._away})" if self._away else ""
         )

@@ -17,13 +17,14 @@ from emberscale_jobmaster.state import JobState, Stage, missing_servers, sizes_o
 
 FIRST_PLAN_SECONDS = 30.0
 """The time that a job without sizes waits for its first plan."""
+_NO_ROOM = "WaitingForRoom"
 URGENT = frozenset({"GrowMemory"})
 """Actions that do not wait for the cooldown."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan of the brain, in the master's terms; `sizes` is None where the cluster has no room."""
+    """A plan of the brain, in the master's terms; `sizes` is None while the cluster has no room."""
 
     version: int
     action: str
@@ -57,8 +58,10 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     `now` is on the job's clock, `wall` in seconds since 1970. The manifest takes precedence over the plan; changes keep
     the cooldown.
     """
-    if state.over or spec.scaling.mode is ScalingMode.MANUAL or not spec.leaves_sizes_open or advice.sizes is None:
+    if state.over or spec.scaling.mode is ScalingMode.MANUAL or not spec.leaves_sizes_open:
         return state
+    if advice.sizes is None:
+        return _await_room(state, spec, advice, now, wall)
     scaling, present = state.scaling, sizes_of(state, spec)
     wanted = _without_refused(within_manifest(advice.sizes, spec), scaling, present.ps.replicas)
     if scaling.waits_for_plan:
@@ -81,6 +84,18 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
         changed = replace(changed, sizes=RoleShapes(present.ps, wanted.worker), target=wanted)
         changed = replace(changed, target_since=now, missing_since=now)
     return with_scaling(state, _told(changed, advice, f"{change}: {advice.message}"))
+
+
+def _await_room(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, wall: float) -> JobState:
+    """Keeps a job that does not run yet waiting for room, and starts it as the manifest says after the timeout."""
+    scaling, limit = state.scaling, spec.scaling.timeout
+    if not scaling.waits_for_plan:
+        return state
+    if now >= limit:
+        return stop_waiting(state, spec, f"the brain found no room within {limit:g} s ({advice.message})")
+    since = scaling.since if scaling.reason == _NO_ROOM else wall
+    message = f"waits at most {limit:g} s for room: {advice.message}"
+    return with_scaling(state, replace(scaling, reason=_NO_ROOM, message=message, since=since))
 
 
 def follow_manifest(

@@ -57,6 +57,9 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
             version=self.plan.version + 1, action="Scale", shape=shape, reason=f"{workers} and {ps} are best"
         )
 
+    def has_no_room(self) -> None:
+        self.plan = brain.BrainPlan(version=self.plan.version + 1, action="Wait", reason="1 core of 8 is free")
+
     def forget(self) -> None:
         self.known.clear()
 
@@ -172,6 +175,28 @@ def test_without_a_brain_the_job_starts_as_the_manifest_says(cluster: Cluster, m
     cluster.start_ps(0)
     cluster.start_worker(0)
     cluster.completes()
+
+
+@pytest.mark.parametrize("ends", ["room", "silence"])
+def test_a_job_waits_for_room_while_the_brain_answers(
+    cluster: Cluster, advisor: PlanningBrain, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(scaling, "FIRST_PLAN_SECONDS", 0.2)
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.has_no_room()
+    cluster.start_master()
+    wait_for(lambda: advisor.asked > 5, "questions for longer than a job waits for a brain")
+    waiting = cluster.status()
+    assert (waiting.reason, waiting.message) == ("WaitingForRoom", "waits at most 600 s for room: 1 core of 8 is free")
+    assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
+    if ends == "room":
+        advisor.plans(workers=3, ps=2)
+        wait_for(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
+    else:
+        advisor.stop()
+        told = cluster.until(lambda status: status.sizing.reason == "NoPlan", "the end of the wait")
+        assert "gave no plan within" in told.sizing.message
 
 
 class EndpointConnectionError(Exception):

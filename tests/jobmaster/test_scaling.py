@@ -65,6 +65,36 @@ def test_manual_scaling_follows_nothing() -> None:
     assert follow(pure.state, pure.spec, plan(3, 2), now=1e6) is pure.state
 
 
+NO_ROOM = Advice(1, "Wait", None, "2 cores are needed and 1 of 8 is free")
+
+
+def test_a_job_without_room_waits_until_there_is_some() -> None:
+    pure = Pure(**OPEN)
+    pure.apply(scaling.await_plan(pure.state, pure.spec))
+    pure.apply(follow(pure.state, pure.spec, NO_ROOM, now=40.0, wall=1000.0))
+    pure.apply(follow(pure.state, pure.spec, replace(NO_ROOM, message="still too few"), now=599.0, wall=1559.0))
+    waiting = pure.state.scaling
+    assert (waiting.waits_for_plan, waiting.reason, waiting.since) == (True, "WaitingForRoom", 1000.0)
+    assert waiting.message == "waits at most 600 s for room: still too few"
+    pure.apply(follow(pure.state, pure.spec, plan(3, 2, version=2), now=599.5))
+    assert wanted_sizes(pure.state, pure.spec) == sizes(3, 2)
+
+
+def test_a_job_that_gets_no_room_in_time_starts_as_the_manifest_says_and_says_why() -> None:
+    pure = Pure(**{**OPEN, "scaling": {"timeout": "2m"}})
+    pure.apply(scaling.await_plan(pure.state, pure.spec))
+    pure.apply(follow(pure.state, pure.spec, NO_ROOM, now=119.0))
+    assert pure.state.scaling.waits_for_plan
+    pure.apply(follow(pure.state, pure.spec, NO_ROOM, now=120.0))
+    assert (pure.state.scaling.waits_for_plan, pure.state.scaling.reason) == (False, "NoPlan")
+    assert "the brain found no room within 120 s (2 cores are needed" in pure.state.scaling.message
+
+
+def test_a_running_job_without_room_stays_as_it_is() -> None:
+    pure = training()
+    assert follow(pure.state, pure.spec, NO_ROOM, now=1e6) is pure.state
+
+
 def test_without_a_plan_the_job_starts_as_the_manifest_says_and_says_why() -> None:
     pure = Pure(**OPEN)
     pure.apply(scaling.await_plan(pure.state, pure.spec))

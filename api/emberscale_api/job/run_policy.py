@@ -277,7 +277,8 @@ class ScalingSpec(ManifestPart):
     timeout: Seconds = Field(
         default=600.0,
         gt=0,
-        description="Time that new parameter servers may take to start before the job gives up changing their number",
+        description="Time that new parameter servers may take to start before the job gives up changing their number, "
+        "and that a job without sizes waits for room that other jobs have",
     )
     max_memory_growth: float = Field(
         default=4.0,

@@ -28,7 +28,7 @@ class ScalingStep:
 class Sizing:
     """Who chose the numbers and the resources of processes, and why.
 
-    * `reason`: CamelCase; Manifest, WaitingForPlan, NoPlan, or the action of the brain's plan.
+    * `reason`: CamelCase; Manifest, WaitingForPlan, WaitingForRoom, NoPlan, or the action of the brain's plan.
     * `plan_version`: of the brain's plan; 0: none was followed. `since`: of the last change, seconds since 1970.
     * `expected_samples_per_second`: 0 while it is not known.
     * `scalings`: changes of shape so far. `steps`: the last steps of them, oldest first. `scaling`: one is under way.

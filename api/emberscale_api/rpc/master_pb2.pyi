@@ -1818,7 +1818,7 @@ class Sizing(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     SCALING_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """CamelCase: Manifest, WaitingForPlan, NoPlan, or the action of the brain's plan"""
+    """CamelCase: Manifest, WaitingForPlan, WaitingForRoom, NoPlan, or the action of the brain's plan"""
     message: _builtins.str
     plan_version: _builtins.int
     """of the brain's plan; 0: none was followed"""
