@@ -217,7 +217,7 @@ class BrainLink:
         except InvalidReportError as error:
             _log.warning("plan_refused", version=plan.version, problem=str(error))
             return
-        if given is not None and given.sizes is None:  # the machine bounds the wait for room
+        if given is not None and given.waits_for_room:  # the machine bounds the wait for room
             self._heard_at = time.monotonic()
         if given is not None and given != self._advice:
             _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)

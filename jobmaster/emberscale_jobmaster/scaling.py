@@ -17,20 +17,25 @@ from emberscale_jobmaster.state import JobState, Stage, missing_servers, sizes_o
 
 FIRST_PLAN_SECONDS = 30.0
 """The time that a job without sizes waits for its first plan."""
-_NO_ROOM = "WaitingForRoom"
+_NO_ROOM, _REFUSED = "WaitingForRoom", "Refuse"
 URGENT = frozenset({"GrowMemory"})
 """Actions that do not wait for the cooldown."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan of the brain, in the master's terms; `sizes` is None while the cluster has no room."""
+    """A plan of the brain, in the master's terms; `sizes` is None if the cluster has no room, now or ever."""
 
     version: int
     action: str
     sizes: RoleShapes | None
     message: str
     expected_throughput: float = 0.0
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether there is no room now."""
+        return self.sizes is None and self.action != _REFUSED
 
 
 def await_plan(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -87,10 +92,15 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
 
 
 def _await_room(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, wall: float) -> JobState:
-    """Keeps a job that does not run yet waiting for room, and starts it as the manifest says after the timeout."""
+    """Keeps a job that does not run yet waiting for room.
+
+    Starts it as the manifest says after the timeout, or at once if there will never be room.
+    """
     scaling, limit = state.scaling, spec.scaling.timeout
     if not scaling.waits_for_plan:
         return state
+    if not advice.waits_for_room:
+        return stop_waiting(state, spec, advice.message)
     if now >= limit:
         return stop_waiting(state, spec, f"the brain found no room within {limit:g} s ({advice.message})")
     since = scaling.since if scaling.reason == _NO_ROOM else wall

@@ -90,6 +90,14 @@ def test_a_job_that_gets_no_room_in_time_starts_as_the_manifest_says_and_says_wh
     assert "the brain found no room within 120 s (2 cores are needed" in pure.state.scaling.message
 
 
+def test_a_job_that_will_never_have_room_starts_at_once_as_the_manifest_says() -> None:
+    pure = Pure(**OPEN)
+    pure.apply(scaling.await_plan(pure.state, pure.spec))
+    pure.apply(follow(pure.state, pure.spec, replace(NO_ROOM, action="Refuse", message="9 cores of 8"), now=1.0))
+    assert (pure.state.scaling.waits_for_plan, pure.state.scaling.reason) == (False, "NoPlan")
+    assert pure.state.scaling.message.endswith("as the manifest says: 9 cores of 8")
+
+
 def test_a_running_job_without_room_stays_as_it_is() -> None:
     pure = training()
     assert follow(pure.state, pure.spec, NO_ROOM, now=1e6) is pure.state

@@ -541,7 +541,7 @@ class BrainPlan(_message.Message):
     made_at: _builtins.float
     planner: _builtins.str
     action: _builtins.str
-    """Keep, Start, Scale, Explore, GrowMemory, Shrink, Wait"""
+    """Keep, Start, Scale, Explore, GrowMemory, Shrink, Wait, Refuse"""
     reason: _builtins.str
     """in words"""
     expected_throughput: _builtins.float
@@ -550,7 +550,7 @@ class BrainPlan(_message.Message):
     """why planning failed since; empty if it did not"""
     @_builtins.property
     def shape(self) -> Global___Shape:
-        """absent: no room (Wait)"""
+        """absent: no room now (Wait), or ever (Refuse)"""
 
     @_builtins.property
     def fault_tolerance(self) -> Global___FaultToleranceAdvice:

@@ -163,12 +163,15 @@ def explain_experiment(
 
 
 def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
-    """Explains why a job that does not run yet starts with the candidate in `row`; None: it waits."""
+    """Explains why a job that does not run yet starts with the candidate in `row`; None: it waits, or never can."""
     candidates = first.candidates
     if row is None:
-        least = f" (at least {candidates.shapes[-1].describe()})" if len(candidates) else ""
-        reason = f"Waits: the cluster or the owner's quota has no room for it{least}. Then a {first.start.reason}."
-        return PlannedShape(None, PlanAction.WAIT, reason, Explanation(fit=first.fit, similar=first.start.similar))
+        action, reason = PlanAction.REFUSE, "Refused: its smallest shape exceeds the cluster or the owner's quota."
+        if len(candidates):
+            least = candidates.shapes[-1].describe()
+            reason = f"Waits: the cluster or the owner's quota has no room for it (at least {least})."
+            action, reason = PlanAction.WAIT, f"{reason} Then a {first.start.reason}."
+        return PlannedShape(None, action, reason, Explanation(fit=first.fit, similar=first.start.similar))
     shape = candidates.shapes[row]
     reason = f"{first.start.reason[:1].upper()}{first.start.reason[1:]}."
     if shape != first.start.shape:
@@ -189,8 +192,8 @@ def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
 
 
 def explain_quarantined(job: JobView, error: Exception) -> PlannedShape:
-    """Explains why a job that cannot be planned keeps its shape, or waits; the reason names the error."""
+    """Explains why a job that cannot be planned keeps its shape, or gets none; the reason names the error."""
     problem = f"its model cannot be computed ({type(error).__name__}: {error}); other jobs are planned"
     if job.current is None:
-        return PlannedShape(None, PlanAction.WAIT, f"Waits: {problem}.")
+        return PlannedShape(None, PlanAction.REFUSE, f"Refused: {problem}.")
     return PlannedShape(job.current, PlanAction.KEEP, f"Kept: {problem}.")

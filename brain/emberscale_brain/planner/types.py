@@ -224,7 +224,8 @@ class PlanAction(StrEnum):
     EXPLORE = "Explore"  # a small change that is expected to teach more than it costs
     GROW_MEMORY = "GrowMemory"  # the PS would run out of memory
     SHRINK = "Shrink"  # gives up resources that other jobs need or that gain nothing
-    WAIT = "Wait"  # no room; the shape is None
+    WAIT = "Wait"  # no room now; the shape is None
+    REFUSE = "Refuse"  # no plan is possible, and waiting does not help; the shape is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.model.prior import Prior
 from emberscale_brain.planner.candidates import Candidates, evaluate
 from emberscale_brain.planner.grid import Horizon
-from emberscale_brain.planner.room import cut_to, fits
+from emberscale_brain.planner.room import Room, cut_to, fits
 from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobView, PlannerSettings, ThroughputFit
 from emberscale_brain.warm_start import WarmStart, within
 
@@ -46,12 +46,14 @@ def first_shapes(
     """Returns the shapes that a job may start with; without a similar job's fit, each core trains `samples_per_core`.
 
     `free` is the room that no job has. If no past job is similar, the memory is a guess: if none of the shapes fits
-    into `free`, the job is also offered one with less memory, rather than having to wait.
+    into `free`, the job is also offered one with less memory, rather than having to wait. There are no shapes for a job
+    that would not fit into the empty cluster or the owner's unused quota.
     """
     constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
     fit = None if prior is None else prior_fit(prior)
     largest = cut_to(start.shape, job.bounds, cluster.capacity, keep_memory=False)
-    if largest is None:
+    unused = Room(cluster.capacity, cluster.quotas).left(job.owner)
+    if largest is None or cut_to(start.shape, job.bounds, unused, keep_memory=False) is None:
         return FirstShapes(job, start, Candidates((), *[np.zeros(0)] * 7), fit)  # no candidates
     most = min(job.bounds.ps_memory[1], cluster.capacity.largest_node_memory)
     shapes = dict.fromkeys(_sized(largest, size, job, most) for size in _SIZES)

@@ -3,7 +3,7 @@
 import threading
 
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
-from emberscale_brain.planner.room import cut_to, least_of
+from emberscale_brain.planner.room import Room, cut_to, least_of
 from emberscale_brain.planner.types import ClusterCapacity, Explanation, PastJob, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.acceptance import free_room, missing_room
@@ -37,8 +37,14 @@ def first_plan(
     state: BrainState, conditions: Conditions, submitted: JobSubmitted, started: WarmStart, now: float
 ) -> PlanMade:
     """Returns the first plan of a job that the state does not know; pure."""
-    free = free_room(state, conditions, submitted.owner, now)
-    planned = _as_far_as_there_is_room(started, submitted.bounds, free, conditions.capacity)
+    free, whole = free_room(state, conditions, submitted.owner, now), conditions.capacity
+    unused = Room(whole, conditions.quotas).left(submitted.owner)
+    if cut_to(started.shape, submitted.bounds, unused, keep_memory=False) is None:
+        least = least_of(started.shape, submitted.bounds, unused, keep_memory=False)
+        reason = f"even the smallest shape exceeds what the job may have: {missing_room(least, unused, whole)}"
+        planned = PlannedShape(None, PlanAction.REFUSE, reason, Explanation(similar=started.similar))
+    else:
+        planned = _as_far_as_there_is_room(started, submitted.bounds, free, whole)
     return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
 
 

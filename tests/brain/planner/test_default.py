@@ -290,9 +290,20 @@ def test_a_new_job_gets_a_smaller_start_when_the_cluster_is_nearly_full() -> Non
     assert planned.shape is not None
     assert planned.shape.cpu <= 40
     assert planned.shape.ps * planned.shape.ps_memory >= shape.ps * shape.ps_memory  # the tables are as large as before
-    none = only(plan([waiting()], ClusterCapacity(1, 10_000 * GIB), history=history))
-    assert (none.action, none.shape) == (PlanAction.WAIT, None)
-    assert "no room" in none.reason
+
+
+def test_a_new_job_waits_for_room_that_others_have_and_is_refused_where_there_will_be_none() -> None:
+    fixed = replace(running("fixed"), current=JobShape(10, 5, 8, 4, 4 * GIB, 16 * GIB), fixed=True)
+    full = plan([fixed, waiting()], ClusterCapacity(101, 10_000 * GIB))[waiting().id]
+    assert (full.action, full.shape) == (PlanAction.WAIT, None)
+    assert "no room for it (at least" in full.reason
+    for capacity, quotas in (
+        (ClusterCapacity(1, 10_000 * GIB), {}),
+        (PLENTY, {waiting().owner: Quota(1, 10_000 * GIB)}),
+    ):
+        never = only(plan([waiting()], capacity, quotas=quotas))
+        assert (never.action, never.shape) == (PlanAction.REFUSE, None)
+        assert "exceeds" in never.reason
 
 
 def test_a_smaller_start_has_servers_enough_for_the_tables() -> None:

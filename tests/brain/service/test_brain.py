@@ -217,6 +217,21 @@ def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> N
     assert "12 cores are needed and 7 of 35 are free, for no more than 2 workers" in waiting.reason
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("cluster.cpu=11", "12 cores are needed and 11 of 11 are free"),
+        ("quotas={ann: {cpu: 11}}", "12 cores are needed and 11 of"),
+    ],
+)
+def test_a_job_that_exceeds_the_empty_cluster_or_its_quota_is_refused(
+    start_brain: StartBrain, setting: str, said: str
+) -> None:
+    first = plan_for(start_brain(setting, "planning.interval=1h"), submitted())
+    assert (first.action, first.HasField("shape")) == ("Refuse", False)
+    assert said in first.reason
+
+
 def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain) -> None:
     brain = start_brain("cluster.cpu=45", "planning.interval=1h")
     assert plan_for(brain, submitted()).shape.workers == 6
