@@ -1,12 +1,12 @@
 """`emberscale export`: writes a trained model for serving."""
 
 import json
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.progress import DownloadColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoints
@@ -77,18 +77,44 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 def _export(run: str, out: Path) -> "ExportedModel":
     candidates = _candidates(run)
-    # torch takes a second to import, which only this moment should cost
-    from emberscale._serving import export_checkpoint
-    from emberscale._serving.export import rows_bytes
-
+    with progress_bar("loading PyTorch", TimeElapsedColumn()):
+        # takes seconds, which only this moment should cost
+        from emberscale._serving import export_checkpoint
+        from emberscale._serving.export import rows_bytes
     for uri, manifest in candidates:
-        try:
-            total, figures = rows_bytes(manifest), (DownloadColumn(), TimeRemainingColumn())
-            with progress_bar(f"checkpoint {manifest.id}", *figures, total=total) as update:
-                return export_checkpoint(uri, out, lambda size: update(advance=size))
-        except DamagedCheckpointError as error:
-            typer.echo(f"warning: {error}", err=True)
+        with _Steps(f"checkpoint {manifest.id}", rows_bytes(manifest)) as steps:
+            try:
+                return export_checkpoint(uri, out, steps.advance, steps.begin)
+            except DamagedCheckpointError as error:
+                typer.echo(f"warning: {error}", err=True)
     raise InvalidError(f"RUN: {run}: has no complete checkpoint without damage; let the run finish, or continue it")
+
+
+class _Steps:
+    """Shows the bytes of rows that are read, and then how long the next step, whose end is unknown, has taken."""
+
+    def __init__(self, name: str, rows_bytes: int) -> None:
+        self._name = name
+        self._rows_bytes = rows_bytes
+        self._shown = ExitStack()
+        self.begin("reading rows", reads=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._shown.close()
+
+    def begin(self, step: str, *, reads: bool = False) -> None:
+        """Shows another step instead of the last one."""
+        self._shown.close()
+        figures = (DownloadColumn(), TimeRemainingColumn()) if reads else (TimeElapsedColumn(),)
+        total = self._rows_bytes if reads else None
+        self._update = self._shown.enter_context(progress_bar(f"{self._name}: {step}", *figures, total=total))
+
+    def advance(self, size: int) -> None:
+        """Further bytes of rows have been read."""
+        self._update(advance=size)
 
 
 def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:

@@ -42,6 +42,9 @@ _PATIENCE_SECONDS = 30.0
 Advance = Callable[[int], None]
 """Called with the number of further bytes of rows that have been read."""
 
+Begins = Callable[[str], None]
+"""Called once all rows have been read, with the step that begins then."""
+
 
 class ExportError(InvalidError):
     """The checkpoint cannot be read, or the folder cannot be written."""
@@ -63,20 +66,25 @@ def rows_bytes(manifest: CheckpointManifest) -> int:
 
 
 def export_checkpoint(
-    uri: str, out: Path, advance: Advance = lambda _: None, bytes_in_memory: int = _BYTES_IN_MEMORY
+    uri: str,
+    out: Path,
+    advance: Advance = lambda _: None,
+    begins: Begins = lambda _: None,
+    bytes_in_memory: int = _BYTES_IN_MEMORY,
 ) -> ExportedModel:
     """Writes the model of a checkpoint, the folder `uri`, to `out`, replacing what is there.
 
-    `advance` is called with the number of further bytes read. At most about `bytes_in_memory` bytes of rows are in
-    memory at once. Every file is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a
-    user's own model that cannot be made, and ExportError; `out` is then unchanged.
+    `advance` is called with the number of further bytes read, `begins` before the model is traced, which takes seconds
+    of processor time for any number of rows. At most about `bytes_in_memory` bytes of rows are in memory at once. Every
+    file is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a user's own model that
+    cannot be made, and ExportError; `out` is then unchanged.
     """
     beside = out.with_name(f".{out.name}.new")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         exported = _export(
-            CheckpointFiles(uri, Work(_PATIENCE_SECONDS, missing_seconds=0)), beside, advance, bytes_in_memory
+            CheckpointFiles(uri, Work(_PATIENCE_SECONDS, missing_seconds=0)), beside, advance, begins, bytes_in_memory
         )
         if out.exists():
             shutil.rmtree(out)
@@ -90,7 +98,9 @@ def export_checkpoint(
     return exported
 
 
-def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_memory: int) -> ExportedModel:
+def _export(
+    files: CheckpointFiles, folder: Path, advance: Advance, begins: Begins, bytes_in_memory: int
+) -> ExportedModel:
     spec = files.manifest.job.spec
     resolved = resolve_model(spec)
     model = build_model(spec.model, resolved, spec.training.seed)
@@ -99,8 +109,9 @@ def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_mem
     parts = files.partitions((*with_sketches(resolved.tables), dense), len(initial))
     load_flat(model, torch.from_numpy(read_dense(files, parts, initial)))
     _write_dense(model.inner if isinstance(model, OwnModel) else model, folder / DENSE)
-    refusal = _write_program(model, resolved, folder / PROGRAM)
     rows = [_write_table(files, parts, table, folder, advance, bytes_in_memory) for table in resolved.tables]
+    begins("tracing the model")  # once all files of the checkpoint have proved to be sound
+    refusal = _write_program(model, resolved, folder / PROGRAM)
     about = _about(files.manifest, resolved, rows, refusal is None)
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     written = sum(file.stat().st_size for file in folder.iterdir())

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
 from emberscale._cli import app
+from emberscale._serving import export_checkpoint
 from trained_run import KEYS, TrainedRun
 
 UNTRACEABLE = """
@@ -63,15 +65,29 @@ def test_rows_of_all_servers_are_there_in_the_order_of_their_keys(
     assert len(modes) == 1, "whoever may read one file may read all"
 
 
+def test_the_model_is_traced_once_all_rows_are_read(trained: TrainedRun, tmp_path: Path) -> None:
+    told: list[str] = []
+    export_checkpoint(str(trained.checkpoint(1)), tmp_path / "out", lambda size: told.append("bytes"), told.append)
+    assert [step for step, _ in groupby(told)] == ["bytes", "tracing the model"]
+
+
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_taken(
-    trained: TrainedRun, export: Export
+    trained: TrainedRun, export: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    traces: list[object] = []
+
+    def refused(model: object, resolved: object) -> None:
+        traces.append(model)
+        raise ValueError("not in this test")
+
+    monkeypatch.setattr("emberscale._serving.export.exported_program", refused)
     trained.checkpoint(1)
     rows = trained.checkpoint(2) / "ps-1" / "table-0-0.rows"
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
     result = export(trained.root, "--output", "json")
     assert json.loads(result.stdout)["checkpoint"] == "00000001"
     assert "ps-1/table-0-0.rows was altered" in result.stderr
+    assert len(traces) == 1, "a damaged checkpoint is not worth the time"
 
 
 def test_the_model_folder_does_when_the_checkpoints_are_gone(trained: TrainedRun, export: Export) -> None:
