@@ -255,7 +255,7 @@ class NoRedis:
     def __init__(self) -> None:
         self.released: list[str] = []
 
-    def admit(self, job_uid: str, password: str) -> None:
+    def admit(self, job_uid: str, namespace: str, password: str) -> None:
         return
 
     def expelled(self, job_uid: str) -> str | None:

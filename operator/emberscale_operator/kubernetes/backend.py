@@ -60,8 +60,8 @@ _log = structlog.get_logger()
 class Tenancy(Protocol):
     """The users of Redis, and the brain's claims."""
 
-    def admit(self, job_uid: str, password: str) -> None:
-        """Gives the job of this uid a user of this password."""
+    def admit(self, job_uid: str, namespace: str, password: str) -> None:
+        """Gives the job of this uid and namespace a user of this password."""
 
     def expelled(self, job_uid: str) -> str | None:
         """Returns why the job has lost its user again; None if it has not."""

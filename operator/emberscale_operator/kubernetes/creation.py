@@ -31,9 +31,9 @@ class NamespaceEndsError(Exception):
 
 
 class ObjectMaker:
-    """Makes the objects of one job. `admit` is told the job's uid and its password for Redis."""
+    """Makes the objects of one job. `admit` is told the job's uid, namespace and password for Redis."""
 
-    def __init__(self, client: ApiClient, settings: Settings, admit: Callable[[str, str], None]) -> None:
+    def __init__(self, client: ApiClient, settings: Settings, admit: Callable[[str, str, str], None]) -> None:
         self._client = client
         self._settings = settings
         self._admit = admit
@@ -61,7 +61,7 @@ class ObjectMaker:
                 made = _credentials_in(data, secret["metadata"]["name"])
                 del self._token_secret["stringData"]
                 self._token_secret["data"] = data
-            self._admit(job.uid, made.store_password)
+            self._admit(job.uid, job.key.namespace, made.store_password)
             self._credentials = made
         return self._credentials
 

@@ -109,7 +109,7 @@ async def _run(settings: Settings) -> int:
                 warnings,
                 tallies,
                 settings,
-                tenants.of(key.namespace),
+                tenants,
             ),
             time.time,
         ),

@@ -113,10 +113,6 @@ class Tenants:
         self.sizes: dict[str, int] = {}
         """Bytes that each job has in Redis, by uid; empty while Redis is less than half full."""
 
-    def of(self, namespace: str) -> "NamespaceTenants":
-        """The jobs of one namespace."""
-        return NamespaceTenants(self, namespace)
-
     def admit(self, job_uid: str, namespace: str, password: str) -> None:
         """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
         if self._flash is not None:
@@ -279,30 +275,6 @@ class Tenants:
         if problem != self._problem:
             _log.warning("redis_users_not_kept", problem=problem)
         self._problem = problem
-
-
-class NamespaceTenants:
-    """The jobs of one namespace among all tenants."""
-
-    def __init__(self, tenants: Tenants, namespace: str) -> None:
-        self._tenants = tenants
-        self._namespace = namespace
-
-    def admit(self, job_uid: str, password: str) -> None:
-        """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
-        self._tenants.admit(job_uid, self._namespace, password)
-
-    def expelled(self, job_uid: str) -> str | None:
-        """Returns why an existing job has lost its user; None if it has one."""
-        return self._tenants.expelled(job_uid)
-
-    def fills(self, job_uid: str) -> str | None:
-        """Returns a message if Redis fills up and this job has the most in it; None for any other job."""
-        return self._tenants.fills(job_uid)
-
-    def release(self, job_uid: str) -> None:
-        """Requests that the brain gives the cores and memory of a job to others."""
-        self._tenants.release(job_uid)
 
 
 def _too_much(size: int, most: int) -> str:

@@ -56,7 +56,7 @@ class Objects:
 
 def make_pod(api: Any, job: Job, settings: Settings, role: Role, incarnation: int = 1) -> dict[str, Any]:
     """Returns a pod as made by an operator that has just started."""
-    made = ObjectMaker(api, settings, admit=lambda uid, password: None).pod(
+    made = ObjectMaker(api, settings, admit=lambda uid, namespace, password: None).pod(
         job, JobObjects.of(job, settings), InstanceId(role, 0, incarnation), Resources()
     )
     return asyncio.run(made)
@@ -64,7 +64,7 @@ def make_pod(api: Any, job: Job, settings: Settings, role: Role, incarnation: in
 
 def credentials_of(api: Any, job: Job, settings: Settings) -> Credentials:
     """Returns the job's credentials, as an operator that has just started gets them."""
-    return asyncio.run(ObjectMaker(api, settings, admit=lambda uid, password: None).credentials(job))
+    return asyncio.run(ObjectMaker(api, settings, admit=lambda uid, namespace, password: None).credentials(job))
 
 
 def mounted(pod: dict[str, Any]) -> set[str]:

@@ -75,7 +75,7 @@ async def operator(
     """Runs an operator that keeps the users of these jobs of a namespace."""
     tenants = Tenants(server.url, installation, look=0.02)
     for job in jobs:
-        tenants.of(namespace).admit(job, f"password-{job}")
+        tenants.admit(job, namespace, f"password-{job}")
     async with keeping(tenants):
         await until(lambda: {user_name(installation, job) for job in jobs} <= set(server.admin.acl_users()))
         yield tenants
@@ -156,7 +156,7 @@ async def test_what_was_deleted_while_no_operator_ran_is_swept_and_nothing_else(
 async def upgraded(server: Server) -> AsyncIterator[Tenants]:
     """Runs an operator of jobs of two namespaces, and then one that has yet to see a job."""
     async with operator(server, "a", "gone") as tenants:
-        tenants.of("theirs").admit("b", "password-b")
+        tenants.admit("b", "theirs", "password-b")
         await until(lambda: server.has_user_of("b"))
         for job in ("a", "gone", "b"):
             server.admin.set(StateKeys.of(job).state, job)
@@ -182,10 +182,10 @@ async def test_a_job_whose_admission_changes_while_its_user_is_made_gets_the_lat
     tenants = Tenants(server.url, INSTALLATION, look=0.02)
 
     async def change() -> None:
-        tenants.of("theirs").admit("job-1", "another-password")
+        tenants.admit("job-1", "theirs", "another-password")
 
     meanwhile(monkeypatch, change)
-    tenants.of("ours").admit("job-1", "password-job-1")
+    tenants.admit("job-1", "ours", "password-job-1")
     async with keeping(tenants):
         await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"})
         redis.Redis.from_url(user_url(server.url, user_name(INSTALLATION, "job-1"), "another-password")).ping()
@@ -196,7 +196,7 @@ async def test_a_job_that_is_deleted_while_its_user_is_made_has_none(
 ) -> None:
     tenants = Tenants(server.url, INSTALLATION, look=0.02)
     meanwhile(monkeypatch, lambda: tenants.remove("job-1"))
-    tenants.of("ours").admit("job-1", "password-job-1")
+    tenants.admit("job-1", "ours", "password-job-1")
     async with keeping(tenants):
         await until(lambda: tenants.up is True)
         assert not server.has_user_of("job-1")
@@ -297,7 +297,7 @@ async def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: S
         victim.save_blocks("train", 0, b"there is room")
         victim.close()
         assert server.admin.info("memory")["used_memory"] < 12 << 20
-        tenants.of("ours").admit("mallory", "password-mallory")
+        tenants.admit("mallory", "ours", "password-mallory")
         await asyncio.sleep(0.1)
         assert not server.has_user_of("mallory"), "it stays out"
         await tenants.remove("mallory")
