@@ -23,10 +23,6 @@ class SteadyClock:
         """Returns the present time."""
         return self._monotonic() + self._offset
 
-    def of(self, wall_time: float) -> float:
-        """Converts a time by the wall clock's present setting to this clock; never later than now."""
-        return self() - max(0.0, self.wall() - wall_time)
-
 
 _PLANNING_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300)
 
