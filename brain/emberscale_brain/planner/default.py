@@ -29,7 +29,7 @@ from emberscale_brain.planner.explain import explain_experiment, explain_quarant
 from emberscale_brain.planner.grid import Floats, Horizon
 from emberscale_brain.planner.job_model import JobModel, expected_rows, prior_of
 from emberscale_brain.planner.room import Room
-from emberscale_brain.planner.running import Assessment, Assessor, FrontMethod
+from emberscale_brain.planner.running import Assessment, Assessor
 from emberscale_brain.planner.selection import Options, select, weighted_value
 from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedShape, PlannerSettings
 from emberscale_brain.planner.waiting import FirstShapes, first_shapes
@@ -43,9 +43,8 @@ A = TypeVar("A", Assessment, FirstShapes)
 class DefaultPlanner:
     """Keeps each job's window of profiles, fit and front between rounds. The same calls give the same plans."""
 
-    def __init__(self, settings: PlannerSettings | None = None, method: FrontMethod = FrontMethod.AUTO) -> None:
+    def __init__(self, settings: PlannerSettings | None = None) -> None:
         self._settings = settings or PlannerSettings()
-        self._method = method
         self._models: dict[JobId, JobModel] = {}
         self._starts: dict[JobId, WarmStart] = {}
 
@@ -93,7 +92,7 @@ class DefaultPlanner:
         quarantined: dict[JobId, PlannedShape],
     ) -> tuple[list[Assessment], list[FirstShapes]]:
         """Returns running and waiting jobs; puts jobs whose numbers cannot be computed into `quarantined`."""
-        assessor = Assessor(cluster, self._settings, self._method)
+        assessor = Assessor(cluster, self._settings)
 
         def assess(job: JobView, present: JobShape) -> Assessment:
             model = self._model(cluster, job, index)

@@ -2,7 +2,6 @@
 
 import zlib
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
@@ -34,14 +33,6 @@ so the first measurement has too many rows for its samples. Between two measurem
 _SAME_PREDICTIONS = 0.02  # a front is kept while a new fit predicts its points within this
 
 
-class FrontMethod(StrEnum):
-    """The method for fronts: exact, NSGA-II, or exact while the grid is small enough."""
-
-    AUTO = "auto"
-    EXACT = "exact"
-    NSGA2 = "nsga2"
-
-
 @dataclass(frozen=True, slots=True)
 class Assessment:
     """A running job as the selection sees it.
@@ -70,7 +61,6 @@ class Assessor:
 
     cluster: ClusterView
     settings: PlannerSettings
-    method: FrontMethod
 
     def assess(self, job: JobView, present: JobShape, model: JobModel, limits: tuple[float, float]) -> Assessment:
         """Finds the job's candidates within `limits`, the cores and bytes that it may have."""
@@ -239,8 +229,7 @@ class Assessor:
         )
         if model.front is not None and model.front_key == key and _same_predictions(model, problem):
             return _reevaluated(model.front, problem)
-        exact = self.method is FrontMethod.EXACT or (self.method is FrontMethod.AUTO and grid.size <= MOST_SHAPES)
-        if exact:
+        if grid.size <= MOST_SHAPES:
             model.front = exact_front(problem)
         else:
             seed = (self.settings.seed + zlib.crc32(job.id.encode())) % (1 << 31)
