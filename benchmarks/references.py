@@ -84,4 +84,4 @@ def fit_profiles(
     """Fits profiles from scratch; returns None if there is neither a usable profile nor a prior."""
     window = ProfileWindow().add(profiles, now)
     prior = prior or first_prior(profiles, window, constants)
-    return None if prior is None else fit_window(window, constants, prior, now)
+    return None if prior is None else fit_window(window, constants, prior)

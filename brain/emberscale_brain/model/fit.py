@@ -229,13 +229,13 @@ def _best_fit(data: _Data, prior: Prior) -> _Solution:
     return best if best.loss(data) < believed.loss(data) - _LEAST_IMPROVEMENT else believed
 
 
-def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
+def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior) -> ThroughputFit:
     """Fits the profiles of a window; if there are none, the prior is the fit.
 
     The covariance is the posterior's without the bound at 0, so a coefficient of 0 keeps its uncertainty.
     """
     if not window.shapes:
-        return prior_fit(prior, fitted_at)
+        return prior_fit(prior)
     data = _data(window, constants)
     solved = _best_fit(data, prior)
     model, errors = solved.model, solved.errors
@@ -258,12 +258,11 @@ def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, f
         distinct_shapes=len(window.shapes),
         outliers=set_aside + sum(dropped),
         prior_share=float(np.clip(np.trace(covariance @ prior_precision) / FEATURES, 0, 1)),
-        fitted_at=fitted_at,
         overlap=model.overlap,
     )
 
 
-def prior_fit(prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
+def prior_fit(prior: Prior) -> ThroughputFit:
     """The fit of a job that has not been measured yet."""
     return ThroughputFit(
         coefficients=tuple(float(value) for value in prior.mean),  # type: ignore[arg-type]  # six, as the features are
@@ -273,7 +272,6 @@ def prior_fit(prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
         profiles=0,
         distinct_shapes=0,
         prior_share=1.0,
-        fitted_at=fitted_at,
         overlap=prior.overlap,
     )
 

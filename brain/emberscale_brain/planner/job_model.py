@@ -80,7 +80,7 @@ class JobModel:
             self.memory = fit_memory(self.track, job.metadata, self.expected)
             self.worker_memory = max([self.worker_memory, *(profile.worker_memory for profile in fresh)])
         self._keep(fresh)
-        self.fit = self._fitted(job, constants, now)
+        self.fit = self._fitted(job, constants)
 
     def _keep(self, fresh: Sequence[JobProfile]) -> None:
         """Keeps what was measured at the window's shapes: the latest profiles may all be of one shape, or of none."""
@@ -95,13 +95,13 @@ class JobModel:
         kept = (one for profiles in self.telling.values() for one in profiles)
         return tuple(sorted(kept, key=lambda one: one.time))
 
-    def _fitted(self, job: JobView, constants: ModelConstants, now: float) -> ThroughputFit | None:
+    def _fitted(self, job: JobView, constants: ModelConstants) -> ThroughputFit | None:
         if self.window.shapes:
             prior = self.prior or first_prior(self._told(), self.window, constants)
-            return None if prior is None else fit_window(self.window, constants, prior, now)
+            return None if prior is None else fit_window(self.window, constants, prior)
         if job.fit is not None:
             return job.fit
-        return None if self.prior is None else prior_fit(self.prior, now)
+        return None if self.prior is None else prior_fit(self.prior)
 
     def profiles_of(self, shape: JobShape) -> int:
         """Usable profiles of a shape in the window."""

@@ -110,7 +110,6 @@ class ThroughputFit:
     distinct_shapes: int
     outliers: int = 0
     prior_share: float = 0.0
-    fitted_at: float = 0.0
     overlap: float = 1.0
 
 
