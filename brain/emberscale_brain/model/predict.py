@@ -100,8 +100,3 @@ def throughput(constants: ModelConstants, fit: ThroughputFit, shape: JobShape) -
     x = shape_features(constants, shape)
     model = Coefficients.of(fit)
     return shape.workers * constants.batch_size / float(model.iteration_seconds(x)), float(model.uncertainty(x))
-
-
-def rmsle(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
-    """Root mean squared logarithmic error; both above 0."""
-    return float(np.sqrt(np.mean((np.log(predicted) - np.log(measured)) ** 2)))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.model.fit import first_prior, fit_window
-from emberscale_brain.model.predict import Coefficients, ModelConstants, features, rmsle, shape_features, throughput
+from emberscale_brain.model.predict import Coefficients, ModelConstants, features, shape_features, throughput
 from emberscale_brain.model.prior import similar_prior, weak_prior
 from emberscale_brain.model.window import PROFILES_PER_SHAPE, SHAPES, ProfileWindow, problem_with
 from emberscale_brain.planner.types import ThroughputFit
@@ -19,6 +19,10 @@ from references import fit_profiles
 
 PAPER = (3.48, 2.36, 0.68, 2.45, 2.45, 0.0)  # DLRover-RM section 6.2, in the order of COEFFICIENTS
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
+
+
+def rmsle(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean((np.log(predicted) - np.log(measured)) ** 2)))
 
 
 def random_shapes(count: int, seed: int) -> list[JobShape]:
