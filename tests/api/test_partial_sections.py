@@ -139,4 +139,4 @@ def test_a_table_and_the_wide_part_change_what_is_said_of_them_and_nothing_else(
         assert first.optimizer == second.optimizer.model_copy(update={"learning_rate": 0.5})
         assert (first.optimizer.type, first.optimizer.beta1) == ("Adam", 0.7)
         assert (first.initializer.type, first.initializer.scale) == ("Normal", 0.1)
-        assert model.wide[0].optimizer == second.optimizer.model_copy(update={"l1": 0.25})
+        assert model.tables[len(model.embeddings)].optimizer == second.optimizer.model_copy(update={"l1": 0.25})

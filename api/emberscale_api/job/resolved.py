@@ -65,19 +65,12 @@ class ResolvedModel:
         """The tables of embeddings, one a column."""
         return self.tables[: len(self.columns.id_columns)]
 
-    @property
-    def wide(self) -> tuple[TableSpec, ...]:
-        """The tables of the wide part, one a column; none in a model without one."""
-        return self.tables[len(self.columns.id_columns) :]
-
 
 class UnresolvableModelError(InvalidError):
-    """The manifest is well-formed but contradicts itself; `field` says where."""
+    """The manifest is well-formed but contradicts itself."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
 
 
 def columns_of(data: DataSpec) -> ColumnMapping:

@@ -24,8 +24,6 @@ class DataUnavailableError(UnavailableError):
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
 
 
 _SHOWN_COLUMNS = 12

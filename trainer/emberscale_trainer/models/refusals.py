@@ -24,7 +24,6 @@ class EntrypointError(InvalidError):
 
     def __init__(self, entrypoint: str, problem: str, frames: str = "") -> None:
         super().__init__(f"{frames}spec.model.entrypoint: {entrypoint}: {problem}")
-        self.entrypoint = entrypoint
         self.problem = problem
         self.frames = frames
 
