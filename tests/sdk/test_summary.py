@@ -20,7 +20,7 @@ NAN = float("nan")
 
 
 def printed(status: JobStatus, restarts: dict[str, int] | None = None) -> str:
-    outcome = RunOutcome(JobPhase.SUSPENDED, "Suspended", "", status, {}, restarts or {}, 1.0)
+    outcome = RunOutcome(JobPhase.SUSPENDED, "Suspended", "", status, {}, restarts or {})
     written = io.StringIO()
     Console(file=written, width=200).print(summary_table(summarize("toy", outcome, 1.0), Path("runs/toy")))
     return written.getvalue()

@@ -95,7 +95,6 @@ class KubernetesBackend:
         self.key = key
         self.uid = uid
         self._cluster = cluster
-        self._client = client
         self._recorder = recorder
         self._warnings = warnings
         self._tallies = tallies

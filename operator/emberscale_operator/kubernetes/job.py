@@ -28,15 +28,12 @@ class JobKey:
 class Job:
     """One generation of a job.
 
-    `created` is in seconds since 1970. `unknown` are the values that this version does not know; `manifest` has the
-    defaults in their place.
+    `unknown` are the values that this version does not know; `manifest` has the defaults in their place.
     """
 
     key: JobKey
     uid: str
     generation: int
-    created: float
-    deleting: bool
     manifest: TrainingJob
     unknown: tuple[UnknownValue, ...] = ()
 
@@ -87,8 +84,6 @@ def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
         key=key,
         uid=metadata["uid"],
         generation=metadata.get("generation", 1),
-        created=parse_time(metadata["creationTimestamp"]),
-        deleting="deletionTimestamp" in metadata,
         manifest=manifest,
         unknown=unknown,
     )

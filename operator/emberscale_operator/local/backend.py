@@ -176,7 +176,6 @@ class LocalBackend:
             status=self._status,
             peak_memory=self._processes.peak_memory(),
             restarts=_restarts(standing.history),
-            seconds=time.monotonic() - self._started_at,
             plan=self._plan,
         )
 

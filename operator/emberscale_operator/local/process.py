@@ -57,7 +57,6 @@ class TetheredProcess:
         cores: Sequence[int] | None,
         incarnation: str,
     ) -> None:
-        self.name = name
         self.incarnation = incarnation
         self._log = log
         self._speaker = {

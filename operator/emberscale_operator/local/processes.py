@@ -29,7 +29,6 @@ class ProcessView:
     name: str
     pid: int
     state: InstanceState
-    cores: tuple[int, ...] | None
     resident_bytes: int
 
 
@@ -124,7 +123,7 @@ class JobProcesses:
     def processes(self) -> tuple[ProcessView, ...]:
         """Returns every process that is not forgotten, as of the last observation."""
         return tuple(
-            ProcessView(instance.member, pid, _state(entry), entry.cores, entry.process.resident_bytes)
+            ProcessView(instance.member, pid, _state(entry), entry.process.resident_bytes)
             for instance, entry in sorted(self._entries.items())
             if (pid := entry.process.pid) is not None
         )

@@ -53,5 +53,4 @@ class RunOutcome:
     status: JobStatus | None
     peak_memory: Mapping[str, int]
     restarts: Mapping[str, int]
-    seconds: float
     plan: JobPlan | None = None
