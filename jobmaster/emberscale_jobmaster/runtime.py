@@ -99,7 +99,8 @@ class JobRuntime:
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._start_ups: deque[tuple[float, StartedUp]] = deque(maxlen=_START_UPS)
         self._checkpoint_costs: deque[float] = deque(maxlen=_CHECKPOINT_COSTS)
-        self._closing = False
+        self.closing = False
+        """Whether `close` was called or the master was deposed."""
         self._threads = [
             threading.Thread(target=self._write, name="store-writer"),
             threading.Thread(target=self._watch, name="deadline-watch"),
@@ -138,16 +139,11 @@ class JobRuntime:
     def close(self) -> None:
         """Wakes everybody who waits, with ClosingError, and ends the threads."""
         with self._changed:
-            self._closing = True
+            self.closing = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         self.store.close()
-
-    @property
-    def closing(self) -> bool:
-        """Whether `close` was called or the master was deposed."""
-        return self._closing
 
     def now(self) -> float:
         """Seconds on the clock of events."""
@@ -197,7 +193,7 @@ class JobRuntime:
     def note(self, event: Event) -> None:
         """Takes one step without waiting for it to be durable, for events that need no answer."""
         with self._changed:
-            if not self._closing:
+            if not self.closing:
                 self._step(event)
 
     def hear(self, member: MemberId) -> None:
@@ -214,7 +210,7 @@ class JobRuntime:
         """Waits for the next effect to carry out. Raises ClosingError."""
         with self._changed:
             self._changed.wait_for(self._has_effect)
-            if self._closing:
+            if self.closing:
                 raise ClosingError("the master is stopping; call again")
             return self._outbox.popleft()[1]
 
@@ -223,7 +219,7 @@ class JobRuntime:
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while True:
-                if self._closing:
+                if self.closing:
                     raise ClosingError("the master is stopping; call again")
                 if (found := look(self._state.job)) is not None:
                     self._await_durable(self._version)
@@ -236,7 +232,7 @@ class JobRuntime:
     def pause(self, seconds: float) -> None:
         """Waits. Raises ClosingError."""
         with self._changed:
-            if self._changed.wait_for(lambda: self._closing, seconds):
+            if self._changed.wait_for(lambda: self.closing, seconds):
                 raise ClosingError("the master is stopping; call again")
 
     def note_bad_records(self, records: list[BadRecord]) -> None:
@@ -342,10 +338,10 @@ class JobRuntime:
         return tuple(answers)
 
     def _has_effect(self) -> bool:
-        return self._closing or (bool(self._outbox) and self._outbox[0][0] <= self._durable)
+        return self.closing or (bool(self._outbox) and self._outbox[0][0] <= self._durable)
 
     def _refuse_if_unwritable(self) -> None:
-        if self._closing:
+        if self.closing:
             raise ClosingError("the master is stopping; call again")
         if self._store_problem:
             raise StoreUnavailableError(self.store.url, self._store_problem)
@@ -353,7 +349,7 @@ class JobRuntime:
     def _await_durable(self, version: int) -> None:
         failures = self._store_failures
         while self._durable < version:
-            if self._closing:
+            if self.closing:
                 raise ClosingError("the master is stopping; call again")
             if self._store_failures > failures:
                 raise StoreUnavailableError(self.store.url, self._store_problem)
@@ -362,8 +358,8 @@ class JobRuntime:
     def _write(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._durable < self._version)
-                if self._closing:
+                self._changed.wait_for(lambda: self.closing or self._durable < self._version)
+                if self.closing:
                     return
                 job, version = self._state.job, self._version
                 self._saving_since = self._clock()
@@ -377,11 +373,11 @@ class JobRuntime:
                         _log.error("state_not_writable", problem=str(error))
                     self._store_problem = str(error)
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._closing, _RETRY_SECONDS)
+                    self._changed.wait_for(lambda: self.closing, _RETRY_SECONDS)
             except DeposedError as error:
                 _log.error("deposed", problem=str(error))
                 with self._changed:
-                    self._closing = True
+                    self.closing = True
                     self._changed.notify_all()
                 self._on_deposed()
             else:
@@ -397,7 +393,7 @@ class JobRuntime:
         seconds = min(_LONGEST_TICK_SECONDS, self.spec.sharding.lease_timeout / 10)
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._closing, seconds):
+                if self._changed.wait_for(lambda: self.closing, seconds):
                     return
                 if self._members_wait():
                     continue

@@ -111,7 +111,8 @@ class JobController:
         self._clock = clock
         self._open_link = open_link
         self._woken = asyncio.Event()
-        self._standing: JobStanding | None = None
+        self.standing: JobStanding | None = None
+        """The job's standing as of the last decision; None before the first."""
         self._plan: JobPlan | None = None
         self._status: JobStatus | None = None
         self._link: MasterLink | None = None
@@ -119,11 +120,6 @@ class JobController:
         self._reports: dict[InstanceId, asyncio.Task[bool]] = {}
         self.busy_since: float | None = None
         """When the step that is under way began, by the monotonic clock; None between steps."""
-
-    @property
-    def standing(self) -> JobStanding | None:
-        """The job's standing as of the last decision; None before the first."""
-        return self._standing
 
     def wake(self) -> None:
         """Makes the controller look at the job soon."""
@@ -153,16 +149,16 @@ class JobController:
         observed = await self._backend.observe(now)
         if observed is None or isinstance(observed, Pause):
             return observed.seconds if observed is not None else None
-        if self._standing is None:
-            self._standing, self._plan = await self._backend.recall()
-        before, plan_before = self._with_reported(self._standing), self._plan
+        if self.standing is None:
+            self.standing, self._plan = await self._backend.recall()
+        before, plan_before = self._with_reported(self.standing), self._plan
         await self._converse(observed.master, before)
         decision = decide(observed.job, before, self._master(), observed.instances, now)
         news = News(
             before, decision, plan_before, self._plan, self._status, self._link is not None and self._link.answers
         )
         delay = await self._backend.report(news, now)
-        self._standing = decision.standing
+        self.standing = decision.standing
         if before.rests and not decision.standing.rests:
             await self._hang_up()  # what the master said is outdated
             self._plan = self._status = None

@@ -40,7 +40,8 @@ class Pods:
         self._workers: list[float] = []
         self._ps: list[float] = []
         self._back_at: list[float] = []
-        self._evicted = 0
+        self.evicted = 0
+        """The number of workers that the cluster has taken and not given back."""
         self._starts: list[StartTime] = []
 
     @property
@@ -85,7 +86,7 @@ class Pods:
         """Sets the workers to `count`: the first of the present ones and new ones, or only new ones."""
         self._workers = self._resized(self._workers if keep else [], count, self._stragglers.worker_probability)
         self._back_at = self._back_at[: count - 1] if keep else []
-        self._evicted = 0
+        self.evicted = 0
 
     def set_ps(self, count: int, keep: bool) -> None:
         """Sets the servers to `count`; the load is spread evenly over them."""
@@ -103,20 +104,15 @@ class Pods:
         self._back_at.append(back)
         return back
 
-    @property
-    def evicted(self) -> int:
-        """The number of workers that the cluster has taken and not given back."""
-        return self._evicted
-
     def evict_workers(self, count: int) -> int:
         """Takes up to `count` workers away, never the last one; returns the number taken."""
-        taken = max(0, min(count, len(self._workers) - self._evicted - 1))
-        self._evicted += taken
+        taken = max(0, min(count, len(self._workers) - self.evicted - 1))
+        self.evicted += taken
         return taken
 
     def return_workers(self, count: int, now: float) -> None:
         """Starts new pods for `count` evicted workers, for which there is room again."""
-        self._evicted -= count
+        self.evicted -= count
         self._back_at.append(now + self.start_seconds("worker", count))
         self._back_at.extend([self._back_at[-1]] * (count - 1))
 
@@ -128,7 +124,7 @@ class Pods:
         """The equivalent number of healthy workers: each works at its own speed with dynamic sharding, else at the
         slowest one's."""
         count = len(self._workers)
-        present = max(0, count - len(self._back_at) - self._evicted)
+        present = max(0, count - len(self._back_at) - self.evicted)
         if dynamic_sharding:
             return sum(self._workers) * present / count
         return present * min(self._workers)

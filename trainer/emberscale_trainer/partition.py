@@ -23,12 +23,8 @@ class AppliedBatches:
 
     def __init__(self) -> None:
         self._counts: dict[int, NDArray[np.uint8]] = {}
-        self._total = 0
-
-    @property
-    def total(self) -> int:
+        self.total = 0
         """How many batches are applied, each counted once."""
-        return self._total
 
     def __contains__(self, batch: tuple[int, int]) -> bool:
         epoch, number = batch
@@ -40,7 +36,7 @@ class AppliedBatches:
         counts = self._counts.get(epoch)
         if counts is None or number >= len(counts):
             counts = self._grow(epoch, number + 1)
-        self._total += not counts[number]
+        self.total += not counts[number]
         if counts[number] < 255:
             counts[number] += 1
 
@@ -71,7 +67,7 @@ class AppliedBatches:
         """An independent copy."""
         duplicate = AppliedBatches()
         duplicate._counts = {epoch: counts.copy() for epoch, counts in self._counts.items()}
-        duplicate._total = self._total
+        duplicate.total = self.total
         return duplicate
 
     def runs(self, epoch: int) -> Runs:
@@ -101,7 +97,7 @@ class AppliedBatches:
         return merged
 
     def _count(self) -> None:
-        self._total = sum(int(np.count_nonzero(counts)) for counts in self._counts.values())
+        self.total = sum(int(np.count_nonzero(counts)) for counts in self._counts.values())
 
     def _grow(self, epoch: int, batches: int) -> NDArray[np.uint8]:
         old = self._counts.get(epoch, np.zeros(0, dtype=np.uint8))

@@ -24,12 +24,8 @@ class PlanningRounds:
         self._process: PlanningProcess | None = None
         self._over = False
         self._outdated = threading.Event()
-        self._shown: frozenset[JobId] = frozenset()
-
-    @property
-    def shown(self) -> frozenset[JobId]:
+        self.shown: frozenset[JobId] = frozenset()
         """The jobs that the planner knew in the last round."""
-        return self._shown
 
     def tell_anew(self) -> None:
         """Discards the planning process, which has missed changes: the next round begins with a new one."""
@@ -68,7 +64,7 @@ class PlanningRounds:
             self.close()
         if self._process is None:
             self._process = self._begun()
-        changes, self._shown = self._runtime.take_unsent()
+        changes, self.shown = self._runtime.take_unsent()
         self._process.feed((), changes, self._timeout)
         return self._process
 

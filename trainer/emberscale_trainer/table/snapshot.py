@@ -188,7 +188,8 @@ class Snapshot:
         self._lock = lock
         self._changes = changes
         self._current = current
-        self._ended = False
+        self.ended = False
+        """Whether the snapshot was committed or given back."""
         nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in shares]
         self.retired = tuple(nothing if whole or changes is None else changes.retired_keys())
         """By table, the keys whose rows were retired: int64[]. Apply them before the records, which may have a new row
@@ -239,7 +240,7 @@ class Snapshot:
     def give_back(self) -> None:
         """Ends the snapshot, and returns its changes to the reader's changes. Does nothing once it has ended."""
         with self._lock:
-            if not self._ended:
+            if not self.ended:
                 if self._changes is not None and self._current is not None:
                     self._current.merge(self._changes)
                 self._end()
@@ -248,17 +249,12 @@ class Snapshot:
         """Makes room, for the store, for changes of `rows` rows of a table. Raises MemoryError."""
         self._shares[table].make_room(rows)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the snapshot was committed or given back."""
-        return self._ended
-
     def _check_open(self) -> None:
-        if self._ended:
+        if self.ended:
             raise SnapshotAbandonedError("the snapshot was given back, or its reader has begun another")
 
     def _end(self) -> None:
         for share in self._shares:
             share.close()
-        self._ended = True
+        self.ended = True
         self._changes = self._current = None
