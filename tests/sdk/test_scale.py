@@ -72,7 +72,7 @@ def test_the_numbers_are_written_where_the_run_sees_them(held: Path) -> None:
     watched = WatchedManifest(RunFolder(held).manifest, spec_of(held))
     code, said = scale(str(held), "worker=4", "ps=3")
     assert (code, said) == (0, f"{held}: workers 2 -> 4, PS 1 -> 3; training continues meanwhile\n")
-    assert (watched.spec.worker.replicas, watched.spec.ps.replicas) == (4, 3)
+    assert (watched.read().worker.replicas, watched.read().ps.replicas) == (4, 3)
     assert scale(str(held), "ps=3") == (0, f"{held}: the numbers are unchanged\n")
 
 
@@ -166,7 +166,7 @@ def test_a_resumed_run_keeps_its_numbers_unless_the_manifest_names_others(tmp_pa
 def test_an_edit_before_the_first_look_is_seen(held: Path) -> None:
     given = spec_of(held)
     assert scale(str(held), "ps=3")[0] == 0
-    assert WatchedManifest(RunFolder(held).manifest, given).spec.ps.replicas == 3
+    assert WatchedManifest(RunFolder(held).manifest, given).read().ps.replicas == 3
 
 
 def test_bounds_that_were_edited_take_the_place_of_a_number(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_a_manifest_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     file.write_text(job.to_json())
     watched = WatchedManifest(file, job.spec)
     file.unlink()
-    assert watched.spec == job.spec
+    assert watched.read() == job.spec
     file.write_text("{")
-    assert watched.spec == job.spec
+    assert watched.read() == job.spec
 
 
 def test_an_edit_that_could_not_be_read_is_seen_at_the_next_look(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +197,8 @@ def test_an_edit_that_could_not_be_read_is_seen_at_the_next_look(held: Path, mon
     assert scale(str(held), "ps=3")[0] == 0
     with monkeypatch.context() as failing:
         failing.setattr(Path, "read_text", Mock(side_effect=OSError(5, "Input/output error")))
-        assert watched.spec.ps.replicas == 1
-    assert watched.spec.ps.replicas == 3
+        assert watched.read().ps.replicas == 1
+    assert watched.read().ps.replicas == 3
 
 
 def test_a_run_that_begins_takes_no_edit_before_it_has_written_its_manifest(held: Path) -> None:

@@ -130,7 +130,7 @@ class Actuator:
             self.problems[instance.role, instance.index] = (error.reason, str(error))
             stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
         else:
-            self._observation.made(pod)
+            self._observation.note_made(pod)
 
     def _count_refusal(
         self, asked: tuple[Role, Resources], instance: InstanceId, pods: frozenset[str], now: float
@@ -153,7 +153,7 @@ class Actuator:
     async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> list[ApiError]:
         """Deletes a pod; returns why it may not be deleted, if so."""
         path = path_of("v1", "pods", job.key.namespace, view.name)
-        self._observation.deletion_sent(view)
+        self._observation.note_deletion_sent(view)
         try:
             await self._client.delete(path, view.uid, grace_seconds=grace_seconds)
         except ApiError as error:

@@ -143,7 +143,7 @@ class KubernetesBackend:
         if news.plan is not None and news.plan is not news.plan_before:
             stories.tell_scaling(self._recorder, job, news.plan_before, news.plan)
             stories.tell_steps(self._recorder, job, self._writer.status.plan, news.plan)
-        self._observation.decided(
+        self._observation.mark_ends(
             [self._views[action.id] for action in news.decision.actions if isinstance(action, Delete)],
             [self._views[action.id] for action in news.decision.actions if isinstance(action, Kill)],
         )
@@ -152,9 +152,9 @@ class KubernetesBackend:
             delay = await self._write(job, self._facts(job, news, now), now)
             await self._budget.keep(job, servers, now)
         for view in ended:
-            self._tallies.pod_ended(view)
+            self._tallies.count_pod_end(view)
         if after.phase is not before.phase and after.phase in ENDED:
-            self._tallies.job_ended(self._writer.status)
+            self._tallies.count_job_end(self._writer.status)
             if not after.told:  # nor could its master tell the brain
                 self._tenancy.release(self.uid)
         return delay
@@ -176,7 +176,7 @@ class KubernetesBackend:
         body = self._cluster.job(self.key, self.uid)
         if body is None:
             return None
-        self._writer.saw(body)
+        self._writer.note_version(body)
         if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
             return Pause(self._settings.resync)
         if not self._writer.is_read:
@@ -197,11 +197,11 @@ class KubernetesBackend:
         if (problem := too_large(job.spec, objects.manifest)) is not None:
             await self._refuse(body, problem, now)
             return Pause(self._settings.resync)
-        self._tallies.job_reconciled()
+        self._tallies.count_reconciliation()
         self._job, self._objects = job, objects
         if self._observation.is_unsure(now):
             # a watch may be late by minutes, and a second pod for each that it does not show would make that worse
-            self._observation.found(await self._makes.pods(job), now)
+            self._observation.confirm_made(await self._makes.pods(job), now)
         views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         self._views = {view.id: view for view in views}
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
@@ -314,7 +314,7 @@ class KubernetesBackend:
     async def _write(self, job: Job, facts: Facts, now: float) -> float:
         before = self._writer.status
         status = build_status(before, facts)
-        delay = self._writer.delay(status, now)
+        delay = self._writer.schedule(status, now)
         if delay is None:
             return self._settings.resync
         if delay:

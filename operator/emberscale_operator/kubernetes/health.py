@@ -44,18 +44,18 @@ class Tallies:
         # only a series that exists from the start shows its first increase
         self._ends.labels("Completed")
 
-    def job_reconciled(self) -> None:
+    def count_reconciliation(self) -> None:
         """Counts a reconciliation."""
         self._reconciliations.inc()
 
-    def job_ended(self, status: TrainingJobStatus) -> None:
+    def count_job_end(self, status: TrainingJobStatus) -> None:
         """Counts a job that has become Complete or Failed."""
         complete = status.phase is JobPhase.COMPLETE
         self._ends.labels("Completed" if complete else status.reason).inc()
         if complete and status.start_time is not None and status.completion_time is not None:
             self._completion.observe((status.completion_time - status.start_time).total_seconds())
 
-    def pod_ended(self, view: PodView) -> None:
+    def count_pod_end(self, view: PodView) -> None:
         """Counts a pod that ended unasked."""
         if view.cause != "Completed":
             self._failures.labels(str(view.id.role), view.cause).inc()

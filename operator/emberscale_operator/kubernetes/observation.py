@@ -74,16 +74,16 @@ class Observation:
         """Whether created pods have not been seen for so long that they may be gone."""
         return any(now - made_at > _UNSEEN_SECONDS for made_at, _ in self._made.values())
 
-    def found(self, pods: Iterable[Mapping[str, Any]], now: float) -> None:
+    def confirm_made(self, pods: Iterable[Mapping[str, Any]], now: float) -> None:
         """Takes what the API server has of the pods that no watch has shown; those that it does not have are gone."""
         held = {body["metadata"]["uid"]: body for body in pods}
         self._made = {name: (now, held[name]) for name in self._made if name in held}
 
-    def made(self, body: Mapping[str, Any]) -> None:
+    def note_made(self, body: Mapping[str, Any]) -> None:
         """Notes a created pod, which no watch may have shown yet."""
         self._made[body["metadata"]["uid"]] = (self._now, body)
 
-    def decided(self, deleted: Iterable[PodView], killed: Iterable[PodView]) -> None:
+    def mark_ends(self, deleted: Iterable[PodView], killed: Iterable[PodView]) -> None:
         """Notes which pods are to end now, and which because they do not answer: the end of these counts as unasked.
 
         A pod whose deletion was decided but never sent is an ordinary pod again once it is wanted.
@@ -92,7 +92,7 @@ class Observation:
         self._deleted = self._deleted & kept | {view.uid for view in deleted}
         self._killed = self._killed & kept | {view.uid for view in killed}
 
-    def deletion_sent(self, view: PodView) -> None:
+    def note_deletion_sent(self, view: PodView) -> None:
         """Notes that the API server is asked to delete a pod; no answer does not mean that it has not."""
         self._deletion_sent_at[view.uid] = self._now
 

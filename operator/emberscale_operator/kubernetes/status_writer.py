@@ -61,12 +61,12 @@ class StatusWriter:
         self._status = read_status(body)
         self._written = to_document(self._status) if body.get("status") else {}
 
-    def saw(self, body: Mapping[str, Any]) -> None:
+    def note_version(self, body: Mapping[str, Any]) -> None:
         """Notes the version of the object."""
         self._version = _newest(self._version, body["metadata"]["resourceVersion"])
 
-    def delay(self, status: TrainingJobStatus, now: float) -> float | None:
-        """Returns the seconds until this status may be written; None if it says nothing new.
+    def schedule(self, status: TrainingJobStatus, now: float) -> float | None:
+        """Plans the write of a status: returns the seconds until it may begin; None if the status says nothing new.
 
         Progress alone is written seldom. A status that is not written is kept.
         """
@@ -104,7 +104,7 @@ class StatusWriter:
         """
         path = path_of(names.API_VERSION, names.PLURAL, self._key.namespace, self._key.name) + "/status"
         if (seen := self._cluster.job(self._key, self._uid)) is not None:  # a step may take long
-            self.saw(seen)
+            self.note_version(seen)
         try:
             answer = await self._client.patch(path, {"metadata": {"resourceVersion": self._version}, "status": patch})
         except ApiError as error:
@@ -115,7 +115,7 @@ class StatusWriter:
             if error.status != 404:  # gone: the watch will tell
                 raise
         else:
-            self.saw(answer)
+            self.note_version(answer)
 
     async def _held_version(self) -> str:
         """Asks for the job's version: a watch may be late, and versions begin anew in a store restored from a copy."""

@@ -183,7 +183,7 @@ class LocalBackend:
         redis = (Demand(Role.REDIS, 2 if self._environment.flash_redis_url else 1),) if self._redis is not None else ()
         brain = (Demand(Role.BRAIN, 1),) if self._has_brain() else ()
         return JobIntent(
-            spec=self._manifest.spec,
+            spec=self._manifest.read(),
             suspend=self._stop.suspend,
             policy=self._policy,
             own=(*redis, *brain),

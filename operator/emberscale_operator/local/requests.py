@@ -23,13 +23,12 @@ class WatchedManifest:
     def __init__(self, path: Path, spec: TrainingJobSpec) -> None:
         self._path = path
         self._spec = spec
-        self._read: tuple[int, int] | None = None  # it may have been edited since it was written
+        self._seen: tuple[int, int] | None = None  # it may have been edited since it was written
 
-    @property
-    def spec(self) -> TrainingJobSpec:
-        """The newest spec."""
+    def read(self) -> TrainingJobSpec:
+        """Returns the newest spec."""
         mark = self._mark()
-        if mark is not None and mark != self._read:
+        if mark is not None and mark != self._seen:
             try:
                 self._spec = TrainingJob.from_json(self._path.read_text(encoding="utf-8")).spec
             except OSError as error:  # it is read again at the next look
@@ -37,7 +36,7 @@ class WatchedManifest:
                 return self._spec
             except ValidationError as error:
                 _log.warning("edited_manifest_invalid", file=str(self._path), problem=str(error))
-            self._read = mark
+            self._seen = mark
         return self._spec
 
     def _mark(self) -> tuple[int, int] | None:

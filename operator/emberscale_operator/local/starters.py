@@ -102,7 +102,7 @@ class ForkServerClient:
         try:
             self._connected().sendall(encode(request))
         except OSError:
-            self._server_died()
+            self._bury_server()
         return process
 
     def follow(self, seconds: float = 0.0) -> None:
@@ -115,7 +115,7 @@ class ForkServerClient:
             except OSError:
                 data = b""
             if not data:
-                self._server_died()
+                self._bury_server()
                 return
             for line in self._lines.add(data):
                 match decode(line):
@@ -137,7 +137,7 @@ class ForkServerClient:
         """Ends the server, and with it every process."""
         if self._server is not None and self._connection is not None:
             self._server.kill()
-            self._server_died()
+            self._bury_server()
 
     def _connected(self) -> socket.socket:
         if self._connection is None:
@@ -148,7 +148,7 @@ class ForkServerClient:
             self._connection = ours
         return self._connection
 
-    def _server_died(self) -> None:
+    def _bury_server(self) -> None:
         """The kernel has killed what it forked; what it had not yet forked shares its fate."""
         assert self._server is not None
         assert self._connection is not None
