@@ -114,17 +114,13 @@ class HistoryIndex:
                 SimilarJob(
                     past.id if past.owner == new.owner else None,
                     float(similarity[i]),
-                    _one(features, i),
+                    MappingProxyType({name: float(features[name][i]) for name in WEIGHTS}),
                     past.final_shape,
                 ),
             )
             for i, past in ((int(i), self.history[int(i)]) for i in order)
             if similarity[i] >= least
         )
-
-
-def _one(features: dict[str, NDArray[np.float64]], index: int) -> MappingProxyType[str, float]:
-    return MappingProxyType({name: float(features[name][index]) for name in WEIGHTS})
 
 
 def describe(similar: SimilarJob) -> str:

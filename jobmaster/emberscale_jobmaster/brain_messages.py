@@ -64,7 +64,8 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
     )
     sizes = sizes_of(state, spec)
     decided = spec.leaves_sizes_open and state.scaling.sizes is not None
-    if not state.scaling.waits_for_plan and (decided or _is_limited(sizes)):
+    limited = sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None
+    if not state.scaling.waits_for_plan and (decided or limited):
         request.current.CopyFrom(shape(sizes))
     return request
 
@@ -127,10 +128,6 @@ def strategy(advice: pb.FaultToleranceAdvice) -> FaultToleranceStrategy:
     """Returns the advised strategy; full recovery if this version does not know the strategy."""
     known = {str(one) for one in FaultToleranceStrategy}
     return FaultToleranceStrategy(advice.strategy) if advice.strategy in known else FaultToleranceStrategy.FULL_RECOVERY
-
-
-def _is_limited(sizes: RoleShapes) -> bool:
-    return sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None
 
 
 def most_rows(spec: TrainingJobSpec) -> int:

@@ -6,6 +6,7 @@ Ranges are ascending and disjoint, and none touches the next.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
+from operator import itemgetter
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -28,8 +29,8 @@ def union(one: Ranges, other: Ranges) -> Ranges:
 
 def including(ranges: Ranges, start: int, stop: int) -> Ranges:
     """Returns the ranges with [start, stop), which is not empty; those that it does not touch stay the same objects."""
-    first = bisect_left(ranges, start, key=_stop)
-    last = bisect_right(ranges, stop, key=_start)
+    first = bisect_left(ranges, start, key=itemgetter(1))
+    last = bisect_right(ranges, stop, key=itemgetter(0))
     if first < last:
         start, stop = min(start, ranges[first][0]), max(stop, ranges[last - 1][1])
     return (*ranges[:first], (start, stop), *ranges[last:])
@@ -111,14 +112,6 @@ def differing(one: Applied, other: Applied) -> str:
         for epoch, batches in sorted(minus(present, absent).items()):
             return f"batch {batches[0][0]} of epoch {epoch}"
     return ""
-
-
-def _start(pair: tuple[int, int]) -> int:
-    return pair[0]
-
-
-def _stop(pair: tuple[int, int]) -> int:
-    return pair[1]
 
 
 def _combined(servers: Collection[Applied], combine: Callable[[Ranges, Ranges], Ranges]) -> dict[int, Ranges]:

@@ -7,7 +7,6 @@ from emberscale_api.shape import GIB
 from emberscale_brain.planner.candidates import DWELL_SECONDS, Candidates, Experiment
 from emberscale_brain.planner.running import Assessment
 from emberscale_brain.planner.types import (
-    Candidate,
     Explanation,
     JobView,
     MemoryForecast,
@@ -63,10 +62,6 @@ def memory_in_words(forecast: MemoryForecast, limit: int) -> str:
     )
 
 
-def _front(assessment: Assessment) -> tuple[Candidate, ...]:
-    return tuple(assessment.candidates.point(row) for row in range(1, 1 + assessment.front_rows))
-
-
 def _explanation(
     assessment: Assessment, candidates: Candidates, row: int, weight: float, similar: tuple[SimilarJob, ...]
 ) -> Explanation:
@@ -75,7 +70,7 @@ def _explanation(
     net = max(float(candidates.net[row]), 1e-12)
     return Explanation(
         fit=assessment.fit,
-        front=_front(assessment),
+        front=tuple(present.point(option) for option in range(1, 1 + assessment.front_rows)),
         chosen=candidates.point(row),
         present=present.point(0),
         expected_gain=float(candidates.net[row]) - before,

@@ -55,15 +55,11 @@ class Lives:
 _UNLIVED = Lives()
 
 
-def _nothing() -> Mapping[tuple[Role, int], Lives]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True)
 class History:
     """The state that outlives the instances: their past lives, and the exits that were reported to the master."""
 
-    lives: Mapping[tuple[Role, int], Lives] = field(default_factory=_nothing)
+    lives: Mapping[tuple[Role, int], Lives] = field(default_factory=lambda: MappingProxyType({}))
     reported: frozenset[InstanceId] = frozenset()
 
     def of(self, role: Role, index: int) -> Lives:

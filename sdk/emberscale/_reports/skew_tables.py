@@ -9,7 +9,7 @@ from rich.table import Table
 from emberscale_api.job import memory_quantity
 
 if TYPE_CHECKING:
-    from emberscale_trainer.hot.skew import BudgetSkew, SkewReport
+    from emberscale_trainer.hot.skew import SkewReport
 
 
 def skew_tables(report: "SkewReport", gains: Sequence[float] | None) -> Iterator[RenderableType]:
@@ -62,7 +62,7 @@ def _budgets(report: "SkewReport", gains: Sequence[float] | None) -> Table:
     for number, point in enumerate(report.budgets):
         table.add_row(
             memory_quantity(point.budget),
-            _threshold(point),
+            f"{point.threshold:.1e}" if point.rows else "none is",
             f"{point.rows:,}",
             f"{point.bytes / 2**20:,.2f}",
             f"{point.access_share:.1%}",
@@ -72,10 +72,6 @@ def _budgets(report: "SkewReport", gains: Sequence[float] | None) -> Table:
             *([f"{gains[number]:.2f}x"] if gains else []),
         )
     return table
-
-
-def _threshold(point: "BudgetSkew") -> str:
-    return "none is" if not point.rows else f"{point.threshold:.1e}"
 
 
 def _ratio(used: float, without: float) -> str:

@@ -331,7 +331,8 @@ def compress(x: Tensor, first: Tensor, weights: Tensor) -> Tensor:
         products = (x.flatten(1)[:, None] * first.flatten(1)[None]).flatten(0, 1)
         return (weights @ products).view(-1, *x.shape[1:])
     if x is not first:
-        return _Compress.apply(x, first, weights, _all_pairs(len(x), len(first)))  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
+        pairs = torch.cartesian_prod(torch.arange(len(x)), torch.arange(len(first))).t().contiguous()
+        return _Compress.apply(x, first, weights, pairs)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
     pairs = torch.tril_indices(len(x), len(x))
     square = weights.view(-1, len(x), len(x))
     both = square.tril() + square.transpose(1, 2).tril(-1)
@@ -376,10 +377,6 @@ class _Compress(torch.autograd.Function):
                 of_right.numpy(),
             )
         return of_left.view_as(x), of_right.view_as(first), of_weights, None
-
-
-def _all_pairs(maps: int, fields: int) -> Tensor:
-    return torch.cartesian_prod(torch.arange(maps), torch.arange(fields)).t().contiguous()
 
 
 def _parts(columns: int) -> list[tuple[int, int]]:
