@@ -10,7 +10,6 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine import (
     Action,
-    Backoff,
     Create,
     Decision,
     Delete,
@@ -36,9 +35,9 @@ from emberscale_operator.machine import (
     ShutDown,
     Suspend,
     WaitUntil,
-    advance,
     decide,
 )
+from emberscale_operator.machine.restarts import Backoff, advance
 from training_jobs import training_spec
 
 POLICY = Policy(

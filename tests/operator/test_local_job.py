@@ -14,7 +14,8 @@ from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.local import LocalJob, RunFolder, RunOutcome, RunView
-from emberscale_operator.machine import Backoff, ExitReason, Policy
+from emberscale_operator.machine import ExitReason, Policy
+from emberscale_operator.machine.restarts import Backoff
 from eventually import unwrap
 
 Commands = Mapping[Role, tuple[str, ...]]

@@ -10,7 +10,6 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import (
     Action,
-    Backoff,
     Create,
     Decision,
     Delete,
@@ -32,6 +31,7 @@ from emberscale_operator.machine import (
     ShutDown,
     decide,
 )
+from emberscale_operator.machine.restarts import Backoff
 from examples import examples
 from training_jobs import training_spec
 

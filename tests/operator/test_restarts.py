@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.machine import (
-    Backoff,
     ExitReason,
     History,
     Instance,
@@ -16,8 +15,8 @@ from emberscale_operator.machine import (
     InstanceId,
     InstanceState,
     Resources,
-    advance,
 )
+from emberscale_operator.machine.restarts import Backoff, advance
 
 BACKOFF = Backoff(base=1.0, factor=2.0, limit=10.0, reset_after=60.0)
 

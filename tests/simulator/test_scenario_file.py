@@ -6,19 +6,20 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from emberscale_api.errors import InvalidError
-from emberscale_api.job import ScalingSpec, ShardingSpec
 from emberscale_api.job.run_policy import (
     DEFAULT_INTERVAL,
     CheckpointSpec,
     FaultToleranceSpec,
     FaultToleranceStrategy,
     RunPolicy,
+    ScalingSpec,
 )
+from emberscale_api.job.training import ShardingSpec
 from emberscale_brain.planner.types import ScalingOverheads
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_jobmaster import checkpointing
-from emberscale_operator.machine import Backoff
 from emberscale_operator.machine.intent import grown_memory
+from emberscale_operator.machine.restarts import Backoff
 from emberscale_simulator.mechanics import ChangeMethod
 from emberscale_simulator.recovery import Checkpoints
 from emberscale_simulator.scenario import SchedulerKind, TraceWorkload

@@ -18,7 +18,8 @@ from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.machine import Backoff, Policy
+from emberscale_operator.machine import Policy
+from emberscale_operator.machine.restarts import Backoff
 from training_jobs import job_body
 
 KEY = JobKey("team-a", "ctr")

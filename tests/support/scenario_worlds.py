@@ -29,7 +29,6 @@ from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.local.requests import WatchedManifest
 from emberscale_operator.machine import (
     Action,
-    Backoff,
     Create,
     Delete,
     ExitReason,
@@ -52,6 +51,7 @@ from emberscale_operator.machine import (
     Suspend,
     WaitUntil,
 )
+from emberscale_operator.machine.restarts import Backoff
 from emberscale_operator.master_link import MasterAddress
 from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis
 from training_jobs import job_body, training_job, training_spec

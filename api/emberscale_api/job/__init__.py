@@ -35,7 +35,6 @@ from emberscale_api.job.run_policy import (
     RecoveryPriority,
     RunPolicy,
     ScalingMode,
-    ScalingSpec,
     can_keep_parity,
 )
 from emberscale_api.job.training import (
@@ -43,7 +42,6 @@ from emberscale_api.job.training import (
     HotEmbeddingsSpec,
     OptimizerSpec,
     OptimizerType,
-    ShardingSpec,
 )
 from emberscale_api.job.training_job import API_VERSION, KIND, TrainingJob, TrainingJobSpec
 from emberscale_api.job.units import cpu_cores, memory_bytes, memory_quantity, parse_duration
@@ -89,8 +87,6 @@ __all__ = [
     "RoleSpec",
     "RunPolicy",
     "ScalingMode",
-    "ScalingSpec",
-    "ShardingSpec",
     "TableSpec",
     "TrainingJob",
     "TrainingJobSpec",

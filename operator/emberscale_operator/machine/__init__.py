@@ -28,15 +28,14 @@ from emberscale_operator.machine.instances import (
     InstanceState,
     Resources,
 )
-from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory, leave_seconds
-from emberscale_operator.machine.restarts import Backoff, History, Lives, advance
+from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, leave_seconds
+from emberscale_operator.machine.restarts import History, Lives
 from emberscale_operator.machine.standing import ENDED, RESTING, JobStanding, MasterReport, PhaseNews
 
 __all__ = [
     "ENDED",
     "RESTING",
     "Action",
-    "Backoff",
     "Create",
     "Decision",
     "Delete",
@@ -63,9 +62,7 @@ __all__ = [
     "ShutDown",
     "Suspend",
     "WaitUntil",
-    "advance",
     "decide",
     "demands_of",
-    "grown_memory",
     "leave_seconds",
 ]

@@ -3,7 +3,8 @@
 import asyncio
 
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
-from emberscale_operator.machine import Backoff, Policy
+from emberscale_operator.machine import Policy
+from emberscale_operator.machine.restarts import Backoff
 from memory_api import WANTED, Operator, names_of, new_api, slot_of
 
 

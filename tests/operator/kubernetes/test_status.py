@@ -36,8 +36,8 @@ from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document, unknown_after
 from emberscale_operator.kubernetes.stories import tell_condition, tell_flash, tell_phase, tell_steps
-from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
-from emberscale_operator.machine.intent import replicas_of
+from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of
+from emberscale_operator.machine.intent import grown_memory, replicas_of
 from eventually import unwrap
 from training_jobs import job_body
 

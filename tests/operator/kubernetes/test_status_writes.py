@@ -9,7 +9,8 @@ from emberscale_api.job.running import JobStatus, ProtectionStatus
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.controller import BackendUnavailableError, News
 from emberscale_operator.kubernetes.client import ApiUnavailableError
-from emberscale_operator.machine import Backoff, Decision, JobStanding, Policy
+from emberscale_operator.machine import Decision, JobStanding, Policy
+from emberscale_operator.machine.restarts import Backoff
 from memory_api import WANTED, MemoryApi, Operator, names_of, new_api
 from training_jobs import job_body
 

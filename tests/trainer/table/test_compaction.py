@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from emberscale_api.routing import BUCKETS
-from emberscale_trainer.table import Compaction, Reader, TableStore
+from emberscale_trainer.table import Reader, TableStore
+from emberscale_trainer.table.compaction import Compaction
 from snapshots import records_of
 
 Push = Callable[..., None]

@@ -14,7 +14,7 @@
 """
 
 from emberscale_trainer.table.admission import holds_sketches, with_sketches
-from emberscale_trainer.table.compaction import Compaction, compact, trim_heap
+from emberscale_trainer.table.compaction import compact, trim_heap
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.deltas import DeltaLog
 from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, require_finite
@@ -29,7 +29,6 @@ from emberscale_trainer.table.snapshot import Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
 
 __all__ = [
-    "Compaction",
     "DeltaLog",
     "DensePieces",
     "Eviction",
