@@ -137,7 +137,6 @@ class _Room:
             self.free[pool] -= more
 
     def copy(self) -> "_Room":
-        """Returns an independent copy."""
         other = _Room(self.table)
         other.free = self.free.copy()
         return other

@@ -190,5 +190,4 @@ class Actuator:
 
 
 def _wait_after(streak: int) -> float:
-    """Returns the seconds to wait after so many attempts."""
     return min(_REFUSED_SECONDS * 2.0 ** min(streak - 1, 16), _MOST_REFUSED_SECONDS)

@@ -181,7 +181,6 @@ class _Forked:
         return self._pid
 
     def begin(self, pid: int) -> None:
-        """Notes that the process exists."""
         self._pid = pid
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -189,7 +188,6 @@ class _Forked:
             return  # it has ended already, and the server says so next
 
     def end(self, code: int) -> None:
-        """Notes that the process has ended."""
         self._code = code
         if self._pidfd is not None:
             select.select([self._pidfd], [], [])  # when the server has died, the kernel may still be at it

@@ -60,7 +60,6 @@ class _Chain:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the base and all increments."""
         return sum(file.bytes for file in self.written.values())
 
 
