@@ -156,13 +156,8 @@ class TrainingJobClient:
         response = self._call(
             self._core.read_namespaced_pod_log, pod, self.namespace, follow=True, _preload_content=False
         )
-        rest = b""
-        for chunk in response.stream():
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield line.decode("utf-8", errors="replace")
-        if rest:
-            yield rest.decode("utf-8", errors="replace")
+        for line in response:
+            yield line.decode("utf-8", errors="replace").removesuffix("\n")
 
     def events(self, name: str) -> tuple[JobEvent, ...]:
         """The job's Events, oldest first."""
