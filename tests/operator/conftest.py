@@ -10,7 +10,8 @@ import pytest
 
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.roles import Role
-from emberscale_operator.local.processes import JobProcesses, Launch
+from emberscale_operator.local.process import Launch
+from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import InstanceId, Resources
 from training_jobs import training_job
 

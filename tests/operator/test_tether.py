@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from emberscale_operator.local import starters
-from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import execute
+from emberscale_operator.local.process import Launch, TetheredProcess
 
 TETHER = Path(starters.__file__).with_name("tether.py")
 SLEEP = "import threading; threading.Event().wait()"
@@ -20,11 +19,10 @@ SLEEP = "import threading; threading.Event().wait()"
 PARENT = """
 import sys, threading
 from pathlib import Path
-from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import execute
+from emberscale_operator.local.process import Launch, TetheredProcess
 
 command = (sys.executable, "-S", "-c", "import threading; threading.Event().wait()")
-started = TetheredProcess(execute, "worker-0", command, {}, Path(sys.argv[1]), None, "1")
+started = TetheredProcess(Launch(command, {}, "1"), "worker-0", Path(sys.argv[1]), None)
 print(started.pid, flush=True)
 if sys.argv[2] == "wait":
     threading.Event().wait()
@@ -32,7 +30,7 @@ if sys.argv[2] == "wait":
 
 
 def tethered(command: Sequence[str], log: Path, cores: Sequence[int] | None = None) -> TetheredProcess:
-    return TetheredProcess(execute, "worker-0", command, {}, log, cores, "1")
+    return TetheredProcess(Launch(command, {}, "1"), "worker-0", log, cores)
 
 
 def pid_of(started: TetheredProcess) -> int:

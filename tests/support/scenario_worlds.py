@@ -25,7 +25,8 @@ from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.local.backend import LocalBackend, StopRequests
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.folder import RunFolder
-from emberscale_operator.local.processes import JobProcesses, Launch
+from emberscale_operator.local.process import Launch
+from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.local.requests import WatchedManifest
 from emberscale_operator.machine import (
     Action,

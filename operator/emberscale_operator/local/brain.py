@@ -38,7 +38,7 @@ from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_api.shape import GIB
 from emberscale_operator.local.folder import RunFolder, write_private
 from emberscale_operator.local.port import HOST, bind_shared
-from emberscale_operator.local.processes import Launch
+from emberscale_operator.local.process import Launch
 
 
 class BrainSeat:

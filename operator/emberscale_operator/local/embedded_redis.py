@@ -17,7 +17,7 @@ from emberscale_api.errors import UnavailableError
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.folder import write_private
-from emberscale_operator.local.processes import Launch
+from emberscale_operator.local.process import Launch
 from emberscale_operator.machine import Instance, InstanceState
 
 _CONFIGURATION = """\

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from emberscale_api import environment as names
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
-from emberscale_operator.local.starters import Starter
+from emberscale_operator.local.starters import Starter, execute
 from emberscale_operator.machine import ExitReason
 
 
@@ -40,6 +40,16 @@ def read_memory(pid: int) -> Memory | None:
     return Memory(kibibytes["VmRSS"] * 1024, kibibytes["VmHWM"] * 1024)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How to start an instance: the command, its environment, the name of its incarnation, and who starts it."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    incarnation: str
+    starter: Starter = execute
+
+
 class TetheredProcess:
     """A command that ends with the calling thread.
 
@@ -47,23 +57,14 @@ class TetheredProcess:
     prints is appended to `log`, after a line that says which incarnation speaks.
     """
 
-    def __init__(
-        self,
-        starter: Starter,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        cores: Sequence[int] | None,
-        incarnation: str,
-    ) -> None:
-        self.incarnation = incarnation
+    def __init__(self, launch: Launch, name: str, log: Path, cores: Sequence[int] | None) -> None:
+        self.incarnation = launch.incarnation
         self._log = log
         self._speaker = {
-            "job": environment.get(names.JOB_NAME, ""),
-            "role": environment.get(names.ROLE, name),
-            "index": int(environment.get(names.INDEX, "0")),
-            "incarnation": incarnation,
+            "job": launch.environment.get(names.JOB_NAME, ""),
+            "role": launch.environment.get(names.ROLE, name),
+            "index": int(launch.environment.get(names.INDEX, "0")),
+            "incarnation": launch.incarnation,
         }
         self.resident_bytes = 0
         self.peak_bytes = 0
@@ -71,8 +72,8 @@ class TetheredProcess:
         self.stop_asked = False
         self._kill_at: float | None = None
         self._ended = False
-        self._note("process starting", command=list(command), cores="all" if cores is None else list(cores))
-        self._process = starter(command, environment, log, cores)
+        self._note("process starting", command=list(launch.command), cores="all" if cores is None else list(cores))
+        self._process = launch.starter(launch.command, launch.environment, log, cores)
 
     @property
     def pid(self) -> int | None:

@@ -1,25 +1,14 @@
 """The processes of a job on this machine: started, limited, watched and ended."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.cpu import find_cpu_quotas, loads_of, place
-from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import Starter, execute
+from emberscale_operator.local.process import Launch, TetheredProcess
 from emberscale_operator.machine import Instance, InstanceExit, InstanceId, InstanceState, Resources
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How to start an instance: the command, its environment, the name of its incarnation, and who starts it."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    incarnation: str
-    starter: Starter = execute
 
 
 @dataclass(frozen=True)
@@ -68,15 +57,7 @@ class JobProcesses:
         self._newest[slot] = instance.incarnation
         cores = place(resources.cpu_cores, self._loads())
         launch = self._launch_of(instance, resources)
-        process = TetheredProcess(
-            starter=launch.starter,
-            name=instance.member,
-            command=launch.command,
-            environment=launch.environment,
-            log=self._logs / f"{instance.member}.log",
-            cores=cores,
-            incarnation=launch.incarnation,
-        )
+        process = TetheredProcess(launch, instance.member, self._logs / f"{instance.member}.log", cores)
         self._entries[instance] = _Entry(process, resources, cores, started_at=now)
 
     def resize(self, instance: InstanceId, resources: Resources) -> None:

@@ -29,7 +29,8 @@ from emberscale_operator.local.embedded_redis import (
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
 from emberscale_operator.local.port import HOST, reserve_port
-from emberscale_operator.local.processes import JobProcesses, Launch
+from emberscale_operator.local.process import Launch
+from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.local.requests import WatchedManifest
 from emberscale_operator.local.snapshot import RunOutcome, RunView
 from emberscale_operator.local.starters import ForkServerClient
