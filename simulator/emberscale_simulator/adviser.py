@@ -1,30 +1,23 @@
 """The brain's advice on how often jobs save (`emberscale_brain.fault_tolerance`), as its service gives it."""
 
-from collections.abc import Sequence
-
 from emberscale_api.shape import JobProfile
 from emberscale_brain.fault_tolerance import FailureRecord, advise, failure_costs
 from emberscale_brain.planner.types import JobId
-from emberscale_simulator.pods import StartTime
-from emberscale_simulator.schedulers.protocol import LearnedOverheads
+from emberscale_simulator.schedulers.protocol import LearnsOverheads
 
 
-class CheckpointAdviser:
+class CheckpointAdviser(LearnsOverheads):
     """Remembers the failures of all jobs' servers, and the durations of starts and standstills.
 
     Every job whose mechanics leave `checkpointInterval` open follows the advice, whichever scheduler it has.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._own: dict[JobId, FailureRecord] = {}
         self._fleet = FailureRecord()
         self._measured_until: dict[JobId, float] = {}
         self._speeds: dict[JobId, float] = {}
-        self._learned = LearnedOverheads()
-
-    def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """Remembers the latest starts."""
-        self._learned.observe(starts)
 
     def interval(
         self,
@@ -46,7 +39,7 @@ class CheckpointAdviser:
         if not speed:
             return None
         whole = profile.time - submitted_at + remaining_samples / speed
-        overheads = self._learned.overheads(None)
+        overheads = self.overheads(None)
         costs = failure_costs(
             profile.shape,
             whole,

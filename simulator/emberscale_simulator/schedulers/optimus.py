@@ -27,14 +27,13 @@ from emberscale_brain.planner.types import ClusterCapacity, JobId
 from emberscale_simulator.ground_truth import batch_rate
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.mechanics import ChangeMethod, Mechanics
-from emberscale_simulator.pods import StartTime
 from emberscale_simulator.resources import NOTHING, Amounts, role_resources
-from emberscale_simulator.schedulers.protocol import LearnedOverheads, ScheduledJob
+from emberscale_simulator.schedulers.protocol import LearnsOverheads, ScheduledJob
 
 _TRIALS = ((1, 1), (2, 1), (1, 2), (4, 2), (2, 4), (8, 4))
 
 
-class OptimusScheduler:
+class OptimusScheduler(LearnsOverheads):
     """Chooses the numbers of pods; their sizes are the owner's request.
 
     A running job changes only if that ends it sooner by the fraction `min_gain`, including the change.
@@ -43,17 +42,13 @@ class OptimusScheduler:
     def __init__(
         self, jobs: Sequence[SimulatedJob], mechanics: Mechanics, min_gain: float, noise: float, seed: int
     ) -> None:
+        super().__init__()
         self._truth = {job.id: job for job in jobs}
         self._mechanics = mechanics
         self._min_gain = min_gain
         self._noise = noise
         self._random = np.random.default_rng([seed, 11])
         self._trials: dict[JobId, list[tuple[float, float, float]]] = {}
-        self._learned = LearnedOverheads()
-
-    def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """Remembers the costs of changes."""
-        self._learned.observe(starts)
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
         """Forgets the job's trials."""
@@ -142,7 +137,7 @@ class OptimusScheduler:
 
     def _pays(self, job: ScheduledJob, fit: NDArray[np.float64], present: JobShape, target: JobShape) -> bool:
         """Whether the change ends the job sooner, including its own cost."""
-        costs = self._learned.overheads(self._mechanics.resize)
+        costs = self.overheads(self._mechanics.resize)
         pause = costs.worker_pause_seconds if present.workers != target.workers else 0.0
         if present.ps != target.ps:
             pause = max(pause, costs.ps_pause_seconds)

@@ -7,13 +7,12 @@ from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobId, PastJob, Planner, Prices, ThroughputFit
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.mechanics import Mechanics
-from emberscale_simulator.pods import StartTime
-from emberscale_simulator.schedulers.protocol import LearnedOverheads, ScheduledJob
+from emberscale_simulator.schedulers.protocol import LearnsOverheads, ScheduledJob
 
 _JOBS_REMEMBERED = 500
 
 
-class PlannedScheduler:
+class PlannedScheduler(LearnsOverheads):
     """Plays the brain's part around a planner: keeps the history, and learns how long pods take to start.
 
     Without `use_history`, it forgets every job that has ended. From `mechanics` it takes only the duration of a resize;
@@ -28,13 +27,13 @@ class PlannedScheduler:
         network_bytes_per_second: float,
         use_history: bool = True,
     ) -> None:
+        super().__init__()
         self._planner = planner
         self._prices = prices
         self._mechanics = mechanics
         self._network = network_bytes_per_second
         self._use_history = use_history
         self._history: deque[PastJob] = deque(maxlen=_JOBS_REMEMBERED)
-        self._learned = LearnedOverheads()
         self._fits: dict[JobId, ThroughputFit] = {}
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
@@ -43,7 +42,7 @@ class PlannedScheduler:
             jobs=tuple(job.view for job in jobs),
             capacity=capacity,
             prices=self._prices,
-            overheads=self._learned.overheads(self._mechanics.resize),
+            overheads=self.overheads(self._mechanics.resize),
             history=tuple(self._history),
             network_bytes_per_second=self._network,
         )
@@ -54,10 +53,6 @@ class PlannedScheduler:
             if planned.shape is not None:
                 decided[job] = planned.shape
         return decided
-
-    def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """Remembers the latest starts."""
-        self._learned.observe(starts)
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
         """Adds a completed job to the history."""

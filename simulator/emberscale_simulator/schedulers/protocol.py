@@ -53,14 +53,14 @@ class Memoryless:
         """Ignored."""
 
 
-class LearnedOverheads:
-    """Medians of the latest start-ups and standstills of each role, as the brain learns them."""
+class LearnsOverheads:
+    """Learns medians of the latest start-ups and standstills of each role, as the brain does."""
 
     def __init__(self) -> None:
         self._starts = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
         self._pauses = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
 
-    def observe(self, starts: Sequence[StartTime]) -> None:
+    def observe_starts(self, starts: Sequence[StartTime]) -> None:
         """Remembers the latest starts."""
         for start in starts:
             if start.seconds is not None:
