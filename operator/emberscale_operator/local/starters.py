@@ -172,16 +172,12 @@ class _Forked:
     def __init__(self, server: ForkServerClient, ticket: int) -> None:
         self._server = server
         self._ticket = ticket
-        self._pid: int | None = None
+        self.pid: int | None = None
         self._pidfd: int | None = None
         self._code: int | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return self._pid
-
     def begin(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -202,7 +198,7 @@ class _Forked:
         if self._pidfd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
-        elif self._code is None and self._pid is None:
+        elif self._code is None and self.pid is None:
             # the server may take half a minute to import what it forks with; what never began has nothing to save
             self._server.give_up(self._ticket)
             self.end(-number)
