@@ -64,17 +64,9 @@ class PlannerPreferences(ManifestPart):
 
     def settings(self, seed: int, planning_seconds: float = 60.0) -> PlannerSettings:
         """Returns the settings as planners take them; plans are made every `planning_seconds`."""
+        same = self.model_dump(exclude={"name", "memory_lead", "cpu_core_hour", "memory_gib_hour"})
         return PlannerSettings(
-            rho=self.rho,
-            epsilon=self.epsilon,
-            smoothing=self.smoothing,
-            neighbours=self.neighbours,
-            time_value_per_hour=self.time_value_per_hour,
-            minimum_gain=self.minimum_gain,
-            exploration=self.exploration,
-            memory_lead_seconds=self.memory_lead,
-            planning_seconds=planning_seconds,
-            seed=seed,
+            **same, memory_lead_seconds=self.memory_lead, planning_seconds=planning_seconds, seed=seed
         )
 
     def prices(self) -> Prices:
