@@ -25,13 +25,6 @@ def hash_bytes(content: bytes) -> int:
     return int(xxh64(data, 0, data.size))
 
 
-def hash_texts(
-    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32], into: npt.NDArray[np.int64]
-) -> None:
-    """Writes the ids of the texts `data[offsets[i]:offsets[i + 1]]`."""
-    _hash_all(data, offsets, into)
-
-
 @kernel
 def _word(data: npt.NDArray[np.uint8], place: int) -> np.uint64:
     word = np.uint64(0)
@@ -123,6 +116,7 @@ def is_utf8(data: npt.NDArray[np.uint8], begin: int, end: int) -> bool:
 
 
 @kernel
-def _hash_all(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.integer], into: npt.NDArray[np.int64]) -> None:
+def hash_texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.integer], into: npt.NDArray[np.int64]) -> None:
+    """Writes the ids of the texts `data[offsets[i]:offsets[i + 1]]`."""
     for number in range(into.size):
         into[number] = xxh64(data, offsets[number], offsets[number + 1])

@@ -116,7 +116,8 @@ def ftrl(
 
 
 @part
-def _scale_into(weights: int, gradient: int, dimension: int, rate: float) -> None:
+def apply_sgd(weights: int, gradient: int, dimension: int, rate: float) -> None:
+    """Steps one row by SGD."""
     whole = FLOAT_BYTES * (dimension & WHOLE)
     for at in range(0, whole, VECTOR_BYTES):
         store8(weights + at, sgd(load8(weights + at), load8(gradient + at), rate))
@@ -196,19 +197,13 @@ def _mean_square(gradient: int, dimension: int) -> float:
 
 
 @part
-def apply_sgd(weights: int, gradient: int, dimension: int, rate: float) -> None:
-    """Steps one row by SGD."""
-    _scale_into(weights, gradient, dimension, rate)
-
-
-@part
 def apply_row_wise_adagrad(weights: int, gradient: int, dimension: int, parameters: tuple[float, float]) -> None:
     """Steps one row: s = s + mean(g^2); w - rate*g / (sqrt(s) + epsilon)."""
     rate, epsilon = parameters
     squares_at = weights + FLOAT_BYTES * dimension
     squares = load_float32(squares_at) + _mean_square(gradient, dimension)
     store_float32(squares_at, squares)
-    _scale_into(weights, gradient, dimension, rate / (root(squares) + epsilon))
+    apply_sgd(weights, gradient, dimension, rate / (root(squares) + epsilon))
 
 
 def _adam_stepper(*, corrects_epsilon: bool) -> Callable[[int, int, int, tuple[float, float, float, float]], None]:
