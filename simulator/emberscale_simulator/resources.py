@@ -1,6 +1,6 @@
 """Cores and bytes: those that a live change needs while pods overlap, and those that jobs held and used."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from emberscale_api.shape import JobShape
 from emberscale_simulator.ground_truth import Rate
@@ -60,11 +60,6 @@ def ps_pod(shape: JobShape) -> Amounts:
 def role_resources(shape: JobShape) -> RoleResources:
     """Returns the resources of all pods of a shape."""
     return RoleResources(worker_pod(shape) * shape.workers, ps_pod(shape) * shape.ps)
-
-
-def with_workers(shape: JobShape, workers: int) -> JobShape:
-    """Returns the same pods with another number of workers."""
-    return replace(shape, workers=workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ back otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId
-from emberscale_simulator.resources import with_workers
 from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 
 
@@ -64,7 +63,7 @@ class ElasticScheduler(Memoryless):
                 return None
             if present.workers > climb.workers and measured < climb.throughput * (1 + self._min_gain):
                 climb.over = True
-                return with_workers(present, climb.workers)
+                return replace(present, workers=climb.workers)
         target = min(present.workers + self._step, job.view.bounds.workers[1])
         self._climbs[job.view.id] = _Climb(present.workers, measured)
-        return with_workers(present, target) if target > present.workers else None
+        return replace(present, workers=target) if target > present.workers else None
