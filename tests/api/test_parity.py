@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
+from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
 
 
 def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
@@ -59,3 +59,19 @@ def test_a_job_with_parity_is_not_scaled_below_it() -> None:
 def test_other_strategies_take_one() -> None:
     for strategy in (FaultToleranceStrategy.AUTO, FaultToleranceStrategy.FULL_RECOVERY):
         assert spec({"replicas": 1}, strategy=strategy).ps.replicas == 1
+
+
+def test_durability_is_sync_unless_the_manifest_says_otherwise() -> None:
+    assert spec({"replicas": 2}).fault_tolerance.durability is Durability.SYNC
+    assert spec({"replicas": 2}, durability="Async").fault_tolerance.durability is Durability.ASYNC
+    assert spec({"replicas": 2}, strategy="Auto", durability="Async").fault_tolerance.durability is Durability.ASYNC
+
+
+@pytest.mark.parametrize("strategy", ["FullRecovery", "PartialRecovery"])
+def test_durability_takes_a_strategy_that_may_keep_parity(strategy: str) -> None:
+    assert spec({"replicas": 2}, strategy=strategy, durability="Sync").fault_tolerance.durability is Durability.SYNC
+    told = rf"durability: {strategy} keeps no parity; remove durability, or choose ErasureCoding or Auto"
+    with pytest.raises(ValidationError, match=told):
+        spec({"replicas": 2}, strategy=strategy, durability="Async")
+    with pytest.raises(ValidationError, match="Input should be 'Sync' or 'Async'"):
+        spec({"replicas": 2}, durability="Eventually")

@@ -67,6 +67,11 @@ TABLE: list[tuple[str, Any, str]] = [
         {"strategy": "FullRecovery", "targetPLS": 0.1},
         "targetPLS: FullRecovery and ErasureCoding lose no sample",
     ),
+    (
+        "spec.faultTolerance",
+        {"strategy": "FullRecovery", "durability": "Async"},
+        "durability: FullRecovery and PartialRecovery keep no parity",
+    ),
     ("spec.faultTolerance", {"strategy": "Auto", "priority": "MFU"}, "priority is for partial recovery"),
     (
         "spec.faultTolerance",

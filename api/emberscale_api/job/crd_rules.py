@@ -152,6 +152,12 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "message": "targetPLS: FullRecovery and ErasureCoding lose no sample; remove targetPLS, or choose "
             "PartialRecovery",
         },
+        {
+            "rule": "!has(self.durability) || self.durability == 'Sync' || !has(self.strategy) || "
+            "self.strategy in ['Auto', 'ErasureCoding']",
+            "message": "durability: FullRecovery and PartialRecovery keep no parity; remove durability, or choose "
+            "ErasureCoding or Auto",
+        },
     ],
     "OptimizersSpec": [
         {

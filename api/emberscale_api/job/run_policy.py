@@ -165,19 +165,31 @@ MOST_DOUBLE_PARITY_SERVERS = 257
 """With parity 2: 255 rows of a stripe, which the code tells apart, and its two parity blocks."""
 
 
+class Durability(StrEnum):
+    """When a server with parity answers a push.
+
+    `Sync`: once the servers that hold its parity have stored the changes. `Async`: at once; the changes of several
+    pushes are stored together, and a lost server's rows lack at most the latest of them.
+    """
+
+    SYNC = "Sync"
+    ASYNC = "Async"
+
+
 def can_keep_parity(servers: int, parity: int) -> bool:
     """Whether so many parameter servers can keep this parity of each other's rows."""
     return servers > parity and (parity < MOST_PARITY or servers <= MOST_DOUBLE_PARITY_SERVERS)
 
 
+_MAY_KEEP_PARITY = frozenset({FaultToleranceStrategy.AUTO, FaultToleranceStrategy.ERASURE_CODING})
 _LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceStrategy.ERASURE_CODING})
 
 
 class FaultToleranceSpec(ManifestPart):
     """`Auto` picks the strategy that is expected to cost least, and PartialRecovery only if `targetPLS` is set.
 
-    With `ErasureCoding`, a server answers a push once the servers that hold its parity have stored the changes. `Auto`
-    switches parity on or off only when all servers load rows: at the start, at a resume, and at a roll-back.
+    With parity, `durability` says when a server answers a push. `Auto` switches parity on or off only when all servers
+    load rows: at the start, at a resume, and at a roll-back.
 
     `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3). With partial recovery,
     `priority` saves some rows more often; PLS does not count that.
@@ -203,6 +215,11 @@ class FaultToleranceSpec(ManifestPart):
         le=MOST_PARITY,
         description="With ErasureCoding or Auto: parameter servers that the job may lose at a time without a roll-back",
     )
+    durability: Durability = Field(
+        default=Durability.SYNC,
+        description="With ErasureCoding or Auto: Sync stores the changes of a push as parity before the push is "
+        "answered; Async stores them later, for less work, and a lost parameter server forgets its latest pushes",
+    )
 
     @property
     def allowed_pls(self) -> float:
@@ -222,6 +239,10 @@ class FaultToleranceSpec(ManifestPart):
                 "PartialRecovery"
                 if self.strategy is FaultToleranceStrategy.AUTO
                 else f"priority: {self.strategy} loses no sample; remove priority, or choose PartialRecovery"
+            )
+        if self.durability is Durability.ASYNC and self.strategy not in _MAY_KEEP_PARITY:
+            raise ValueError(
+                f"durability: {self.strategy} keeps no parity; remove durability, or choose ErasureCoding or Auto"
             )
         return self
 
