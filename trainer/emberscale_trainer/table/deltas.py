@@ -4,6 +4,10 @@ A log has a fixed number of *lanes*, one for each choice of the servers that hol
 determines the lane of its deltas. A delta is `slot: uint32 | rows: uint16 | table: uint16 | old ^ new: uint8[rows,
 stride]`, little-endian, with the rows of consecutive slots. Deltas commute, and a row may have any number of them.
 
+The deltas of a row telescope: `a ^ b` and `b ^ c` are together `a ^ c`. In a log that merges, the first change of a row
+since the last `take` opens its delta, which has the old bytes as they are; later changes add nothing; and `take` closes
+it with the bytes as of then. So a row has one delta, however many pushes have changed it.
+
 Rows that existed before the log are *filled in*: their bytes are a delta from nothing. They are filled in slot by slot
 while training continues; changes are logged in slots below `logged`, since rows that are not filled in yet need no
 deltas. `withdraw` is the inverse, and leaves nothing of these rows in the parity. Callers hold the lock of the store.
@@ -28,7 +32,19 @@ from emberscale_trainer.table.memory import (
     store_uint32,
     zero,
 )
-from emberscale_trainer.table.slab import LOGGED, LOGS, NUMBER, PUSHES, SLOT_BITS, STRIDE, Segment
+from emberscale_trainer.table.slab import (
+    LOGGED,
+    LOGS,
+    NUMBER,
+    OPENED,
+    PUSHES,
+    SEGMENT_COUNT,
+    SEGMENTS,
+    SLOT_BITS,
+    STRIDE,
+    TABLE_BYTES,
+    Segment,
+)
 
 DELTA_BYTES = 8
 """Bytes of a delta before its rows."""
@@ -37,6 +53,8 @@ EVERY_SLOT = 1 << 40
 """More than the highest slot."""
 
 _MOST_ROWS = 0xFFFF
+_OPEN = 1 << 31
+"""The bit of an open delta, beside the number of its table."""
 _AHEAD = 12
 """Deltas between the one that is applied and the one whose row is prefetched."""
 _CHUNK_BYTES = 1 << 20
@@ -68,23 +86,31 @@ _NONE = np.zeros(0, np.uint8)
 
 @part
 def begin_delta(table: int, slot: int, row: int) -> int:
-    """Begins the delta of a row that is about to change; returns the address for its bytes, 0 if it is not logged.
+    """Begins the delta of a row that is about to change; returns the address for its bytes, 0 if none are to follow.
 
     A slot that holds no live row counts as all zero, whatever it contains.
     """
     if slot >= load_int64(table + LOGGED):
         return 0
+    opened = load_int64(table + OPENED)
+    if opened != 0:
+        byte, bit = opened + (slot >> 3), 1 << (slot & 7)
+        known = load_uint8(byte)
+        if known & bit:
+            return 0
+        store_uint8(byte, known | bit)
     lane = load_int64(load_int64(table + LOGS) + 8 * (slot >> load_int64(table + SLOT_BITS)))
     at = load_int64(lane)
     stride = load_int64(table + STRIDE)
     store_uint32(at, slot)
-    store_uint32(at + 4, 1 | load_int64(table + NUMBER) << 16)
+    word = 1 | load_int64(table + NUMBER) << 16
+    store_uint32(at + 4, word | _OPEN if opened != 0 else word)
     if load_uint32(row + load_int64(table + PUSHES)) != 0:
         copy(at + DELTA_BYTES, row, stride)
     else:
         zero(at + DELTA_BYTES, stride)
     store_int64(lane, at + DELTA_BYTES + stride)
-    return at + DELTA_BYTES
+    return at + DELTA_BYTES if opened == 0 else 0
 
 
 @part
@@ -158,6 +184,49 @@ def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: i
     return APPLIED
 
 
+@part
+def _prefetch_logged(delta: int, tables: int, table_count: int) -> None:
+    """Prefetches the row of an open delta; bytes that are no delta prefetch something useless."""
+    slot, number = load_uint32(delta), (load_uint32(delta + 4) & ~_OPEN) >> 16
+    if number >= table_count:
+        return
+    table = tables + TABLE_BYTES * number
+    stride, bits = load_int64(table + STRIDE), load_int64(table + SLOT_BITS)
+    segment = slot >> bits
+    if segment < load_int64(table + SEGMENT_COUNT):
+        row = load_int64(load_int64(table + SEGMENTS) + 8 * segment) + stride * (slot & ((1 << bits) - 1))
+        for at in range(0, stride, CACHE_LINE):
+            prefetch(row + at)
+
+
+@entry
+def close_deltas(deltas: int, size: int, tables: int, table_count: int) -> int:
+    """Closes the open ones of these deltas with the rows of `tables: slab.TABLE[table_count]`; returns how many.
+
+    A slot that holds no live row counts as all zero, whatever it contains.
+    """
+    at, closed = 0, 0
+    while at < size:
+        slot, word = load_uint32(deltas + at), load_uint32(deltas + at + 4)
+        table = tables + TABLE_BYTES * ((word & ~_OPEN) >> 16)
+        stride = load_int64(table + STRIDE)
+        if word & _OPEN:
+            following = at + _AHEAD * (DELTA_BYTES + stride)
+            if following + DELTA_BYTES <= size:
+                _prefetch_logged(deltas + following, tables, table_count)
+            bits = load_int64(table + SLOT_BITS)
+            segment = slot >> bits
+            row = load_int64(load_int64(table + SEGMENTS) + 8 * segment) + stride * (slot & ((1 << bits) - 1))
+            if load_uint32(row + load_int64(table + PUSHES)) != 0:
+                _xor(deltas + at + DELTA_BYTES, row, stride)
+            byte = load_int64(table + OPENED) + (slot >> 3)
+            store_uint8(byte, load_uint8(byte) & ~(1 << (slot & 7)))
+            store_uint32(deltas + at + 4, word ^ _OPEN)
+            closed += 1
+        at += DELTA_BYTES + stride * (word & _MOST_ROWS)
+    return closed
+
+
 class DeltaLog:
     """The log of one store; `lane_of(table, segment)` is the lane of the deltas of a segment."""
 
@@ -167,8 +236,13 @@ class DeltaLog:
         segments: Sequence[Sequence[Segment]],
         lanes: int,
         lane_of: Callable[[int, int], int],
+        *,
+        merges: bool = False,
     ) -> None:
-        """Begins a log of `tables: slab.TABLE[n]`, of which no row is filled in yet; the caller keeps `segments`."""
+        """Begins a log of `tables: slab.TABLE[n]`, of which no row is filled in yet; the caller keeps `segments`.
+
+        With `merges`, a row has one delta for all changes between two calls of `take`.
+        """
         self._tables = tables
         self._segments = segments
         self._lane_of = lane_of
@@ -177,6 +251,9 @@ class DeltaLog:
         self._taken = [0] * lanes
         self._full: list[list[NDArray[np.uint8]]] = [[] for _ in range(lanes)]
         self._lanes_of = [np.zeros(0, np.int64) for _ in segments]
+        self._merges = merges
+        self._opened = [np.zeros(0, np.uint8) for _ in segments]
+        tables["opened"] = 0
         for lane in range(lanes):
             self._begin_chunk(lane, 0)
         for table in range(len(segments)):
@@ -187,10 +264,19 @@ class DeltaLog:
         count = len(self._segments[table])
         known = self._lanes_of[table]
         if count > len(known):
+            self._make_room_to_open(table, count)
             cells = address_of(self._cells)
             added = [cells + 8 * self._lane_of(table, segment) for segment in range(len(known), count)]
             self._lanes_of[table] = np.concatenate([known, np.array(added, np.int64)])
             self._tables[table]["logs"] = address_of(self._lanes_of[table])
+
+    def _make_room_to_open(self, table: int, segments: int) -> None:
+        room = segments << int(self._tables[table]["slot_bits"]) >> 3
+        if self._merges and room > len(self._opened[table]):
+            grown = np.zeros(2 * room, np.uint8)
+            grown[: len(self._opened[table])] = self._opened[table]
+            self._opened[table] = grown
+            self._tables[table]["opened"] = address_of(grown)
 
     def make_room(self, size: int) -> None:
         """Makes room for deltas of `size` bytes, including headers. Raises MemoryError."""
@@ -203,6 +289,7 @@ class DeltaLog:
 
         `receivers` has the lanes of each. The caller owns the deltas. Raises MemoryError, and then takes nothing.
         """
+        self._close()
         taken = []
         for lanes in receivers:
             parts = [part for lane in lanes for part in (*self._full[lane], self._rest(lane)) if len(part)]
@@ -211,6 +298,14 @@ class DeltaLog:
             self._full[lane] = []
             self._taken[lane] = int(self._cells[lane]) - address_of(chunk)
         return taken
+
+    def _close(self) -> None:
+        """Closes all open deltas; what changes from then on has deltas of its own."""
+        if self._merges:
+            tables = address_of(self._tables)
+            for lane, full in enumerate(self._full):
+                for part in (*full, self._rest(lane)):
+                    close_deltas(address_of(part), len(part), tables, len(self._tables))
 
     @property
     def pending_bytes(self) -> int:
@@ -251,6 +346,7 @@ class DeltaLog:
 
     def withdraw(self, most_bytes: int) -> None:
         """Withdraws the last rows that were filled in, about `most_bytes` bytes of them. Raises as `fill` does."""
+        self._close()  # rows that are withdrawn change without further deltas
         for table in range(len(self._tables)):
             entry = self._tables[table]
             end = min(int(entry["logged"]), int(entry["next_slot"]))

@@ -8,7 +8,8 @@ change belongs there.
 Between calls of a kernel, a row has counted at least one push, and a slot without a row is all zero: the bytes of a
 slot alone tell whether it is live.
 
-A table whose changes are logged (`deltas`) also writes `old ^ new` of each row that changes, in the same pass.
+A table whose changes are logged (`deltas`) also writes `old ^ new` of each row that changes, in the same pass; in a log
+that merges, it writes only the old bytes, when a row first changes.
 
 A reader of a table costs nothing until it is active. A reader that tracks changes has a bitmap, with one bit per slot.
 A reader with an open snapshot gets a copy of a row's old bytes, unless it has passed the row or the row is not in its
@@ -48,6 +49,7 @@ from emberscale_trainer.table.slab import (
     INITIALIZER,
     LOGGED,
     NEXT_SLOT,
+    OPENED,
     OPTIMIZER,
     PARAMETERS_AT,
     PASSED,
@@ -351,6 +353,13 @@ def _step_logged(table: int, slots: int, rows: int, count: int, gradients: int, 
 
 
 @routine
+def _open_deltas(table: int, slots: int, rows: int, count: int) -> None:
+    """Begins the deltas of rows in a log that merges, where they stay open."""
+    for at in range(0, 8 * count, 8):
+        begin_delta(table, load_int64(slots + at), load_int64(rows + at))
+
+
+@routine
 def step_rows(table: int, slots: int, rows: int, count: int, gradients: int, changes_of: int) -> None:
     """Applies `count` gradients to rows, one after another, and counts them.
 
@@ -359,6 +368,8 @@ def step_rows(table: int, slots: int, rows: int, count: int, gradients: int, cha
     """
     _tell_readers(table, slots, rows, count)
     if load_int64(table + LOGGED) != 0:
-        _step_logged(table, slots, rows, count, gradients, changes_of)
-    else:
-        _step(table, rows, count, gradients, changes_of)
+        if load_int64(table + OPENED) == 0:
+            _step_logged(table, slots, rows, count, gradients, changes_of)
+            return
+        _open_deltas(table, slots, rows, count)
+    _step(table, rows, count, gradients, changes_of)

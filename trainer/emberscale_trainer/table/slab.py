@@ -67,6 +67,7 @@ TABLE = np.dtype(
         ("number", "<i8"),  # of the table in its store
         ("logged", "<i8"),  # rows in slots below this log their deltas; 0: none do
         ("logs", "<i8"),  # address of int64[]: for each segment, the address of what says where its next delta goes
+        ("opened", "<i8"),  # address of the bitmap of rows with an open delta, one bit a slot; 0: none stays open
     ]
 )
 
@@ -106,6 +107,7 @@ READERS_AT = _offset("readers")
 NUMBER = _offset("number")
 LOGGED = _offset("logged")
 LOGS = _offset("logs")
+OPENED = _offset("opened")
 
 READER_BYTES = READER.itemsize
 CHANGED = _offset("changed", READER)

@@ -342,11 +342,11 @@ class TableStore:
         """Ends the reader's snapshot, which it has read, and forgets the changes before it."""
         self._snapshots.pop(reader).commit()
 
-    def log_deltas(self, lanes: int, lane_of: Callable[[int, int], int]) -> DeltaLog:
-        """Logs changes from now on, until the log is stopped; stops an earlier log."""
+    def log_deltas(self, lanes: int, lane_of: Callable[[int, int], int], *, merges: bool = False) -> DeltaLog:
+        """Logs changes from now on, until the log is stopped; stops an earlier log. `merges` is as in `DeltaLog`."""
         if self._log is not None:
             self._log.stop()
-        self._log = DeltaLog(self._tables, [slots.segments for slots in self.slots], lanes, lane_of)
+        self._log = DeltaLog(self._tables, [slots.segments for slots in self.slots], lanes, lane_of, merges=merges)
         return self._log
 
     def abandon_snapshots(self) -> None:
