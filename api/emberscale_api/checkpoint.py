@@ -170,7 +170,8 @@ class EpochApplied(_Part):
 class ForgottenShare(_Part):
     """Batches that count as applied everywhere, though the rows of lost servers have forgotten them.
 
-    * `servers`: the indexes of the lost servers. `checkpoint`: the id of the one from which their share was reloaded.
+    * `servers`: the indexes of the lost servers. `checkpoint`: the id of the one from which their share was reloaded;
+      empty: it was rebuilt from parity that lagged.
     * `epochs`: the batches. `samples`: the number of their samples.
     * `buckets`, `pieces`: [first, stop) ranges of the lost buckets and dense pieces.
     * `pls`: the addition to the portion of lost samples (CPR equation 3, with the share of all buckets that were
@@ -203,8 +204,8 @@ class CheckpointManifest(_Part):
 
     `format_version` is 4 if weights are quantised, 3 for priority rows, 2 if files of earlier checkpoints are needed,
     which readers of version 1 do not support, and otherwise 1. `partial_rows` is the id of an earlier checkpoint if
-    these are only some of its rows, as they were later; empty: they are all rows. `forgotten` lists what partial
-    recoveries took from the rows before the checkpoint. `restores` counts earlier restores of the rows from quantised
+    these are only some of its rows, as they were later; empty: they are all rows. `forgotten` lists what recoveries
+    took from the rows before the checkpoint. `restores` counts earlier restores of the rows from quantised
     weights, by their bits. `origin` is the checkpoint from which the job started; None: it started from nothing.
 
     `seal` is the CRC-32 of the manifest itself, with `seal` set to 0, sorted keys and no spaces. It covers the document

@@ -26,6 +26,7 @@ class AssignCall:
     * `anew`: none of the checkpoint's batches counts as applied.
     * `parity`: the parity to keep; 0: as the manifest's strategy says.
     * `no_parity`: keep no parity, whatever the manifest says.
+    * `async_parity`: answer pushes before other servers hold their deltas.
     """
 
     table: RoutingTable
@@ -34,6 +35,7 @@ class AssignCall:
     anew: bool = False
     parity: int = 0
     no_parity: bool = False
+    async_parity: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class PrepareCall:
     * `checkpoint`: the checkpoint from which the successor of a lost server loads its rows; `priority`: the saves of
       priority rows to load over it; empty: no server is replaced.
     * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
-    * `parity`, `no_parity`: as in `AssignCall`.
+    * `parity`, `no_parity`, `async_parity`: as in `AssignCall`, under the table of the move.
     """
 
     move: int
@@ -119,6 +121,7 @@ class PrepareCall:
     priority: tuple[str, ...] = ()
     parity: int = 0
     no_parity: bool = False
+    async_parity: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Computes what a partial recovery makes rows forget, and the portion of lost samples that it adds (CPR equation 3).
+"""Computes what a recovery makes rows forget, and the portion of lost samples that it adds (CPR equation 3).
 
-Rows that go back to a checkpoint lose the batches that came after it. Nobody trains a forgotten batch again, so a row
-cannot lose it twice: a recovery counts the progress since the last checkpoint or since the last partial recovery of the
-same rows, whichever is later.
+Rows that go back to a checkpoint lose the batches that came after it, and rows that are rebuilt from parity with
+`durability: Async` those that the parity lacked. Nobody trains a forgotten batch again, so a row cannot lose it twice:
+a recovery counts the progress since the last checkpoint or since the last recovery of the same rows that made them
+forget, whichever is later.
 """
 
 from collections import Counter
@@ -20,6 +21,8 @@ def forgotten_by(
     state: JobState, spec: TrainingJobSpec, lost: Collection[int], applied: Applied, source: Source
 ) -> ForgottenShare:
     """Returns the `applied` batches that the rows of these servers, by index, lose by going back to a checkpoint.
+
+    A source without a checkpoint stands for rows that are rebuilt from parity.
 
     Omits batches that all of these rows have already forgotten; each row counts only what it forgets anew.
     """

@@ -39,7 +39,8 @@ class Process:
     """A registered process. `alive` is False while it is silent for too long.
 
     `most_parity`: the largest parity that it can keep when told to; 0 for a version that ignores the master's choice,
-    from before `Auto` could choose parity.
+    from before `Auto` could choose parity. `knows_async_parity`: whether it can hold deltas of several batches that
+    come as one, and answer pushes before others hold their deltas.
     """
 
     incarnation: str
@@ -50,6 +51,7 @@ class Process:
     host: str
     alive: bool = True
     most_parity: int = 0
+    knows_async_parity: bool = False
 
 
 class DrainPhase(StrEnum):

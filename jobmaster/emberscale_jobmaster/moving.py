@@ -37,7 +37,16 @@ from emberscale_jobmaster.losses import recover
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import JobState, Routing, Stage, limits_of, servers_wanted, sizes_of, wanted_shares
+from emberscale_jobmaster.state import (
+    JobState,
+    Routing,
+    Stage,
+    keeps_async,
+    limits_of,
+    servers_wanted,
+    sizes_of,
+    wanted_shares,
+)
 
 KIND = "Move"
 HOLD_SECONDS = 10.0
@@ -290,10 +299,10 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
             lost=operation.lost,
             parity=state.chosen_parity,
             no_parity=bool(state.forgone),
+            async_parity=keeps_async(state, operation.table),
         )
     if operation.lost and operation.phase is MovePhase.SWITCH:
-        settled = (rebuilding.rebuilt(operation) or {}).get(whom, {})
-        return SwitchCall(operation.table.generation, number, number, settled)
+        return SwitchCall(operation.table.generation, number, number, operation.settled.get(whom, {}))
     if operation.phase is MovePhase.COPY or barrier is None:
         return CopyCall(number, WAIT_SECONDS, 0.0 if scaling.is_urgent(state) else SPARE_SECONDS)
     if operation.phase is MovePhase.SWITCH:

@@ -314,6 +314,8 @@ class Move:
     * `shares`: the shares by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
     * `lost`: servers whose rows the others rebuild for their successors, without a barrier; empty: rows move.
+    * `settled`: in phase SWITCH, by lost server: the batches that count as applied to its rebuilt rows. `forgotten`:
+      those of them that these rows lack.
     """
 
     id: int
@@ -332,6 +334,8 @@ class Move:
     members: tuple[int, ...] = ()
     pulls: tuple[HandedPull, ...] = ()
     lost: tuple[int, ...] = ()
+    settled: Mapping[int, Applied] = field(default_factory=dict)
+    forgotten: tuple[ForgottenShare, ...] = ()
     pending: Mapping[int, int] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
 

@@ -129,8 +129,15 @@ class ServerChannels:
                 return stub.GetSaved, saved, _saved
             case PrepareCall():
                 saves = [self._uri_of(save) for save in asked.priority]
-                given = {**self._begun_with(asked), "incarnation": server.incarnation, "priority_uris": saves}
-                return stub.Prepare, message_of(pb.PrepareRequest, asked, **given), partial(same_fields, Prepared)
+                prepare = message_of(
+                    pb.PrepareRequest,
+                    asked,
+                    **self._begun_with(asked),
+                    incarnation=server.incarnation,
+                    priority_uris=saves,
+                    knows_async_parity=True,
+                )
+                return stub.Prepare, prepare, partial(same_fields, Prepared)
             case CopyCall():
                 return stub.Copy, message_of(pb.CopyRequest, asked, incarnation=server.incarnation), _copied
             case HandOverCall():

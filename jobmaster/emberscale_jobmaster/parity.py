@@ -7,7 +7,13 @@ advises it and all of them can. After too many partings the job forgoes parity, 
 from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
+from emberscale_api.job import (
+    MOST_DOUBLE_PARITY_SERVERS,
+    Durability,
+    FaultToleranceStrategy,
+    TrainingJobSpec,
+    can_keep_parity,
+)
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import PARITY_STEP
 from emberscale_jobmaster import reshaping
@@ -41,15 +47,18 @@ def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
     if was_forgone and (len(recent_partings(state)) < MOST_PARTINGS or not heeds_that_none_is_kept(state)):
         state = replace(state, forgone="")
     before, choice = state.chosen_parity, _choose(state, spec)
-    state = replace(state, chosen_parity=choice.parity)
+    state = replace(state, chosen_parity=choice.parity, chosen_durability=spec.fault_tolerance.durability)
     if choice.parity:
         lost = "one parameter server" if choice.parity == 1 else f"{choice.parity} parameter servers at a time"
         message = f"with parity of rows from now on, to rebuild {lost}: {choice.why}"
     else:
         message = f"without parity of rows from now on: {choice.why}"
+    late = _not_knowing_async(state) if choice.parity and spec.fault_tolerance.durability is Durability.ASYNC else ""
+    if late:
+        message += f"; pushes wait for it as with durability Sync, since {late} did not say that they know Async"
     may_change = was_forgone or spec.fault_tolerance.strategy is FaultToleranceStrategy.AUTO
     is_news = may_change and choice.parity != before
-    if choice.is_hindered:
+    if choice.is_hindered or late:
         is_news |= [step.message for step in state.scaling.steps if step.reason == PARITY_STEP][-1:] != [message]
     return reshaping.note_step(state, PARITY_STEP, message, 0.0) if is_news else state
 
@@ -78,6 +87,16 @@ def _unable_to_keep(state: JobState, parity: int) -> str:
         slot_name(Role.PS, index)
         for index, process in sorted(processes.items())
         if process is None or process.most_parity < parity
+    )
+
+
+def _not_knowing_async(state: JobState) -> str:
+    """Names the servers with rows that did not register as knowing `durability: Async`; empty if all did."""
+    processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
+    return ", ".join(
+        slot_name(Role.PS, index)
+        for index, process in sorted(processes.items())
+        if process is None or not process.knows_async_parity
     )
 
 

@@ -10,26 +10,34 @@ In COPY, the survivors take their own rows out of the parity, which covers none 
 
 The survivors keep their rows, the generation stays, and nobody holds a barrier: neither the survivors' ownership nor
 the lost servers' rows change. Workers retry a batch that only some servers have applied.
+
+With `durability: Async`, rebuilt rows may lack the latest pushes that their server had answered. The ledger decides
+which batches they have forgotten: those that are done as SWITCH begins, and count as applied to these rows from then
+on. All leases end with that, so a batch that a worker believes done, and has yet to report, is leased again: servers
+that have applied it ignore it, and the successors apply it. Nobody gets a lease before all servers have adopted the
+table, as a lost server may still live, and answer those that have yet to hear of its successor.
 """
 
 from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, TrainingJobSpec, can_keep_parity
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.losses import is_protected, recover
 from emberscale_jobmaster.observations import ServerReport
-from emberscale_jobmaster.operations import Move, MovePhase
+from emberscale_jobmaster.operations import Move, MovePhase, Restored, Source
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
-from emberscale_jobmaster.ranges import Applied
+from emberscale_jobmaster.ranges import Applied, count, minus, on_any
 from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding, Rebuilt
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
     Routing,
     Stage,
+    applied_batches,
     due_parity,
     sizes_of,
     switching,
@@ -200,10 +208,29 @@ def withdrawing(state: JobState) -> JobState:
 
 def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
     """Switches once all holders have sent the rebuilt rows, if they agree on the batches in them."""
-    if rebuilt(move) is None:
+    found = rebuilt(move)
+    if found is None:
         names = " and ".join(f"ps-{server}" for server in move.lost)
         return _roll_back(state, spec, f"the servers do not agree on what {names} had applied")
-    return state.asking(replace(move, phase=MovePhase.SWITCH, done=frozenset()), *move.everyone)
+    move = replace(move, phase=MovePhase.SWITCH, done=frozenset(), settled=found)
+    if state.chosen_durability is Durability.ASYNC:
+        state, move = _forgetting(state, spec, move)
+    return state.asking(move, *move.everyone)
+
+
+def _forgetting(state: JobState, spec: TrainingJobSpec, move: Move) -> tuple[JobState, Move]:
+    """Counts all batches that are done as applied to the rebuilt rows, and ends all leases of training."""
+    done = applied_batches(state, spec)
+    lacking = {server: minus(done, has) for server, has in move.settled.items()}
+    forgotten = [
+        forgotten_by(state, spec, {server}, done, Source("", Restored(applied=move.settled[server])))
+        for server in move.lost
+        if lacking[server]
+    ]
+    if state.stage is Stage.TRAIN:
+        state = replace(state, ledger=state.ledger.revoke_all())
+    settled = {server: on_any([has, lacking[server]]) for server, has in move.settled.items()}
+    return state, replace(move, settled=settled, forgotten=tuple(forgotten))
 
 
 def rebuilt(move: Move) -> Mapping[int, Applied] | None:
@@ -223,10 +250,18 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         rebuilding=None,
         parity_group=ParityGroup(),
         rebuilt=Rebuilt(state.rebuilt.count + len(move.lost), name, seconds, sent),
+        forgotten=(*state.forgotten, *move.forgotten),
     )
     has = "has its" if len(move.lost) == 1 else "have their"
     message = f"{name} {has} {sent / _MIB:,.1f} MiB of rows again, rebuilt from parity, by routing table"
-    return reshaping.note_step(state, "Recovered", f"{message} {move.table.version}; nothing was rolled back", seconds)
+    message = f"{message} {move.table.version}; nothing was rolled back"
+    for share in move.forgotten:
+        batches = sum(map(count, (part.ranges for part in share.epochs)))
+        message += (
+            f"; rows of {' and '.join(f'ps-{server}' for server in share.servers)}, {share.share:.1%} of all, have "
+            f"forgotten their latest {batches:,} batches, {share.samples:,} samples"
+        )
+    return reshaping.note_step(state, "Recovered", message, seconds)
 
 
 def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:

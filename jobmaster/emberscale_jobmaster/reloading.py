@@ -39,7 +39,7 @@ from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR, too_much_lost
-from emberscale_jobmaster.state import JobState, Routing, applied_batches, newest_flash
+from emberscale_jobmaster.state import JobState, Routing, applied_batches, keeps_async, newest_flash
 
 KIND = "Reload"
 FIND_SECONDS = 60.0
@@ -291,6 +291,7 @@ def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerReq
                 priority=operation.priority,
                 parity=state.chosen_parity,
                 no_parity=bool(state.forgone),
+                async_parity=keeps_async(state, operation.table),
             )
 
 

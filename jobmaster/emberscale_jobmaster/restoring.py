@@ -29,7 +29,7 @@ from emberscale_jobmaster.progress import (
     unroute,
 )
 from emberscale_jobmaster.ranges import on_all
-from emberscale_jobmaster.state import JobState, awaits_servers, newest_flash
+from emberscale_jobmaster.state import JobState, awaits_servers, keeps_async, newest_flash
 from emberscale_jobmaster.takeover import LOST_CHECKPOINTS
 
 FIND_SECONDS = 60.0
@@ -62,7 +62,15 @@ def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> t
         return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state), initial),)
     table, source = state.routing.table, operation.source
     checkpoint, anew = (source.checkpoint, source.anew) if source is not None else ("", False)
-    request = AssignCall(table, checkpoint, WAIT_SECONDS, anew, state.chosen_parity, bool(state.forgone))
+    request = AssignCall(
+        table,
+        checkpoint,
+        WAIT_SECONDS,
+        anew,
+        state.chosen_parity,
+        no_parity=bool(state.forgone),
+        async_parity=keeps_async(state, table),
+    )
     return (CallServer(operation.id, serial, table.servers[whom], request, CALL_SECONDS),)
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from emberscale_api.checkpoint import ForgottenShare, number_of
 from emberscale_api.dataset import DataFile
 from emberscale_api.frozen import replace
-from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
+from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.running import CheckpointCost
@@ -98,7 +98,7 @@ class JobState:
 
     * `restore`, `reload`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and
       the checkpoints. All checkpoints but the last one have their snapshots.
-    * `forgotten`: the batches that rows lost in partial recoveries, oldest first.
+    * `forgotten`: the batches that rows lost in partial recoveries, or that rebuilt rows lack; oldest first.
     * `troubles`: failures that are retried, by `restoring.KIND`, `reloading.KIND`, `moving.KIND` or the purpose of a
       checkpoint.
     * `next_version`: the version of the next routing table; greater than any that a server may have adopted.
@@ -108,6 +108,7 @@ class JobState:
     * `drains`: servers that are being drained, by index, until their successors have their shares.
     * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
     * `chosen_parity`: the parity that servers were told to keep when they last loaded rows; 0: none.
+      `chosen_durability`: with `Async`, servers that can are told to answer pushes before others hold their deltas.
     * `parity_group`: the servers whose rows the others can rebuild. `rebuilding`: those that are being rebuilt now.
       `rebuilt`: those that were rebuilt.
     * `partings`: the newest roll-backs because live servers did not reach each other; oldest first.
@@ -180,6 +181,7 @@ class JobState:
     forgotten: tuple[ForgottenShare, ...] = ()
     priority: PriorityRows = field(default_factory=PriorityRows)
     chosen_parity: int = 0
+    chosen_durability: Durability = Durability.SYNC
     partings: tuple[Parting, ...] = ()
     forgone: str = ""
     parity_group: ParityGroup = field(default_factory=ParityGroup)
@@ -450,6 +452,20 @@ def due_parity(state: JobState, spec: TrainingJobSpec) -> int:
     if spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
         return spec.fault_tolerance.parity
     return 0 if 0 < len(state.routing.table.owners) <= state.chosen_parity else state.chosen_parity
+
+
+def keeps_async(state: JobState, table: RoutingTable) -> bool:
+    """Whether the servers of a table are told to answer pushes before others hold their deltas; all must know how."""
+    processes = [state.members.process(Role.PS, one.index) for one in table.owners]
+    knows = all(process is not None and process.knows_async_parity for process in processes)
+    return state.chosen_durability is Durability.ASYNC and knows
+
+
+def loses_answered(state: JobState) -> bool:
+    """Whether a switch to rebuilt rows is under way that may lack batches whose pushes were answered."""
+    move = state.move
+    switches = move is not None and bool(move.lost) and move.phase is MovePhase.SWITCH
+    return switches and state.chosen_durability is Durability.ASYNC
 
 
 def newest_checkpoint(state: JobState) -> str:

@@ -17,7 +17,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.progress import fail
-from emberscale_jobmaster.state import PREPARATION, JobState, Stage
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage, loses_answered
 from emberscale_jobmaster.statistics import Tally
 
 
@@ -142,7 +142,7 @@ def file_at(state: JobState, number: int) -> DataFile:
 
 
 def _may_lease(state: JobState) -> bool:
-    if state.over:
+    if state.over or (state.stage is Stage.TRAIN and loses_answered(state)):
         return False
     if state.suspending:
         # Partially pushed batches must be settled before a snapshot; no new batch begins.

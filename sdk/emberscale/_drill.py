@@ -65,7 +65,8 @@ class DrillReport:
     * `before`, `meanwhile`: samples/s, until the kill, and from it to the end of the drill.
     * `rebuild_seconds`: as the master counts them, from when it noticed. `rebuild_bytes`: sent to the successor.
     * `rolled_back`: whether the job went back to a checkpoint; `repeated_samples` are then trained again.
-    * `forgotten`: the portion of lost samples that the loss has added, where the lost server alone went back.
+    * `forgotten`: the portion of lost samples that the loss has added, where the lost server alone went back, or its
+      parity lagged.
     * `moved_away`: the server gave its rows away before it ended, so that no loss was rehearsed.
     * `ended`: the phase in which the job was over before the drill was; empty: it was not.
     """
@@ -223,6 +224,8 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     if told.rolled_back:
         regained = seconds(told.regained_seconds, "after the kill")
         yield "rolled back", f"{told.repeated_samples:,} samples trained again; regained {regained}"
+    elif told.rebuilt and told.forgotten:
+        yield "rolled back", f"nothing; parity lagged, and the portion of lost samples grew by {told.forgotten:.4g}"
     elif told.forgotten:
         yield (
             "rolled back",

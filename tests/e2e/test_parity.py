@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from local_jobs import ENDLESS, Job, emberscale_here
+from emberscale_trainer.server.lag import LagBound
+from local_jobs import BATCH, ENDLESS, Job, emberscale_here
 
 # Whole jobs with real processes: each starts torch half a dozen times.
 pytestmark = pytest.mark.timeout(1200)
@@ -89,6 +90,36 @@ def test_two_servers_killed_at_once_are_rebuilt_and_nothing_goes_back(make_job: 
     assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 2)
     assert finished.summary["samples"] == finished.summary["expected_samples"]
     job.exact_audit()
+
+
+def test_parity_that_lags_forgets_the_latest_pushes_of_a_lost_server_and_the_books_say_which(
+    make_job: Callable[..., Job],
+) -> None:
+    changes = with_parity(epochs=20)
+    changes["faultTolerance"]["durability"] = "Async"
+    job = make_job(changes)
+    job.start()
+    before = 0
+    for lost in range(1, 4):  # a loss may find nothing that lags
+        assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+        before = job.status().samples
+        job.member("ps", lost % 3).send_signal(signal.SIGKILL)
+        assert job.wait_for(partial(has_rebuilt, job, lost))
+        assert job.status().samples >= before
+        if job.status().forgotten:
+            break
+    finished = job.finish()
+    summary = finished.summary
+    assert summary["phase"] == "Complete", finished.stderr
+    assert (summary["recoveries"], summary["rebuilds"]) == (0, lost)
+    assert summary["samples"] == summary["expected_samples"]
+    (forgotten,) = summary["forgotten"]
+    assert (forgotten["servers"], forgotten["checkpoint"]) == ([lost % 3], "")
+    assert 0 < forgotten["samples"] <= LagBound().pushes * BATCH
+    assert summary["pls"] == pytest.approx(forgotten["samples"] * forgotten["share"] / summary["expected_samples"])
+    assert "have forgotten their latest" in finished.stderr
+    audit = job.exact_audit()
+    assert (audit["once"], audit["forgotten"]) == (summary["expected_samples"], forgotten["samples"])
 
 
 def test_a_master_that_dies_while_rows_are_rebuilt_is_followed_by_another(make_job: Callable[..., Job]) -> None:

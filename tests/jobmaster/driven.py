@@ -119,6 +119,7 @@ class ServerDouble:
     switched: int = 0
     rebuilds: tuple[int, ...] = ()
     parity: int = 0
+    async_parity: bool = False
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Driven:
     Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. For each checkpoint,
     `built_on` has the one on which it was to build, and `stored` the endings of the names of its row files. `initial`
     are another job's checkpoints in the folder from which this one starts, by id. With `forgets_anew`, the servers run
-    a version that takes the batches of such a checkpoint for applied. `strategy` is that of a job with `parity`.
+    a version that takes the batches of such a checkpoint for applied. `strategy` and `durability` are for `parity`.
     """
 
     records: int = 500
@@ -160,6 +161,7 @@ class Driven:
     changed_bytes: int = 2
     parity: int = 0
     strategy: str = "ErasureCoding"
+    durability: str = "Sync"
     now: float = 0.0
     initial: dict[str, CheckpointManifest] | None = None
     continuation: str = "Fresh"
@@ -215,7 +217,7 @@ class Driven:
     @property
     def _tolerance(self) -> dict[str, Any]:
         if self.parity:
-            return {"strategy": self.strategy, "parity": self.parity}
+            return {"strategy": self.strategy, "parity": self.parity, "durability": self.durability}
         partial = {"strategy": "PartialRecovery", "targetPLS": self.target_pls, "priority": self.priority}
         return partial if self.target_pls else {}
 
@@ -321,8 +323,8 @@ class Driven:
 
     # Members
 
-    def join(self, role: Role, index: int, most_parity: int = MOST_PARITY) -> MemberId:
-        """A process joins; a server with `most_parity` 0 runs a version that does not report it."""
+    def join(self, role: Role, index: int, most_parity: int = MOST_PARITY, *, knows_async: bool = True) -> MemberId:
+        """A process joins; a server with `most_parity` 0, or that does not know `Async`, runs an earlier version."""
         self.names += 1
         member = MemberId(role, index, f"{role.value}-{index}-{self.names}")
         self.quiet.discard(member.slot)
@@ -330,7 +332,7 @@ class Driven:
             self.ps[index] = ServerDouble(member)
         else:
             self.workers[index] = member
-        self.tell(Registered(now=self.now, member=member, process=_process(member, most_parity)))
+        self.tell(Registered(now=self.now, member=member, process=_process(member, most_parity, knows_async)))
         return member
 
     def start(self) -> None:
@@ -555,6 +557,7 @@ class Driven:
         match call.request:
             case AssignCall(table=table, checkpoint=checkpoint, anew=anew):
                 server.parity = 0 if call.request.no_parity else call.request.parity
+                server.async_parity = call.request.async_parity
                 if (table.generation, table.version) != (server.generation, server.version):
                     server.generation, server.version = table.generation, table.version
                     held = self._held(checkpoint) if checkpoint and (self.forgets_anew or not anew) else {}
@@ -610,6 +613,7 @@ class Driven:
                 return f"version {serves} is served"
             server.move, server.rebuilds = (request.move, request.table), request.lost
             server.parity = 0 if request.no_parity else request.parity
+            server.async_parity = request.async_parity
         if isinstance(request, AbandonCall):
             server.move, server.moves_over = None, max(server.moves_over, request.move)
             return None
@@ -667,7 +671,8 @@ class Driven:
             parts.append("held: " + ", ".join(held))
         parts += [
             f"forgotten by {', '.join(f'ps-{index}' for index in share.servers)}: {share.samples} samples on "
-            f"{share.share:.0%} of the rows, from checkpoint {int(share.checkpoint)}"
+            f"{share.share:.0%} of the rows, "
+            f"{f'from checkpoint {int(share.checkpoint)}' if share.checkpoint else 'rebuilt from parity'}"
             for share in state.forgotten
         ]
         slow = [(name, one.told) for name, one in sorted(self.state.seen.slow.items()) if one.lasting]
@@ -677,9 +682,9 @@ class Driven:
         return "\n  ".join(parts)
 
 
-def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1) -> Driven:
+def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1, durability: str = "Sync") -> Driven:
     """A job that has trained a little, and whose servers hold parity of each other."""
-    driven = Driven(servers=servers, interval=interval, parity=parity)
+    driven = Driven(servers=servers, interval=interval, parity=parity, durability=durability)
     driven.start()
     driven.train(4)
     driven.pass_time(1)
@@ -710,8 +715,17 @@ def _described(operation: object) -> str:
             return "pruning"
 
 
-def _process(member: MemberId, most_parity: int = MOST_PARITY) -> Process:
-    return Process(member.incarnation, f"tcp://{member.slot}", f"{member.slot}:1", "", 1, "h", most_parity=most_parity)
+def _process(member: MemberId, most_parity: int = MOST_PARITY, knows_async: bool = True) -> Process:
+    return Process(
+        member.incarnation,
+        f"tcp://{member.slot}",
+        f"{member.slot}:1",
+        "",
+        1,
+        "h",
+        most_parity=most_parity,
+        knows_async_parity=knows_async,
+    )
 
 
 def _numbers(batches: ranges.Ranges) -> set[int]:

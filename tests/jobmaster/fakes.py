@@ -370,7 +370,13 @@ class Caller:
         self._channel.close()
 
     def register(
-        self, generation: int = 0, routing_version: int = 0, most_parity: int = 0, **addresses: str
+        self,
+        generation: int = 0,
+        routing_version: int = 0,
+        most_parity: int = 0,
+        *,
+        knows_async_parity: bool = False,
+        **addresses: str,
     ) -> pb.RegisterReply:
         """Waits until the master listens, since all channels of this process share the state of an address."""
         request = pb.RegisterRequest(
@@ -380,6 +386,7 @@ class Caller:
             generation=generation,
             routing_version=routing_version,
             most_parity=most_parity,
+            knows_async_parity=knows_async_parity,
             **addresses,
         )
         return self.stub.Register(request, timeout=60, wait_for_ready=True)

@@ -208,3 +208,20 @@ def test_what_a_partial_recovery_forgot_is_named_and_told_apart_from_what_is_los
 
     run.checkpoint(10, [EXACT, EXACT], steps=12)
     assert audit(run)[0] == 1, "steps are missing that nothing forgot"
+
+
+def test_what_a_rebuilt_server_lacks_is_named(run: Run) -> None:
+    share = ForgottenShare(
+        servers=(1,),
+        checkpoint="",
+        epochs=(EpochApplied(epoch=0, ranges=((4, 8),)),),
+        samples=4 * BATCH,
+        buckets=((512, 1024),),
+        pieces=((0, 2),),
+        pls=0.128,
+    )
+    run.checkpoint(9, [EXACT, EXACT], steps=12, forgotten=(share,))
+    code, printed, _ = audit(run)
+    said = " ".join(printed.split())
+    assert code == 0
+    assert "those of ps-1 when it was lost and was rebuilt from parity that lagged: 256 samples" in said

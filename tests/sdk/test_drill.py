@@ -109,6 +109,14 @@ def test_a_partial_recovery_costs_what_the_rows_forget() -> None:
     assert dict(_drill.lines(told))["rolled back"] == "the rows of ps-1 alone; the portion of lost samples grew by 0.25"
 
 
+def test_a_rebuild_from_parity_that_lags_costs_what_the_rows_forget() -> None:
+    after = [look(1, 5000, pls=0.01, **REBUILT), look(2, 6000, pls=0.01, **REBUILT)]
+    told = _drill.report(1, BEFORE, 0.0, after)
+    assert (told.rebuilt, told.rolled_back, told.passed) == (True, False, True)
+    said = dict(_drill.lines(told))["rolled back"]
+    assert said == "nothing; parity lagged, and the portion of lost samples grew by 0.01"
+
+
 def test_a_job_that_does_not_recover_is_told_as_it_stands() -> None:
     after = [look(1, 5000, protected=False), look(2, 5000, JobPhase.FAILED, protected=False)]
     told = _drill.report(1, BEFORE, 0.0, after)

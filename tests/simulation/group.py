@@ -20,6 +20,7 @@ from emberscale_trainer.parity import Holding, ParityLayout
 from emberscale_trainer.parity.code import coefficient, decode_one, decode_two
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.group import GroupCore, parity_stream
+from emberscale_trainer.server.lag import ParityLag
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _EVERY_SLOT = 1 << 40
 _UNBOUNDED = 1 << 62
 _PAUSE_SECONDS = 0.1
 _SLOW_SECONDS = 5.0
+_FLUSH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Sent(NamedTuple):
 
     kind: Literal["base", "deltas", "withdrawal", "withdrawn", "half"]
     stored: int = 0
-    batch: Batch | None = None
+    batches: tuple[Batch, ...] = ()
     deltas: Deltas = ()
     base: AppliedBatches | None = None
     marks: Mapping[int, int] = {}
@@ -157,6 +159,8 @@ class SimulatedGroup:
         self._parity = ParitySets(self._layout, self.me)
         self.core = GroupCore(self.me, len(self.members), Holding(self._parity, self.me, len(self.members)), parity)
         self._logged = 0
+        self._lag = ParityLag(server.cluster.scenario.lag if server.protection.is_async else None)
+        self._pending: Deltas = ()
         self._withdrawing = False
         self._parted_at: float | None = None
         self._rest: dict[int, AppliedBatches] | None = None
@@ -166,6 +170,8 @@ class SimulatedGroup:
         for member in self._links:
             server.spawn(self._stream(member))
         server.spawn(self._begin())
+        if self._lag.is_async:
+            server.spawn(self._flush())
 
     @property
     def trouble(self) -> ParityTrouble | None:
@@ -189,15 +195,41 @@ class SimulatedGroup:
     # What this server sends
 
     def pushed(self, batch: Batch, units: tuple[Unit, ...]) -> None:
-        """Sends the changes of a push."""
-        if self.core.has_withdrawn or not self.core.has_met:
+        """Sends the changes of a push, now or with those of later ones."""
+        if not self.core.sends_pushes:
             return
         changed = tuple((self._server.protection.slot(unit), frozenset(((unit, batch),))) for unit in units)
-        self._send(Sent("deltas", self._stored(), batch, tuple(one for one in changed if one[0] < self._logged)))
+        self._pending += tuple(one for one in changed if one[0] < self._logged)
+        if self._lag.pushed(batch, 0):
+            self._send_deltas()
+
+    def _send_deltas(self, deltas: Deltas = (), *, withdraws: bool = False) -> None:
+        batches, deltas = self._lag.take(), self._pending + deltas
+        self._pending = ()
+        if withdraws:
+            self._send(Sent("withdrawal", self._stored(), deltas=deltas))
+        else:
+            self._send(Sent("deltas", self._stored(), batches, deltas))
+
+    def _flush(self) -> Task[None]:
+        while not self.core.is_over:
+            yield self._server.sleep(_FLUSH_SECONDS)
+            if self.core.is_filling and self._lag.has_gathered:
+                self._send_deltas()
+
+    def await_pushes(self) -> Task[None]:
+        """Waits until a push may be answered, or until the group is over."""
+        if self._parted_at is not None or any(self._links[member].problem for member in self.core.holders):
+            yield from self.await_holders()
+        else:
+            self._lag.stored(self._stored())
+            yield from self._await(self._lag.must_store(self.core.put_count))
 
     def await_holders(self) -> Task[None]:
         """Waits until all holders have what was sent, or until the group is over."""
-        number = self.core.put_count
+        yield from self._await(self.core.put_count)
+
+    def _await(self, number: int) -> Task[None]:
         while self.core.waits_for(number, self._acknowledged()):
             yield self._changed
 
@@ -209,7 +241,8 @@ class SimulatedGroup:
         self._changed.notify()
 
     def _send(self, item: Sent) -> None:
-        self.core.put()
+        self._lag.stored(self._stored())
+        self._lag.sent(self.core.put(), len(item.batches), 0)
         for member in self.core.holders:
             link = self._links[member]
             mine = tuple(one for one in item.deltas if self._goes_to(member, one[0]))
@@ -242,7 +275,7 @@ class SimulatedGroup:
                 return
             last = self._server.protection.last_slot
             until = self._logged + self._server.world.random.randint(1, 4)
-            self._send(Sent("deltas", self._stored(), deltas=self._rows(self._logged, until)))
+            self._send_deltas(self._rows(self._logged, until))
             self._logged = until if until <= last else _EVERY_SLOT
             yield from self.await_holders()
         self.core.filled()
@@ -320,7 +353,7 @@ class SimulatedGroup:
                 assert item.base is not None
                 self.core.begin(source, item.base.copy())
             case "deltas":
-                self.core.take(source, item.stored, item.batch, item.deltas)
+                self.core.take(source, item.stored, item.batches, item.deltas)
             case "withdrawal":
                 self.core.take_withdrawal(source, item.stored, item.deltas)
             case "withdrawn":
@@ -380,7 +413,7 @@ class SimulatedGroup:
             self.core.require()
             end = min(self._logged, self._server.protection.last_slot + 1)
             first = max(0, end - self._server.world.random.randint(1, 4))
-            self._send(Sent("withdrawal", self._stored(), deltas=self._rows(first, end)))
+            self._send_deltas(self._rows(first, end), withdraws=True)
             self._logged = first
             yield from self.await_holders()
         self.core.require()

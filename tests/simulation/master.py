@@ -316,7 +316,16 @@ class Master(Process):
     def register(self, member: MemberId, address: str, generation: int = 0, version: int = 0) -> Task[None]:
         """Registers a member."""
         most_parity = MOST_PARITY if member.role is Role.PS else 0
-        joined = Joined(member.incarnation, address, address, "", 1, "host", most_parity=most_parity)
+        joined = Joined(
+            member.incarnation,
+            address,
+            address,
+            "",
+            1,
+            "host",
+            most_parity=most_parity,
+            knows_async_parity=member.role is Role.PS,
+        )
         yield from self._changing(
             Registered(now=self.world.now, member=member, process=joined, generation=generation, version=version)
         )
@@ -461,8 +470,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
     if not server.is_meant(incarnation):
         raise CallError("FAILED_PRECONDITION", f"{incarnation} is meant")
     match request:
-        case AssignCall(table, checkpoint, wait, no_parity=no_parity):
-            server.protection.is_forgone = no_parity
+        case AssignCall(table, checkpoint, wait, no_parity=no_parity, async_parity=is_async):
+            server.protection.is_forgone, server.protection.is_async = no_parity, is_async
             done, loading = yield from server.assign(table, checkpoint, wait)
             return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
         case HoldCall(generation, version, barrier, seconds, checkpoint):
@@ -474,7 +483,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return AppliedReport(ranges_of(applied), held)
-        case PrepareCall(move, since, table, _, checkpoint, lost, no_parity=no_parity):
+        case PrepareCall(move, since, table, _, checkpoint, lost, no_parity=no_parity, async_parity=is_async):
+            server.protection.is_async = is_async
             if not since:
                 server.protection.is_forgone = no_parity
             return Prepared((yield from server.prepare(move, since, table, checkpoint, lost)))

@@ -18,14 +18,29 @@
 * One master at a time writes the state, and no token stands for two leases.
 * A server that is rebuilt from parity has every batch that its predecessor has acknowledged, and each of its rows has
   exactly the batches of its record. A predecessor that lives on acknowledges nothing any more.
+* If parity may lag, the rebuilt server lacks no more acknowledged batches than the bound, those that its predecessor
+  acknowledges later included. The ledger counts none of them as done, except those that the record has, which the
+  master records as forgotten. A worker that counted others as committed counted too early, and they are applied again.
 * In the end, each batch of each epoch is applied once to all units that it touches.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
-from tests.simulation.scenario import DEGRADED, PROTECTED, REBUILD, REBUILT, RELOAD, RELOADED, RESTORED, SAVED, SWITCHED
+from tests.simulation.scenario import (
+    DEGRADED,
+    LAGGED,
+    PROTECTED,
+    REBUILD,
+    REBUILT,
+    RELOAD,
+    RELOADED,
+    RESTORED,
+    SAVED,
+    SWITCHED,
+)
 from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched
 from tests.simulation.world import SimulationError
 
@@ -74,6 +89,10 @@ class Model:
         """By generation: batches that count as applied to a unit, and that a partial recovery took from it."""
         self._acknowledged: defaultdict[tuple[str, int], set[Batch]] = defaultdict(set)
         """By a server's incarnation and the generation: the batches that it has acknowledged."""
+        self._lacking: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
+        """By generation: acknowledged batches that a rebuilt unit lacks, and that will be applied to it again."""
+        self._predecessor: dict[tuple[str, int], str] = {}
+        """By a rebuilt server's incarnation and the generation: the incarnation of the server that it replaces."""
         self._holder: dict[tuple[int, int], str] = {}
         """By generation and index: the incarnation of the server that adopted a table last."""
         self._trained: set[tuple[str, int]] = set()
@@ -128,14 +147,38 @@ class Model:
         self._cluster.reaches(REBUILT)
         record = recorded(settled)
         before = self._holder.get((table.generation, server.index), "")
-        if unknown := self._acknowledged[before, table.generation] - record:
-            self._broken(f"{server.name} replaces {before}, and lacks {sorted(unknown)}, which that one acknowledged")
+        acknowledged = self._acknowledged[before, table.generation]
+        own = [unit for unit in UNITS if owner(table, unit) == server.index]
+        counted = {unit: {batch for batch in record if unit in touched(batch)} for unit in own}
+        new = {unit: counted[unit] - rows.get(unit, set()) - self._forgotten[table.generation, unit] for unit in own}
+        forgotten = set[Batch]().union(*new.values())
+        self._predecessor[server.incarnation, table.generation] = before
+        self._within_bound(server, before, (acknowledged - record) | forgotten)
+        if foreign := forgotten - acknowledged:
+            self._broken(f"{server.name} forgets {sorted(foreign)}, which {before} has not acknowledged")
         for unit in UNITS:
-            counted = {batch for batch in record if unit in touched(batch)}
-            expected = counted if owner(table, unit) == server.index else set()
-            if rows.get(unit, set()) != expected:
-                found = sorted(rows.get(unit, set()))
-                self._broken(f"{server.name} is rebuilt with {found} in {unit} instead of {sorted(expected)}")
+            found, expected = rows.get(unit, set()), set[Batch]()
+            if unit in own:
+                earlier = self._forgotten[table.generation, unit] & counted[unit]
+                lost = earlier | {batch for batch in forgotten if unit in touched(batch)}
+                self._forgotten[table.generation, unit], expected = lost, counted[unit] - lost
+                self._lacks(table.generation, unit, acknowledged - record)
+            if found != expected:
+                self._broken(f"{server.name} is rebuilt with {sorted(found)} in {unit} instead of {sorted(expected)}")
+
+    def _within_bound(self, server: "ParameterServer", before: str, lacking: set[Batch]) -> None:
+        """Checks that a rebuilt server lacks no more of what its predecessor has acknowledged than parity may lag."""
+        bound = self._cluster.scenario.lag
+        if len(lacking) > (0 if bound is None else bound.pushes):
+            self._broken(f"{server.name} replaces {before}, and lacks {sorted(lacking)}, which that one acknowledged")
+        if lacking:
+            self._cluster.reaches(LAGGED)
+
+    def _lacks(self, generation: int, unit: Unit, batches: set[Batch]) -> None:
+        """Notes that a unit lacks batches that were acknowledged, and that nobody may count as done."""
+        lacking = {batch for batch in batches if unit in touched(batch)}
+        self._lacking[generation, unit] |= lacking
+        self._committed[generation, unit] -= lacking
 
     def acknowledged(self, server: "ParameterServer", header: Header, units: tuple[Unit, ...]) -> None:
         """A server acknowledges a push that it has applied, now or earlier."""
@@ -145,7 +188,13 @@ class Model:
             for unit in units:
                 if owner(_table_of(other), unit) != other.index:
                     continue
-                if lacks := {one for one in batches if unit in touched(one)} - other.rows.get(unit, set()):
+                lacks = {one for one in batches if unit in touched(one)} - other.rows.get(unit, set())
+                lacks -= self._forgotten[header.generation, unit]
+                if lacks and self._predecessor.get((other.incarnation, header.generation)) == server.incarnation:
+                    self._lacks(header.generation, unit, lacks)
+                    all_acknowledged = self._acknowledged[server.incarnation, header.generation]
+                    self._within_bound(other, server.incarnation, all_acknowledged - recorded(other.core.applied))
+                elif lacks:
                     self._broken(f"{server.name} answers for {lacks}, which {other.name}, who owns {unit}, lacks")
 
     def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
@@ -222,6 +271,8 @@ class Model:
         for unit in units:
             if again := server.rows.get(unit, set()).intersection(batches):
                 self._broken(f"{server.name} applies batches {sorted(again)} twice to {unit}")
+            if table := server.table:
+                self._lacking[table.generation, unit].difference_update(batches)
         if header.flags & Flag.ROUND:
             for unit in units:
                 self._pushed[session, unit].update(one for one in batches if unit in touched(one))
@@ -274,9 +325,10 @@ class Model:
     def committed(self, worker: "Worker", batch: Batch, table: RoutingTable) -> None:
         """A worker counts a batch as committed."""
         worker.trace(f"commits batch {batch}")
-        self._on_servers(table, {batch}, f"{worker.name} committed")
+        self._on_servers(table, {batch}, f"{worker.name} committed", self._lacking)
         for unit in touched(batch):
-            self._committed[table.generation, unit].add(batch)
+            if batch not in self._lacking[table.generation, unit]:
+                self._committed[table.generation, unit].add(batch)
 
     def granted(self, member: MemberId, task: MasterTask) -> None:
         """A worker gets a lease. If two masters gave the same token, work on one task would count for the other."""
@@ -303,7 +355,7 @@ class Model:
             self._cluster.reaches(f"{RELOAD}{after.reload.phase}")
         if len(after.forgotten) > len(before.forgotten):
             allowed = self._cluster.spec.fault_tolerance.allowed_pls
-            if after.pls > allowed:
+            if after.pls > allowed and not self._cluster.scenario.parity:
                 self._broken(f"the portion of lost samples is {after.pls}, and {allowed} is allowed")
             if after.routing.table.generation != before.routing.table.generation:
                 self._broken("a partial recovery changes the generation")
@@ -330,7 +382,7 @@ class Model:
             done = after.ledger.done if fresh else ranges.difference(after.ledger.done, before.ledger.done)
             batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
             if batches:
-                self._on_servers(after.routing.table, batches, "the ledger counts as done")
+                self._on_servers(after.routing.table, batches, "the ledger counts as done", {})
 
     def _trace_step(self, master: "Master", before: JobState, after: JobState) -> None:
         if not self._cluster.world.traced:
@@ -432,13 +484,18 @@ class Model:
         if job.own_errors:
             self._broken(f"{job.own_errors} exits count as the job's own errors")
 
-    def _on_servers(self, table: RoutingTable, batches: set[Batch], who: str) -> None:
+    def _on_servers(
+        self, table: RoutingTable, batches: set[Batch], who: str, lacking: Mapping[tuple[int, Unit], set[Batch]]
+    ) -> None:
+        """Checks that batches are in all rows that they touch, except those `lacking` under a later table."""
         for found in self._cluster.servers():
             if found.table is None or not found.core.serving or found.core.known[0] != table.generation:
                 continue  # its rows are gone with their history
             for batch in batches:
                 for unit in touched(batch):
                     if batch in self._forgotten[table.generation, unit]:
+                        continue
+                    if found.table.version > table.version and batch in lacking.get((table.generation, unit), ()):
                         continue
                     if owner(found.table, unit) == found.index and batch not in found.rows.get(unit, ()):
                         self._broken(f"{who} batch {batch}, which {found.name} has not applied to {unit}")

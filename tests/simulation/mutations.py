@@ -29,6 +29,7 @@ from emberscale_trainer.server import staleness
 from emberscale_trainer.server.barrier import Barrier
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.group import GroupCore
+from emberscale_trainer.server.lag import ParityLag
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 from emberscale_trainer.worker import core as worker_core
 
@@ -284,6 +285,35 @@ def _pushes_are_answered_before_their_deltas_are_stored(stack: ExitStack) -> Non
     stack.enter_context(patch.object(GroupCore, "waits_for", lambda self, number, acknowledged: ()))
 
 
+def _lag_is_not_bounded(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(ParityLag, "must_store", lambda self, last: 0 if self.is_async else last))
+
+
+def _what_was_answered_stays_leased(stack: ExitStack) -> None:
+    forgetting = rebuilding._forgetting
+
+    def keeping_leases(state: JobState, spec: Any, move: Move) -> tuple[JobState, Move]:
+        after, move = forgetting(state, spec, move)
+        return replace(after, ledger=state.ledger), move
+
+    stack.enter_context(patch.object(rebuilding, "_forgetting", keeping_leases))
+
+
+def _what_is_forgotten_is_not_recorded(stack: ExitStack) -> None:
+    forgetting = rebuilding._forgetting
+
+    def silent(state: JobState, spec: Any, move: Move) -> tuple[JobState, Move]:
+        after, move = forgetting(state, spec, move)
+        return after, replace(move, forgotten=())
+
+    stack.enter_context(patch.object(rebuilding, "_forgetting", silent))
+
+
+def _gathered_pushes_are_sent_without_their_names(stack: ExitStack) -> None:
+    take = ParityLag.take
+    stack.enter_context(patch.object(ParityLag, "take", lambda self: take(self)[-1:]))
+
+
 def _part_of_a_round_is_no_obstacle(stack: ExitStack) -> None:
     push = server_core.ServerCore.push
 
@@ -356,6 +386,10 @@ MUTATIONS: dict[str, Patches] = {
     "pulls overlap pushes of rounds": _pulls_overlap_pushes_of_rounds,
     "a pull ahead waits for the bound": _pull_ahead_waits_for_the_bound,
     "rounds count as one batch": _rounds_count_as_one_batch,
+    "the lag is not bounded": _lag_is_not_bounded,
+    "what was answered stays leased": _what_was_answered_stays_leased,
+    "what is forgotten is not recorded": _what_is_forgotten_is_not_recorded,
+    "gathered pushes are sent without their names": _gathered_pushes_are_sent_without_their_names,
     "pushes are answered before deltas are stored": _pushes_are_answered_before_their_deltas_are_stored,
 }
 

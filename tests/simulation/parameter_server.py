@@ -160,7 +160,7 @@ class ParameterServer(Process):
             self.notify()
             if status in (Status.OK, Status.REPEATED):
                 if self.protection.protector is not None:
-                    yield from self.protection.protector.await_holders()
+                    yield from self.protection.protector.await_pushes()
                 self.cluster.model.acknowledged(self, header, asked.units)
         self.notify()
         if self.world.traced:

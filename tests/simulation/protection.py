@@ -34,6 +34,7 @@ class SimulatedProtection:
         self._formed = Condition()
         self.group: SimulatedGroup | None = None
         self.is_forgone = False
+        self.is_async = False
 
     @property
     def version(self) -> int:

@@ -6,6 +6,7 @@ from random import Random
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
 from emberscale_jobmaster.operations import MovePhase, ReloadPhase
+from emberscale_trainer.server.lag import LagBound
 
 
 class Kind(StrEnum):
@@ -67,6 +68,10 @@ DEGRADED = "Degraded"
 """A server is lost, and its rows are to be rebuilt."""
 
 
+LAGGED = "Lagged"
+"""A server is rebuilt without some batches that its predecessor has acknowledged."""
+
+
 REBUILD = "Rebuild "
 """Prefix of the moments at which the move that rebuilds a lost server enters a phase."""
 
@@ -120,6 +125,7 @@ class Scenario:
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
     * `rounds`: the most batches of a round; 0: no rounds, 1: as many as `RoundLengths` says.
     * `parity`: the parity that servers keep of each other's rows; 0: none.
+    * `lag`: how far it may lag behind pushes; None: not at all.
     * `dawdling`: the probability that the master delays a call, as if it got no CPU.
     """
 
@@ -144,6 +150,7 @@ class Scenario:
     target_pls: float = 0.0
     parity: int = 0
     rounds: int = 0
+    lag: LagBound | None = None
 
     @property
     def quiet_after(self) -> float:
@@ -191,7 +198,8 @@ class Scenario:
 
     def _fault_tolerance(self) -> dict[str, object]:
         if self.parity:
-            return {"strategy": "ErasureCoding", "parity": self.parity}
+            durability = "Async" if self.lag is not None else "Sync"
+            return {"strategy": "ErasureCoding", "parity": self.parity, "durability": durability}
         return {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
 
 
@@ -243,7 +251,29 @@ def scenario_of(seed: int) -> Scenario:
     protected = _protected(Random(f"parity of {seed}"), reloaded)
     parted = _parted(Random(f"partitions of {seed}"), protected)
     twice = _protected_twice(Random(f"two parities of {seed}"), parted)
-    return _in_rounds(Random(f"rounds of {seed}"), twice)
+    lagging = _lagging(Random(f"lags of {seed}"), twice)
+    return _in_rounds(Random(f"rounds of {seed}"), lagging)
+
+
+def _lagging(random: Random, base: Scenario) -> Scenario:
+    """Lets the parity lag in a third of the scenarios that keep it, and loses servers then, or takes them for lost."""
+    if not base.parity or base.seed % 9 != 5:
+        return base
+    pushes = random.choice((1, 2, 3, 5, 8))
+    faults = []
+    for _ in range(random.choice((1, 1, 2))):
+        at, index = round(random.uniform(0.0, 2.5), 3), random.randrange(base.servers)
+        kind, seconds = random.choice(((Kind.KILL, 0.0), (Kind.KILL, 0.0), (Kind.PART, 30.0), (Kind.HANG, 20.0)))
+        faults.append(Fault(at, kind, "ps", index, seconds, during=random.choice((PROTECTED, PROTECTED, REBUILT))))
+    return replace(
+        base,
+        lag=LagBound(pushes, 1, random.randint(1, pushes), 1),
+        batches=base.batches + random.randint(4, 12),
+        compute_seconds=random.choice((0.05, 0.1, 0.3)),
+        max_staleness=random.choice((base.max_staleness, 4, 8)),
+        workers=random.randint(1, 3),
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
 
 
 def _in_rounds(random: Random, base: Scenario) -> Scenario:

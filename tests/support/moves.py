@@ -86,7 +86,7 @@ class Gate:
     def pushed(self, epoch: int, batch: int) -> None:
         """Keeps nothing."""
 
-    def await_holders(self) -> None:
+    def await_pushes(self) -> None:
         """Has no holders."""
 
     def end(self) -> None:

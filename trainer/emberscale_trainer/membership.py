@@ -87,10 +87,12 @@ class MasterClient:
         adopted: Callable[[], tuple[int, int]] = lambda: (0, 0),
         stopping: threading.Event | None = None,
         most_parity: int = 0,
+        knows_async_parity: bool = False,
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
-        `most_parity` is the largest parity that this server can keep when it is told to.
+        `most_parity` is the largest parity that this server can keep when it is told to; `knows_async_parity` says that
+        it can answer pushes before other servers hold their deltas.
 
         A master that lost its ledger does not know this process, and is told again. Raises SupersededError and
         NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.
@@ -104,6 +106,7 @@ class MasterClient:
             pid=os.getpid(),
             host=socket.gethostname(),
             most_parity=most_parity,
+            knows_async_parity=knows_async_parity,
         )
         return self.call(self.stub.Register, self._registration, stopping=stopping)
 

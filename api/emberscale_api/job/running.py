@@ -140,9 +140,10 @@ def expected_restore_seconds(costs: Sequence[CheckpointCost]) -> float | None:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What one partial recovery lost.
+    """What one recovery lost.
 
-    * `servers`: who was lost, by index. `checkpoint`: the id of the one that their rows were reloaded from.
+    * `servers`: who was lost, by index. `checkpoint`: the id of the one that their rows were reloaded from; empty: they
+      were rebuilt from parity that lagged.
     * `samples`: whose effect on these rows is lost. `share`: of all rows, 0 to 1.
     * `batches`: [start, stop) ranges of them by epoch.
     * `pls`: what this adds to the portion of lost samples. `priority_saves`: that were loaded over the checkpoint.

@@ -170,6 +170,7 @@ class RegisterRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     MOST_PARITY_FIELD_NUMBER: _builtins.int
+    KNOWS_ASYNC_PARITY_FIELD_NUMBER: _builtins.int
     data_address: _builtins.str
     """PS: tcp://host:port or unix:///path"""
     control_address: _builtins.str
@@ -185,6 +186,8 @@ class RegisterRequest(_message.Message):
     routing_version: _builtins.int
     most_parity: _builtins.int
     """PS: how many servers may be lost at a time by the parity that it can keep when it is told to; 0: it ignores that."""
+    knows_async_parity: _builtins.bool
+    """PS: it can hold deltas of several batches that come as one, and can answer pushes before others hold their deltas."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -199,10 +202,11 @@ class RegisterRequest(_message.Message):
         generation: _builtins.int = ...,
         routing_version: _builtins.int = ...,
         most_parity: _builtins.int = ...,
+        knows_async_parity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "knows_async_parity", b"knows_async_parity", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1558,7 +1562,7 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def forgotten(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForgottenShare]:
-        """what partial recoveries lost, oldest first"""
+        """what lost parameter servers took along, oldest first"""
 
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointCost]:
@@ -1620,7 +1624,7 @@ Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 
 @_typing.final
 class ForgottenShare(_message.Message):
-    """What one partial recovery lost."""
+    """What the rows of lost parameter servers lack since one recovery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1632,7 +1636,7 @@ class ForgottenShare(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     PRIORITY_SAVES_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.str
-    """id of the one that their rows were reloaded from"""
+    """id of the one that their rows were reloaded from; empty: rebuilt from parity"""
     samples: _builtins.int
     """whose effect on these rows is lost"""
     share: _builtins.float
@@ -2213,6 +2217,7 @@ class AssignRequest(_message.Message):
     ANEW_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     NO_PARITY_FIELD_NUMBER: _builtins.int
+    ASYNC_PARITY_FIELD_NUMBER: _builtins.int
     manifest_json: _builtins.str
     checkpoint_uri: _builtins.str
     """or the id of a flash checkpoint; empty: start from nothing"""
@@ -2223,6 +2228,8 @@ class AssignRequest(_message.Message):
     """servers that may be lost at a time by parity; 0: as the manifest's strategy says"""
     no_parity: _builtins.bool
     """none is kept, whatever the strategy says"""
+    async_parity: _builtins.bool
+    """pushes are answered before others hold their deltas; all PS of the table know how"""
     @_builtins.property
     def routing(self) -> Global___Routing: ...
     def __init__(
@@ -2235,10 +2242,11 @@ class AssignRequest(_message.Message):
         anew: _builtins.bool = ...,
         parity: _builtins.int = ...,
         no_parity: _builtins.bool = ...,
+        async_parity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "no_parity", b"no_parity", "parity", b"parity", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "async_parity", b"async_parity", "checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "no_parity", b"no_parity", "parity", b"parity", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2550,6 +2558,8 @@ class PrepareRequest(_message.Message):
     PRIORITY_URIS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     NO_PARITY_FIELD_NUMBER: _builtins.int
+    ASYNC_PARITY_FIELD_NUMBER: _builtins.int
+    KNOWS_ASYNC_PARITY_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """ascending over the life of the job"""
     manifest_json: _builtins.str
@@ -2564,6 +2574,10 @@ class PrepareRequest(_message.Message):
     """as of AssignRequest"""
     no_parity: _builtins.bool
     """as of AssignRequest"""
+    async_parity: _builtins.bool
+    """as of AssignRequest, from this table on"""
+    knows_async_parity: _builtins.bool
+    """the master counts as forgotten what rebuilt rows lack"""
     @_builtins.property
     def routing(self) -> Global___Routing:
         """what the move leads to"""
@@ -2590,10 +2604,12 @@ class PrepareRequest(_message.Message):
         priority_uris: _abc.Iterable[_builtins.str] | None = ...,
         parity: _builtins.int = ...,
         no_parity: _builtins.bool = ...,
+        async_parity: _builtins.bool = ...,
+        knows_async_parity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "no_parity", b"no_parity", "parity", b"parity", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_parity", b"async_parity", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "knows_async_parity", b"knows_async_parity", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "no_parity", b"no_parity", "parity", b"parity", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

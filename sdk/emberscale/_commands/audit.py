@@ -26,7 +26,8 @@ the last complete checkpoint of the run. For each epoch, it counts the samples t
 As a second witness, dense parameters count their own steps; the audit names each server whose counts do not match.
 
 After a partial recovery, samples are [yellow]forgotten[/]: they were applied once, and their effect is lost on the rows
-of the lost server. The audit names these rows' share, and its dense parameters must lack these steps and no others.
+of the lost server. So are the latest samples of a server that was rebuilt from parity with durability Async. The audit
+names these rows' share, and its dense parameters must lack these steps and no others.
 
 Exit code [green]0[/] only if nothing is missing or repeated and the counts agree. For a run that is not Complete,
 samples that it has not trained yet are missing; without repeated samples, the audit calls it unfinished.
@@ -97,7 +98,7 @@ def _columns(report: AuditReport, counts: Counts | None = None) -> list[str]:
 
 
 def _told(share: ForgottenShare) -> str:
-    """What one partial recovery made which rows forget."""
+    """What one recovery made which rows forget."""
     servers = ", ".join(f"ps-{index}" for index in share.servers)
     batches = ", ".join(
         f"batches {first:,} to {stop - 1:,} of epoch {part.epoch + 1}"
@@ -105,10 +106,11 @@ def _told(share: ForgottenShare) -> str:
         for first, stop in part.ranges
     )
     saves = share.priority_saves
+    how = f"went back to checkpoint {share.checkpoint}" if share.checkpoint else "was rebuilt from parity that lagged"
     less = f", and less of the rows in {saves} saves of priority rows" if saves else ""
     return (
-        f"[yellow]forgotten[/] on {share.share:.2%} of the rows, those of {servers} when it was lost and went back to "
-        f"checkpoint {share.checkpoint}: {share.samples:,} samples, {batches or 'no batch'}{less}"
+        f"[yellow]forgotten[/] on {share.share:.2%} of the rows, those of {servers} when it was lost and {how}: "
+        f"{share.samples:,} samples, {batches or 'no batch'}{less}"
     )
 
 

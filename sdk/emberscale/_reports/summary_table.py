@@ -100,7 +100,7 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     if summary.recoveries:
         troubles.append(f"{count_of(summary.recoveries, 'recovery', 'recoveries')} from a checkpoint")
     if summary.forgotten:
-        count = count_of(len(summary.forgotten), "partial recovery", "partial recoveries")
+        count = count_of(len(summary.forgotten), "recovery", "recoveries")
         samples = sum(share["samples"] for share in summary.forgotten)
         lost = f"{samples:,} samples forgotten on the rows of lost servers, portion of lost samples {summary.pls:.4f}"
         lines.append(("forgotten", f"{lost}, in {count}"))

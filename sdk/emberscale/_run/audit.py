@@ -2,7 +2,7 @@
 
 The record of applied batches also prevents a batch from being applied twice, so the record alone could not reveal a
 repetition. Each push steps every dense piece of a server, and a piece counts its steps where rows are changed. The two
-must agree, except for the batches that the piece forgot in partial recoveries, as the checkpoint records.
+must agree, except for the batches that the piece forgot in recoveries, as the checkpoint records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ class Counts:
     """Samples that some server never applied, that every server applied once, and that some server applied repeatedly.
 
     A sample that one server missed and another repeated is in both `missing` and `repeated`. `forgotten` are the
-    samples that some rows have lost again in a partial recovery.
+    samples that some rows have lost again in a recovery.
     """
 
     missing: int = 0
@@ -34,7 +34,7 @@ class Counts:
 
     @property
     def accounted(self) -> bool:
-        """Whether no sample was lost or repeated, except those that rows forgot in partial recoveries."""
+        """Whether no sample was lost or repeated, except those that rows forgot in recoveries."""
         return self.missing == 0 and self.repeated == 0
 
     @property
@@ -65,7 +65,7 @@ class AuditReport:
     """Counts by epoch, over all servers of a checkpoint.
 
     * `contradictions`: the servers whose dense parameters took more or fewer steps than their records tell.
-    * `shares`: what each partial recovery lost, and from which rows, oldest first.
+    * `shares`: what each recovery lost, and from which rows, oldest first.
     * `origin`: the checkpoint of another job that this one started from; None: from nothing.
     """
 
@@ -83,7 +83,7 @@ class AuditReport:
 
     @property
     def accounted(self) -> bool:
-        """Whether every sample was applied once, except for samples forgotten in recorded partial recoveries."""
+        """Whether every sample was applied once, except for samples forgotten in recorded recoveries."""
         return self.total.accounted and not self.contradictions
 
     @property

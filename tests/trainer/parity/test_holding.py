@@ -25,17 +25,17 @@ TABLES = [
     for number in range(2)
 ]
 LAYOUTS = [RowLayout.of(spec) for spec in TABLES]
-Sent = tuple[int, tuple[int, int] | None, NDArray[np.uint8]]
+Sent = tuple[int, tuple[tuple[int, int], ...], NDArray[np.uint8]]
 
 
 class Member:
     """A server: its rows, the items on their way to each other server, and how many of them have arrived."""
 
-    def __init__(self, me: int, members: int, parity: int = 1) -> None:
+    def __init__(self, me: int, members: int, parity: int = 1, *, merges: bool = False) -> None:
         self.layout = layout = ParityLayout(members, parity)
         self.me = me
         self.store = TableStore(TABLES)
-        self.log = self.store.log_deltas(members, lambda table, segment: layout.lane(me, table, segment))
+        self.log = self.store.log_deltas(members, lambda table, segment: layout.lane(me, table, segment), merges=merges)
         self.blocks = ParityBlocks(layout, me, LAYOUTS)
         self.holding = Holding(self.blocks, me, members)
         self.links: dict[int, deque[Sent]] = {peer: deque() for peer in range(members) if peer != me}
@@ -43,17 +43,19 @@ class Member:
         self.arrived = dict.fromkeys(self.links, 0)
         self.at: dict[int, tuple[list[dict[int, bytes]], set[int]]] = {}
         self.batches: set[int] = set()
+        self.gathered: list[int] = []
         self.whole_at = 0
 
-    def send(self, batch: int | None) -> None:
-        """Sends one item to each other member."""
+    def send(self) -> None:
+        """Sends one item to each other member, with all that has gathered."""
         stored = min(self.arrived.values())
         self.sent += 1
         if self.log.is_whole and not self.whole_at:
             self.whole_at = self.sent
         taken = self.log.take([self.layout.lanes_to(peer) for peer in self.links])
         for link, deltas in zip(self.links.values(), taken, strict=True):
-            link.append((stored, None if batch is None else (0, batch), deltas))
+            link.append((stored, tuple((0, batch) for batch in self.gathered), deltas))
+        self.gathered.clear()
         self.at[self.sent] = (rows_of(self.store), set(self.batches))
 
 
@@ -64,13 +66,20 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 class Group(RuleBasedStateMachine):
     """Members push, and their items arrive at any time, until as many as the parity covers are lost at once.
 
+    An item has the changes of one push, or also those that gathered before it, in any grouping. The logs may merge
+    them.
     The loss ends an example, so most examples allow it only after some pushes.
     """
 
-    @initialize(parity=st.integers(1, 2), data_members=st.integers(1, 3), pushes_before_loss=st.integers(0, 10))
-    def begin(self, parity: int, data_members: int, pushes_before_loss: int) -> None:
+    @initialize(
+        parity=st.integers(1, 2),
+        data_members=st.integers(1, 3),
+        pushes_before_loss=st.integers(0, 10),
+        merges=st.booleans(),
+    )
+    def begin(self, parity: int, data_members: int, pushes_before_loss: int, merges: bool) -> None:
         members = parity + data_members
-        self.members = [Member(me, members, parity) for me in range(members)]
+        self.members = [Member(me, members, parity, merges=merges) for me in range(members)]
         self.parity = parity
         self.pushes_before_loss = pushes_before_loss
         self.batch = 0
@@ -83,29 +92,33 @@ class Group(RuleBasedStateMachine):
                 one.arrived[peer] = 1
 
     @precondition(lambda self: not self.lost)
-    @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6))
-    def push(self, data: st.DataObject, keys: list[int]) -> None:
+    @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6), gathers=st.booleans())
+    def push(self, data: st.DataObject, keys: list[int], gathers: bool) -> None:
         one = data.draw(st.sampled_from(self.members))
         counts = np.array([len(keys), 1], np.uint32)
         named = np.array([*keys, keys[0]], np.int64)  # keys may repeat
         one.store.push(counts, named, np.full(len(named) * 10_000, self.batch + 1, np.float32))
         one.batches.add(self.batch)
-        one.send(self.batch)
+        one.gathered.append(self.batch)
+        if not gathers:
+            one.send()
         self.batch += 1
 
     @precondition(lambda self: not self.lost)
-    @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6))
-    def retire(self, data: st.DataObject, keys: list[int]) -> None:
+    @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6), gathers=st.booleans())
+    def retire(self, data: st.DataObject, keys: list[int], gathers: bool) -> None:
         one = data.draw(st.sampled_from(self.members))
         one.store.retire(0, np.array(keys, np.int64))
-        one.send(None)
+        if not gathers:
+            one.send()
 
     @precondition(lambda self: not self.lost)
-    @rule(data=st.data())
-    def fill(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), gathers=st.booleans())
+    def fill(self, data: st.DataObject, gathers: bool) -> None:
         one = data.draw(st.sampled_from(self.members))
         one.log.fill(100_000)
-        one.send(None)
+        if not gathers:
+            one.send()
 
     @precondition(lambda self: not self.lost)
     @rule(data=st.data(), items=st.integers(1, 8))
@@ -131,7 +144,7 @@ class Group(RuleBasedStateMachine):
         for one in rest:
             while not one.log.is_empty:
                 one.log.withdraw(150_000)
-                one.send(None)
+                one.send()
             for peer in one.links.keys() - lost:
                 self._deliver(one, peer, len(one.links[peer]))
                 self.members[peer].holding.withdraw(one.me)
@@ -167,7 +180,7 @@ class Group(RuleBasedStateMachine):
             for one in self.members:
                 if one not in self.lost:
                     with pytest.raises(SourceOverError):
-                        one.holding.take(lost.me, 0, None, np.zeros(0, np.uint8))
+                        one.holding.take(lost.me, 0, (), np.zeros(0, np.uint8))
 
     @invariant()
     def nothing_is_applied_that_some_holder_lacks(self) -> None:
@@ -193,9 +206,9 @@ def test_what_makes_no_sense_is_refused() -> None:
     for deltas in (np.zeros(5, np.uint8), np.full(200, 255, np.uint8), _delta(0, 1), _delta(1 << 25, 1)):
         holding = Holding(ParityBlocks(ParityLayout(3), 0, LAYOUTS), 0, 3)
         holding.begin(1, AppliedBatches())
-        holding.take(1, 0, None, deltas)
+        holding.take(1, 0, (), deltas)
         with pytest.raises(ValueError, match="server 1 sends"):
-            holding.take(1, 2, None, np.zeros(0, np.uint8))
+            holding.take(1, 2, (), np.zeros(0, np.uint8))
 
 
 def _delta(slot: int, table: int) -> NDArray[np.uint8]:
@@ -211,7 +224,7 @@ def test_a_lost_source_is_heard_no_more() -> None:
     holding.begin(1, AppliedBatches())
     assert holding.lose(1) == 1
     with pytest.raises(SourceOverError, match="nothing more of server 1"):
-        holding.take(1, 0, None, np.zeros(0, np.uint8))
+        holding.take(1, 0, (), np.zeros(0, np.uint8))
     with pytest.raises(ValueError, match="2 items of server 1 were agreed on"):
         holding.agree(1, 2)
 
@@ -224,11 +237,27 @@ def test_an_item_is_applied_only_when_its_source_says_that_all_holders_have_it()
     applied = Applied()
     holding = Holding[str](applied, 0, 3)
     holding.begin(1, AppliedBatches())
-    holding.take(1, 0, (0, 7), "first")
-    holding.take(1, 1, (0, 8), "second")
+    holding.take(1, 0, ((0, 7),), "first")
+    holding.take(1, 1, ((0, 8),), "second")
     assert (applied, _numbers(holding.applied(1))) == ([], [])
-    holding.take(1, 2, (0, 9), "third")
+    holding.take(1, 2, ((0, 9),), "third")
     assert (applied, _numbers(holding.applied(1))) == ([(1, "first")], [7])
+
+
+def test_an_item_of_several_batches_counts_as_a_whole_or_not_at_all() -> None:
+    class Applied(list[str]):
+        def apply(self, source: int, deltas: str) -> None:
+            self.append(deltas)
+
+    applied = Applied()
+    holding = Holding[str](applied, 0, 3)
+    holding.begin(1, AppliedBatches())
+    holding.take(1, 1, ((0, 7), (0, 9)), "first")
+    holding.take(1, 1, ((0, 8), (0, 10)), "second")
+    assert holding.lose(1) == 3
+    assert _numbers(holding.applied(1)) == []
+    holding.agree(1, 2)
+    assert (applied, _numbers(holding.applied(1))) == (["first"], [7, 9])
 
 
 def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +269,7 @@ def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytes
     source.store.push(np.ones(2, np.uint32), keys, np.ones(20_000, np.float32))
     deltas = source.log.take([(0, 1)])[0].copy()
     holding.begin(0, AppliedBatches())
-    holding.take(0, 0, (0, 7), deltas)
+    holding.take(0, 0, ((0, 7),), deltas)
     room = [True]
 
     def segment(rows: int, stride: int, *, huge: bool) -> Segment:
@@ -251,10 +280,10 @@ def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytes
 
     monkeypatch.setattr(blocks, "Segment", segment)
     with pytest.raises(MemoryError):
-        holding.take(0, 2, (0, 8), deltas)
+        holding.take(0, 2, ((0, 8),), deltas)
     assert holding.received(0) == 2
     room += [True] * 2
-    holding.take(0, 2, (0, 8), deltas)
+    holding.take(0, 2, ((0, 8),), deltas)
     assert holding.received(0) == 3
     for table, layout in enumerate(LAYOUTS):
         found = [

@@ -481,7 +481,9 @@ def test_a_server_that_joins_by_a_later_move_orders_though_the_call_of_the_one_b
 
 
 def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_open(server: Server) -> None:
-    def assigned(generation: int, parity: int, servers: int = 3, *, no_parity: bool = False) -> None:
+    def assigned(
+        generation: int, parity: int, servers: int = 3, *, no_parity: bool = False, async_parity: bool = False
+    ) -> None:
         routing = server.routing(generation, generation)
         routing.servers.extend(
             master_pb2.PsEndpoint(index=index, incarnation=f"i{index}", data_address="127.0.0.1:1")
@@ -495,6 +497,7 @@ def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_op
             wait_seconds=SECONDS,
             parity=parity,
             no_parity=no_parity,
+            async_parity=async_parity,
         )
         assert server.control.Assign(request, CONTEXT).done
 
@@ -503,6 +506,7 @@ def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_op
     assert protection.group is None
     assigned(2, 1)
     assert unwrap(protection.group).members == (0, 1, 2)
+    assert not unwrap(protection.group).is_async
     assigned(3, 0)
     assert protection.group is None
     spec = server.job.spec
@@ -512,10 +516,30 @@ def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_op
     server.job = server.job.model_copy(update={"spec": manifest})
     assigned(4, 0)
     assert protection.group is not None, "as the manifest says"
-    assigned(5, 0, no_parity=True)
+    assigned(5, 1, async_parity=True)
+    assert unwrap(protection.group).is_async
+    assigned(6, 0, no_parity=True)
     assert protection.group is None
-    assigned(6, 2, servers=MOST_DOUBLE_PARITY_SERVERS + 1)
+    assigned(7, 2, servers=MOST_DOUBLE_PARITY_SERVERS + 1)
     assert protection.group is None, "a move may bring more servers than the code tells apart"
+
+
+def test_a_master_that_does_not_know_async_rebuilds_nothing_from_parity_that_lags(server: Server) -> None:
+    routing = server.routing(1, 1)
+    routing.servers.add(index=1, incarnation="i1", data_address="127.0.0.1:1")
+    routing.bucket_owners[0] = routing.piece_owners[0] = 1
+    assign = master_pb2.AssignRequest(
+        routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS, parity=1, async_parity=True
+    )
+    assert server.control.Assign(assign, CONTEXT).done
+    routing.version = 2
+    prepare = master_pb2.PrepareRequest(
+        move=1, since=1, routing=routing, manifest_json=server.job.to_json(), incarnation="i", lost=[1]
+    )
+    with pytest.raises(RefusedError, match="this master would not know which"):
+        server.control.Prepare(prepare, CONTEXT)
+    prepare.knows_async_parity = True
+    assert server.control.Prepare(prepare, CONTEXT).done
 
 
 def test_rows_of_before_are_not_kept_by_a_move_whose_receiver_hangs(

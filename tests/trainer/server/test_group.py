@@ -59,7 +59,7 @@ def test_the_batches_of_a_source_are_those_as_all_have_answered() -> None:
     before = AppliedBatches()
     before.record(0, 0)
     core.begin(1, before)
-    core.take(1, 0, (0, 1), 0b1)
+    core.take(1, 0, ((0, 1),), 0b1)
     core.lose(frozenset({1}))
     core.withdrawn(2, {1: 3})
     assert unwrap(core.agreed())[1].ranges(0) == [(0, 2)]
@@ -70,14 +70,14 @@ def test_what_some_holder_lacks_of_a_lost_member_is_dropped() -> None:
     core.begin(1, AppliedBatches())
     core.begin(2, AppliedBatches())
     for number, deltas in enumerate((0b001, 0b010, 0b100)):
-        core.take(1, 0, (0, number), deltas)
+        core.take(1, 0, ((0, number),), deltas)
     assert core.lose(frozenset({1})) == {1: 4}
     assert core.agreed() is None
     core.withdrawn(2, {1: 3})  # the other holder has the first item and two pushes
     assert unwrap(core.agreed())[1].ranges(0) == [(0, 2)]
     assert sums.value == 0b011
     with pytest.raises(SourceOverError):
-        core.take(1, 0, (0, 3), 0b1000)
+        core.take(1, 0, ((0, 3),), 0b1000)
 
 
 def test_servers_that_take_different_ones_for_lost_rebuild_neither() -> None:
@@ -96,9 +96,9 @@ def lost_at_once() -> tuple[GroupCore[int], Sums]:
     core, sums = member(0, 4, parity=2)
     for source in (1, 2, 3):
         core.begin(source, AppliedBatches())
-    core.take(2, 0, (0, 0), 0b0001)
-    core.take(3, 0, (0, 0), 0b0010)
-    core.take(3, 0, (0, 1), 0b0100)
+    core.take(2, 0, ((0, 0),), 0b0001)
+    core.take(3, 0, ((0, 0),), 0b0010)
+    core.take(3, 0, ((0, 1),), 0b0100)
     assert core.lose(frozenset({2, 3})) == {2: 2, 3: 3}
     assert core.holders == (1,)
     return core, sums
@@ -150,7 +150,7 @@ def test_no_rows_are_rebuilt_where_those_of_a_survivor_are_not_protected() -> No
     assert not core.is_whole
     core.end()
     with pytest.raises(SourceOverError, match="over"):
-        core.take(1, 0, None, 1)
+        core.take(1, 0, (), 1)
     with pytest.raises(NotHeldError, match="over"):
         core.agreed()
 

@@ -1,15 +1,16 @@
 """What one server holds for the other members of its group: parity, and the last item of each member in it.
 
-A source numbers its items from 1, and sends each holder one item per push. A holder keeps an item until the source has
-declared it stored, which means that all holders have it; only then it applies the item. An interrupted push has reached
-only some holders: when its server is lost, the others agree on the last number that all of them have, and drop later
-items. So the rebuilt rows, and the record of the batches in them, are of one moment. They have every acknowledged
-batch, and may have unacknowledged ones.
+A source numbers its items from 1, and sends each holder one item for one or several pushes. A holder keeps an item
+until the source has declared it stored, which means that all holders have it; only then it applies the item. An
+interrupted push has reached only some holders: when its server is lost, the others agree on the last number that all of
+them have, and drop later items. So the rebuilt rows, and the record of the batches in them, are of one moment. They
+have every batch of the items that all holders have acknowledged, and may have later ones.
 
 This module has no clock, thread, socket or row.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -37,14 +38,14 @@ class _Source(Generic[_Deltas]):
     """The items of one source.
 
     * `received`, `applied`: the last item that arrived, and the last that is in the parity.
-    * `kept`: the items in between: the batch, if the item has one, and the deltas, which the first item lacks.
+    * `kept`: the items in between: their batches, if any, and the deltas, which the first item lacks.
     * `batches`: the batches in the parity.
     * `lost`: no more items are accepted. `withdrawn`: the parity has none of its rows any more.
     """
 
     received: int = 0
     applied: int = 0
-    kept: deque[tuple[Batch | None, _Deltas | None]] = field(default_factory=deque)
+    kept: deque[tuple[tuple[Batch, ...], _Deltas | None]] = field(default_factory=deque)
     batches: AppliedBatches = field(default_factory=AppliedBatches)
     lost: bool = False
     withdrawn: bool = False
@@ -63,17 +64,19 @@ class Holding(Generic[_Deltas]):
         """Takes an item of a source that comes before any of a push: all batches in its rows as it begins."""
         one = self._of(source)
         one.batches = batches
-        one.kept.append((None, None))
+        one.kept.append(((), None))
         one.received += 1
 
-    def take(self, source: int, stored: int, batch: Batch | None, deltas: _Deltas) -> None:
-        """Takes the next item of a source; all holders have its items up to `stored`. The deltas are kept as they are.
+    def take(self, source: int, stored: int, batches: Sequence[Batch], deltas: _Deltas) -> None:
+        """Takes the next item of a source, with the changes of these batches, and perhaps of none.
+
+        All holders have the source's items up to `stored`. The deltas are kept as they are.
 
         Raises SourceOverError, and ValueError for what are no deltas. After a MemoryError the item has not come.
         """
         one = self._of(source)
         self._apply(source, min(stored, one.received))
-        one.kept.append((batch, deltas))
+        one.kept.append((tuple(batches), deltas))
         one.received += 1
 
     def received(self, source: int) -> int:
@@ -117,10 +120,10 @@ class Holding(Generic[_Deltas]):
     def _apply(self, source: int, number: int) -> None:
         one = self._sources[source]
         while one.applied < number:
-            batch, deltas = one.kept[0]
+            batches, deltas = one.kept[0]
             if deltas is not None:  # first: without memory for it, the item comes again
                 self._blocks.apply(source, deltas)
-            if batch is not None:
+            for batch in batches:
                 one.batches.record(*batch)
             one.kept.popleft()
             one.applied += 1

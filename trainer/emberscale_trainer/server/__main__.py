@@ -62,6 +62,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             adopted=lambda: state.known,
             stopping=stopping,
             most_parity=MOST_PARITY,
+            knows_async_parity=True,
         )
     except JobOverError:
         log.info("stopped", before="it was registered")

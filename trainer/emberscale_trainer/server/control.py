@@ -29,6 +29,7 @@ from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.background import Background
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, LaterError
+from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.moves import Transfer
@@ -101,6 +102,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._ordering: tuple[int, TrainingJob] | None = None
         self._parity = 0
         self._next: RoutingTable | None = None  # of the move under way
+        self._next_lag: LagBound | None = None
 
     # The names of the methods are the proto's.
 
@@ -155,7 +157,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 raise AbandonedError
             self._parity = _chosen_parity(request, job)
             self._prioritise(job)
-            self._mover.protection.form(routing, self._index, self._parity)
+            self._mover.protection.form(routing, self._index, self._parity, _lag(request))
         except BaseException as error:
             self._state.give_up(wanted)
             if not isinstance(error, AbandonedError):
@@ -254,6 +256,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         routing, checkpoint = routing_from_proto(request.routing), request.checkpoint_uri
         with _told(context):
             self._require(request.incarnation)
+            group = self._mover.protection.group
+            if request.lost and group is not None and group.is_async and not request.knows_async_parity:
+                raise NotHeldError("rebuilt rows may lack batches, and this master would not know which")
             with self._starting:  # what follows must be of the move under way: a later one may come
                 transfer = self._state.prepare(
                     request.move,
@@ -265,7 +270,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 )
                 if transfer.joins:
                     self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
-                self._next = routing
+                self._next, self._next_lag = routing, _lag(request)
                 begins = transfer.orders and (transfer.joins or not self._state.orders)
                 self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
@@ -350,7 +355,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             and self._next is not None
             and (self._next.generation, self._next.version) == (generation, version)
         ):
-            self._mover.protection.form(self._next, self._index, self._parity)
+            self._mover.protection.form(self._next, self._index, self._parity, self._next_lag)
         log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
 
@@ -394,6 +399,11 @@ def _chosen_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest
     tolerance = job.spec.fault_tolerance
     by_manifest = tolerance.parity if tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING else 0
     return request.parity or by_manifest
+
+
+def _lag(request: master_pb2.AssignRequest | master_pb2.PrepareRequest) -> LagBound | None:
+    """Returns how far parity may lag behind answered pushes; None: not at all."""
+    return LagBound() if request.async_parity else None
 
 
 def _empty_tables(job: TrainingJob) -> TableStore:

@@ -3,12 +3,12 @@
     meeting -> filling -> whole -> (members are lost) -> withdrawing -> agreed
        another table, or another assignment -> over
 
-A member greets each other member with a first item. Once all have answered, it sends each of them one numbered item per
-push, and a push is answered once all of them have its item. Until then pushes wait for nobody: no row is protected yet,
-and members that cannot reach each other train on without parity until they can.
+A member greets each other member with a first item. Once all have answered, it sends each of them one numbered item for
+one or several pushes; `lag` says which items they must have before a push is answered. Until then pushes wait for
+nobody: no row is protected yet, and members that cannot reach each other train on without parity until they can.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from emberscale_trainer.parity.holding import Batch, Holding, SourceOverError
@@ -58,6 +58,11 @@ class GroupCore(Generic[_Deltas]):
     def has_met(self) -> bool:
         """Whether all others have answered, so that pushes are sent to them."""
         return self._met
+
+    @property
+    def sends_pushes(self) -> bool:
+        """Whether the changes of pushes are sent to others."""
+        return self._met and not self._withdrew
 
     @property
     def is_filling(self) -> bool:
@@ -133,14 +138,14 @@ class GroupCore(Generic[_Deltas]):
         self._taking()
         self.holding.begin(source, batches)
 
-    def take(self, source: int, stored: int, batch: Batch | None, deltas: _Deltas) -> None:
+    def take(self, source: int, stored: int, batches: Sequence[Batch], deltas: _Deltas) -> None:
         """As `Holding.take`."""
         self._taking()
-        self.holding.take(source, stored, batch, deltas)
+        self.holding.take(source, stored, batches, deltas)
 
     def take_withdrawal(self, source: int, stored: int, deltas: _Deltas) -> None:
         """As `take`, for rows that the member takes out of the parity; it can no longer be rebuilt itself."""
-        self.take(source, stored, None, deltas)
+        self.take(source, stored, (), deltas)
         self._withdrawing.add(source)
 
     def withdrawn(self, source: int, received: Mapping[int, int]) -> None:

@@ -70,6 +70,10 @@ class ServerMetrics(Collector):
             return
         lag = "Items of deltas that a server which holds their parity has yet to acknowledge"
         yield GaugeMetricFamily(metrics.PS_PARITY_LAG_ITEMS, lag, value=group.lag)
+        pushes = "Pushes whose deltas a server which holds their parity has yet to acknowledge: what a loss may forget"
+        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_PUSHES, pushes, value=group.lag_pushes)
+        size = "Bytes of these deltas"
+        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_BYTES, size, value=group.lag_bytes)
         sent = "Items of deltas sent to the servers that hold their parity"
         yield CounterMetricFamily(metrics.PS_PARITY_DELTAS_TOTAL, sent, value=totals.items)
         yield CounterMetricFamily(metrics.PS_PARITY_SENT_BYTES_TOTAL, "Bytes of these items", value=totals.bytes)

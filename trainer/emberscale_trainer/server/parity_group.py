@@ -1,10 +1,12 @@
 """A server's part in a group of servers that hold parity of each other's rows: the threads and streams around `group`.
 
-The servers of a routing table form a group. A push is answered once all of them have its deltas, so losing as many
-servers as the parity covers never loses an answered push. Changes without a push (a move, eviction, compaction) are
-sent later. When servers are lost, the others *withdraw* their own rows from the parity, which then has only the rows of
-the lost servers. If two rows of a stripe are lost, one of its holders sends its parity to the other, which decodes
-both. The holders then send the rows to the successors of the lost servers. Nobody else changes, and nothing rolls back.
+The servers of a routing table form a group. With `durability: Sync`, a push is answered once all of them have its
+deltas, so losing as many servers as the parity covers never loses an answered push. With `Async` it is answered at
+once, unless the parity lags too far behind (`lag`), and the deltas of several pushes are sent together. Changes without
+a push (a move, eviction, compaction) are sent later. When servers are lost, the others *withdraw* their own rows from
+the parity, which then has only the rows of the lost servers. If two rows of a stripe are lost, one of its holders sends
+its parity to the other, which decodes both. The holders then send the rows to the successors of the lost servers.
+Nobody else changes, and nothing rolls back.
 
 A group whose live servers have parted, such as when one of them was declared lost and returns, does not reunite: pushes
 wait until another group begins. `trouble` reports this to the master, which recovers the job.
@@ -23,9 +25,11 @@ from numpy.typing import NDArray
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError
+from emberscale_trainer.parity.holding import Batch
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, parity_stream
+from emberscale_trainer.server.lag import LagBound, ParityLag
 from emberscale_trainer.server.reports import ParityTotals
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
@@ -39,7 +43,9 @@ _WAIT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0
 """How long a holder may acknowledge nothing before this is reported."""
 _FLUSH_SECONDS = 0.2
-"""How long a change without a push may wait before it is sent."""
+"""How long changes may wait before they are sent with `Sync`."""
+_GATHER_SECONDS = 2.0
+"""How long they may wait with `Async`: large batches come a few times a second, and an item is to have several."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _NOTHING = np.zeros((0, 8), np.uint8)
 
@@ -56,8 +62,13 @@ class Group:
         context: ssl.SSLContext | None,
         totals: ParityTotals,
         parity: int = 1,
+        *,
+        lag: LagBound | None = None,
     ) -> None:
-        """Any `parity` of the servers may be lost. The caller holds the lock of the state, which serves this table."""
+        """Any `parity` of the servers may be lost. With a bound on the `lag`, pushes wait for them only beyond it.
+
+        The caller holds the lock of the state, which serves this table.
+        """
         members = tuple(server.index for server in table.owners)
         self.table = table
         self.members = members
@@ -71,9 +82,14 @@ class Group:
         self._parted_at: float | None = None
         self._problem = ""
         self._sends_no_more = threading.Event()
+        self._sent_at = time.monotonic()
+        self._lag = ParityLag(lag)
+        self._lagging = threading.Lock()  # held for moments, within any other lock
         tables = state.tables
         self._layout = layout = ParityLayout(len(members), parity)
-        self._log: DeltaLog = tables.log_deltas(len(members), lambda number, segment: layout.lane(me, number, segment))
+        self._log: DeltaLog = tables.log_deltas(
+            len(members), lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
+        )
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
         self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
@@ -100,7 +116,26 @@ class Group:
     @property
     def lag(self) -> int:
         """The number of items that the slowest holder has not acknowledged."""
-        return self._core.put_count - self._core.stored(self._acknowledged())
+        return self._core.put_count - self._stored()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether pushes are answered before all holders have stored them."""
+        return self._lag.is_async
+
+    @property
+    def lag_pushes(self) -> int:
+        """The number of pushes that not all holders have acknowledged."""
+        with self._lagging:
+            self._lag.stored(self._stored())
+            return self._lag.pushes
+
+    @property
+    def lag_bytes(self) -> int:
+        """The bytes of the deltas that not all holders have acknowledged."""
+        with self._lagging:
+            self._lag.stored(self._stored())
+            return self._lag.nbytes
 
     @property
     def rebuild_pieces(self) -> int:
@@ -137,12 +172,33 @@ class Group:
     # What this server sends
 
     def pushed(self, epoch: int, batch: int) -> None:
-        """Sends what a push has changed. The caller holds the lock of the state."""
-        self._send_deltas(ItemKind.DELTA, epoch, batch)
+        """Sends what a push has changed, now or with that of later pushes. The caller holds the lock of the state."""
+        with self._lagging:
+            is_due = self._lag.pushed((epoch, batch), self._log.pending_bytes)
+        if is_due or not self._core.sends_pushes:
+            self._send_deltas()
+
+    def await_pushes(self) -> None:
+        """Waits until a push that has come may be answered: with `Sync` as `await_holders`, with `Async` for the lag.
+
+        Does not let the lag grow once others have refused an item: they may take this server for lost.
+        """
+        if not self._lag.is_async or self._has_parted():
+            self.await_holders()
+            return
+        with self._lagging:
+            self._lag.stored(self._stored())
+            number = self._lag.must_store(self._core.put_count)
+        self._await(number)
+
+    def _has_parted(self) -> bool:
+        return self._parted_at is not None or any(self._senders[one].problem for one in self._core.holders)
 
     def await_holders(self) -> None:
-        """Waits until all live holders have stored all pushes up to now, or no holder has to."""
-        number = self._core.put_count
+        """Waits until all live holders have stored all items up to now, or no holder has to."""
+        self._await(self._core.put_count)
+
+    def _await(self, number: int) -> None:
         for member in self._core.waits_for(number, self._acknowledged()):
             self._senders[member].send_queued()
         while waits_for := self._core.waits_for(number, self._acknowledged()):
@@ -166,43 +222,60 @@ class Group:
             sender.close()
 
     def catch_up(self) -> None:
-        """Sends changes without a push if they are large, and waits as `await_holders` does."""
+        """Sends pending changes if they are large, and waits as `await_holders` does."""
         if self._log.pending_bytes >= _FILL_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        """Sends changes without a push; leaves them for later if memory is short."""
+        """Sends pending changes; leaves them for later if memory is short."""
         with self._state.lock:
-            if not self._core.is_filling or not self._log.pending_bytes:
+            if not self._core.is_filling or not self._has_pending():
                 return
             try:
-                self._send_deltas(ItemKind.FILL)
+                self._send_deltas()
             except MemoryError as error:
                 log.warning("changes_not_sent_for_parity", problem=str(error))
                 return
         self.await_holders()
 
-    def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
-        """Sends the pending deltas. Raises MemoryError; then nothing is sent."""
-        taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
-        if self._core.has_withdrawn or not self._core.has_met:
-            return
-        stored = np.array([self._core.stored(self._acknowledged())], np.int64)
-        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
-        self._send(Item(kind, 0, records, stored, epoch, batch) for records in deltas)
+    def _has_pending(self) -> bool:
+        return bool(self._log.pending_bytes) or self._lag.has_gathered
 
-    def _send(self, items: Iterable[Item]) -> None:
-        """Queues one item for each member, in their order; `await_holders` sends them."""
-        self._core.put()
+    def _send_deltas(self, *, withdraws: bool = False) -> None:
+        """Sends the pending deltas, with the batches that they are of. Raises MemoryError; then nothing is sent.
+
+        A server that withdraws its rows is not rebuilt, so nobody asks for the batches in them.
+        """
+        taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
+        self._sent_at = time.monotonic()
+        with self._lagging:
+            batches = self._lag.take()
+        if not self._core.sends_pushes:
+            return
+        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
+        kind, named, (epoch, batch) = _named(batches, withdraws=withdraws)
+        keys = np.array([self._stored(), *named], np.int64)
+        self._send((Item(kind, 0, records, keys, epoch, batch) for records in deltas), pushes=len(batches))
+
+    def _send(self, items: Iterable[Item], pushes: int = 0) -> None:
+        """Queues one item for each member, in their order; `await_holders` sends them, or with `Async` the streams."""
+        number, size = self._core.put(), 0
         holders = self._core.holders
         for member, item in enumerate(items):
             if member in holders:
                 try:
-                    self._senders[member].put(item, _WAIT_SECONDS, now=False)
+                    self._senders[member].put(item, _WAIT_SECONDS, now=self._lag.is_async)
                     self._totals.items += 1
                     self._totals.bytes += item.nbytes
+                    size += item.nbytes
                 except StreamLostError:
                     continue  # `await_holders` waits for the master
+        with self._lagging:
+            self._lag.stored(self._stored())
+            self._lag.sent(number, pushes, size)
+
+    def _stored(self) -> int:
+        return self._core.stored(self._acknowledged())
 
     def _acknowledged(self) -> dict[int, int]:
         """Returns the number of items that each other member has acknowledged."""
@@ -215,7 +288,8 @@ class Group:
             while not self._sends_no_more.wait(_FLUSH_SECONDS):
                 for sender in self._senders.values():  # the thread that would send to it may wait for another
                     sender.wake()
-                if self._log.pending_bytes:
+                wait = _GATHER_SECONDS if self._lag.is_async else 0.0
+                if self._has_pending() and time.monotonic() >= self._sent_at + wait:
                     self._flush()
         except BaseException as error:
             self._part(f"its changes can no longer be sent: {error!r}")
@@ -254,7 +328,7 @@ class Group:
                     if not self._core.is_filling:
                         return
                     self._log.fill(_FILL_BYTES)
-                    self._send_deltas(ItemKind.FILL)
+                    self._send_deltas()
                     whole = self._log.is_whole
             except MemoryError as error:
                 self._problem = "it has no memory to send its rows to their parity servers, and tries again"
@@ -284,9 +358,12 @@ class Group:
             case ItemKind.BASE:
                 self._core.begin(source, _from_flat(item.keys))
             case ItemKind.DELTA:
-                self._core.take(source, keys[0], (item.epoch, item.batch), item.records.reshape(-1).copy())
+                self._core.take(source, keys[0], ((item.epoch, item.batch),), item.records.reshape(-1).copy())
+            case ItemKind.COALESCED:
+                batches = tuple(zip(keys[1::2], keys[2::2], strict=True))
+                self._core.take(source, keys[0], batches, item.records.reshape(-1).copy())
             case ItemKind.FILL:
-                self._core.take(source, keys[0], None, item.records.reshape(-1).copy())
+                self._core.take(source, keys[0], (), item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWAL:
                 self._core.take_withdrawal(source, keys[0], item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWN:
@@ -346,7 +423,7 @@ class Group:
             with self._state.lock:
                 self._core.require()
                 self._log.withdraw(_FILL_BYTES)
-                self._send_deltas(ItemKind.WITHDRAWAL)
+                self._send_deltas(withdraws=True)
                 empty = self._log.is_empty
             self.await_holders()
             self._rebuild_pieces += 1
@@ -385,6 +462,15 @@ class Group:
         with self.changed:
             while not self._core.has_all():
                 self.changed.wait()
+
+
+def _named(batches: Sequence[Batch], *, withdraws: bool) -> tuple[ItemKind, list[int], Batch]:
+    """Returns the kind of the item with the deltas of these batches, the keys that name them, and a single one."""
+    if withdraws:
+        return ItemKind.WITHDRAWAL, [], (0, 0)
+    if len(batches) > 1:
+        return ItemKind.COALESCED, [number for batch in batches for number in batch], (0, 0)
+    return (ItemKind.DELTA, [], batches[0]) if batches else (ItemKind.FILL, [], (0, 0))
 
 
 def _flat(applied: AppliedBatches) -> NDArray[np.int64]:

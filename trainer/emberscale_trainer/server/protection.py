@@ -13,6 +13,7 @@ import weakref
 from emberscale_api.job import can_keep_parity
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.server.group import source_of
+from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.reports import ParityTotals
 from emberscale_trainer.server.state import ServerState
@@ -52,11 +53,12 @@ class RowProtection:
         group = self._group
         return None if group is None else group.trouble
 
-    def form(self, table: RoutingTable, index: int, parity: int = 1) -> None:
+    def form(self, table: RoutingTable, index: int, parity: int = 1, lag: LagBound | None = None) -> None:
         """Begins the group of a table that is in force here, unless that group or a later one has begun.
 
         Any `parity` of the servers may be lost, if their number allows it. With 0, no group begins, and the blocks of
-        the previous group are freed.
+        the previous group are freed. With a bound on the `lag`, pushes wait for the others only beyond
+        it.
         """
         with self._state.lock, self._changed:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):
@@ -64,7 +66,7 @@ class RowProtection:
             owners = [server.index for server in table.owners]
             self._group = None
             if parity and index in owners and can_keep_parity(len(owners), parity):
-                self._group = Group(self._state, table, index, self._token, self._context, self.totals, parity)
+                self._group = Group(self._state, table, index, self._token, self._context, self.totals, parity, lag=lag)
             self._state.protect_by(self._group)
             self._changed.notify_all()
 

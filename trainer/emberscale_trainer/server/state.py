@@ -45,8 +45,8 @@ class Protector(Protocol):
     def pushed(self, epoch: int, batch: int) -> None:
         """Takes the changes of a push. The lock is held."""
 
-    def await_holders(self) -> None:
-        """Waits until all pushes are safe. The lock is not held."""
+    def await_pushes(self) -> None:
+        """Waits until pushes are as safe as they must be before they are answered. The lock is not held."""
 
     def catch_up(self) -> None:
         """Waits until most changes without a push are safe. The lock is not held."""
@@ -320,7 +320,7 @@ class ServerState:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
         `values` are the gradients of the batch, or the changes of a round to weights and state. Returns once the
-        protector, if any, has made the batch safe.
+        protector, if any, has made the batch as safe as it must be.
 
         A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
         is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
@@ -329,7 +329,7 @@ class ServerState:
         status = self._push(session, header, counts, keys, values)
         protector = self._protector
         if protector is not None and status in (Status.OK, Status.REPEATED):
-            protector.await_holders()
+            protector.await_pushes()
         return status
 
     def _push(

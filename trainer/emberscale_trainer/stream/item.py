@@ -37,6 +37,9 @@ class ItemKind(IntEnum):
     HALF = 8
     """What the sender has of a stripe of `table`, for the holder that decodes it: `keys` are the stripe and the first
     slot of `records`. Without keys, it is the last one of the sender."""
+    COALESCED = 9
+    """As DELTA, of several batches: `keys` are the last item that all holders have, and epoch and number of each batch.
+    """
 
 
 def _no_keys() -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from emberscale_api.job import OptimizerType
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.table import Reader, TableStore
 from eventually import eventually, unwrap
@@ -31,9 +32,10 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 class Servers:
     """Servers that protect each other, a twin of each that is never lost, and the actions of a master."""
 
-    def __init__(self, folder: Path, count: int, parity: int = 1) -> None:
+    def __init__(self, folder: Path, count: int, parity: int = 1, lag: LagBound | None = None) -> None:
         self._folder = folder
         self._parity = parity
+        self._lag = lag
         self.made = [MovingServer(index, folder) for index in range(count)]
         self.serving = list(self.made)
         self.table = table_of(1, [server.address for server in self.serving])
@@ -48,7 +50,7 @@ class Servers:
     def protect(self) -> None:
         """Forms the group of every server; returns when all rows are protected."""
         for server in self.serving:
-            server.mover.protection.form(self.table, server.index, self._parity)
+            server.mover.protection.form(self.table, server.index, self._parity, self._lag)
         protections = [server.mover.protection for server in self.serving]
         eventually(lambda: all(one.version == self.table.version for one in protections))
 
@@ -142,8 +144,8 @@ def ranges_of(applied: AppliedBatches) -> tuple[tuple[int, int], ...]:
 def make_servers(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
     made: list[Servers] = []
 
-    def make(count: int, parity: int = 1) -> Servers:
-        made.append(Servers(tmp_path, count, parity))
+    def make(count: int, parity: int = 1, lag: LagBound | None = None) -> Servers:
+        made.append(Servers(tmp_path, count, parity, lag))
         return made[-1]
 
     yield make

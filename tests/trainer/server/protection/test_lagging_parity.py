@@ -1,0 +1,154 @@
+"""Pushes that are answered before other servers have their deltas, and what is left of them after a loss."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables
+
+from emberscale_api import metrics
+from emberscale_api.wire import Status
+from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server.lag import LagBound
+from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.table import TableStore
+from eventually import eventually
+from moves import SECONDS, Batch
+
+LAG = LagBound(pushes=4, nbytes=1 << 30, item_pushes=2, item_bytes=1 << 30)
+NEVER = 1e6
+
+
+def lagging(make_servers: Callable[..., Servers], count: int, lag: LagBound = LAG, parity: int = 1) -> Servers:
+    servers = make_servers(count, parity, lag)
+    servers.protect()
+    return servers
+
+
+def sent_items(servers: Servers, index: int) -> int:
+    return servers.serving[index].mover.protection.totals.items
+
+
+@pytest.fixture
+def only_full_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pushes are sent before enough have gathered."""
+    monkeypatch.setattr("emberscale_trainer.server.parity_group._GATHER_SECONDS", NEVER)
+
+
+def test_a_push_waits_only_while_more_pushes_than_the_bound_are_left_to_store(
+    make_servers: Callable[..., Servers],
+) -> None:
+    servers = lagging(make_servers, 3)
+    group = group_of(servers.serving[0])
+    with ThreadPoolExecutor(1) as threads:
+        with group_of(servers.serving[2]).changed:  # as if the holder was stopped
+            for _ in range(4):
+                assert threads.submit(servers.push, servers.batch(), 0).result(SECONDS) == [Status.OK]
+            waiting = threads.submit(servers.push, servers.batch(), 0)
+            eventually(lambda: servers.serving[0].state.totals.pushes == 5)
+            held = group.lag_bytes
+            assert not wait([waiting], 0.3).done
+            assert group.lag_pushes == 5
+            assert group.lag_bytes == pytest.approx(held, rel=0.01), "nothing is added while pushes wait"
+            assert held > 0
+        assert waiting.result(SECONDS) == [Status.OK]
+    eventually(lambda: (group.lag_pushes, group.lag_bytes) == (0, 0))
+
+
+def test_a_push_waits_while_more_bytes_than_the_bound_are_left_to_store(make_servers: Callable[..., Servers]) -> None:
+    servers = lagging(make_servers, 3, LagBound(pushes=100, nbytes=1, item_pushes=1, item_bytes=1))
+    with ThreadPoolExecutor(1) as threads:
+        with group_of(servers.serving[2]).changed:
+            pushing = threads.submit(servers.push, servers.batch(), 0)
+            eventually(lambda: servers.serving[0].state.totals.pushes == 1)
+            assert not pushing.done()
+        assert pushing.result(SECONDS) == [Status.OK]
+
+
+@pytest.mark.usefixtures("only_full_items")
+def test_the_changes_of_several_pushes_are_one_item(make_servers: Callable[..., Servers]) -> None:
+    servers = lagging(make_servers, 3)
+    before = sent_items(servers, 0)
+    for _ in range(6):
+        servers.push(servers.batch())
+    assert sent_items(servers, 0) == before + 3 * 2, "one item for two pushes, to each of two holders"
+    servers.replace(0)
+    servers.check()
+
+
+def test_what_has_gathered_is_sent_when_pushes_pause(make_servers: Callable[..., Servers]) -> None:
+    servers = lagging(make_servers, 3, LagBound(item_pushes=64))
+    servers.push(servers.batch())
+    eventually(lambda: [group_of(server).lag_pushes for server in servers.serving] == [0, 0, 0])
+    assert ranges_of(servers.replace(1)[1]) == ((0, 1),)
+    servers.check()
+
+
+@pytest.mark.usefixtures("only_full_items")
+@pytest.mark.parametrize(("count", "parity", "lost"), [(2, 1, (0,)), (4, 1, (2,)), (4, 2, (0, 1))])
+def test_a_lost_server_lacks_what_had_gathered_and_survivors_lack_nothing(
+    make_servers: Callable[..., Servers], count: int, parity: int, lost: tuple[int, ...]
+) -> None:
+    servers = lagging(make_servers, count, LagBound(item_pushes=4), parity)
+    batches = [servers.batch() for _ in range(7)]
+    for batch in batches:
+        assert set(servers.push(batch)) == {Status.OK}
+    eventually(lambda: [group_of(server).lag_pushes for server in servers.serving] == [3] * count)
+    rest = servers.replace(*lost)
+    for index in lost:
+        assert ranges_of(rest[index]) == ((0, 4),)
+        servers.twins[index] = replayed(servers, index, batches[:4])
+    servers.check()
+    for batch in batches[4:]:  # as of a worker that had not reported them
+        said = servers.push(batch)
+        assert said == [Status.OK if index in lost else Status.REPEATED for index in range(count)]
+    servers.check()
+
+
+def replayed(servers: Servers, index: int, batches: list[Batch]) -> TableStore:
+    """Returns the rows of a server after these batches alone."""
+    store = tables()
+    for batch in batches:
+        store.push(*batch.part(Ownership.of(servers.table, index)))
+    return store
+
+
+def test_a_server_that_was_taken_for_lost_answers_no_more_pushes_than_the_bound(
+    make_servers: Callable[..., Servers],
+) -> None:
+    servers = lagging(make_servers, 3)
+    group_of(servers.serving[2]).holding.lose(1)
+    batches = [servers.batch() for _ in range(LAG.pushes + 1)]
+    with ThreadPoolExecutor(1) as threads:
+        pushing = threads.submit(lambda: [servers.push(batch, 1) for batch in batches])
+        eventually(lambda: group_of(servers.serving[1]).trouble is not None)
+        assert not wait([pushing], 0.3).done
+        with servers.serving[1].state.lock:
+            servers.serving[1].state.protect_by(None)  # as with another table
+        assert pushing.result(SECONDS) == [[Status.OK]] * len(batches)
+
+
+def test_rows_that_are_filled_in_meanwhile_come_with_the_pushes_in_them(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(3, lag=LAG)
+    for _ in range(20):
+        servers.push(servers.batch())
+    with ThreadPoolExecutor(1) as threads:
+        protecting = threads.submit(servers.protect)
+        while not protecting.done():
+            servers.push(servers.batch())
+        protecting.result(SECONDS)
+    eventually(lambda: [group_of(server).lag_pushes for server in servers.serving] == [0, 0, 0])
+    assert ranges_of(servers.replace(2)[2]) == ((0, servers.batches),)
+    servers.check()
+
+
+def test_the_lag_can_be_scraped(make_servers: Callable[..., Servers]) -> None:
+    servers, registry = lagging(make_servers, 3), CollectorRegistry()
+    server = servers.serving[0]
+    ServerMetrics(server.state, server.mover.protection, registry)
+    with group_of(servers.serving[2]).changed:
+        servers.push(servers.batch(), 0)
+        assert registry.get_sample_value(metrics.PS_PARITY_LAG_PUSHES) == 1
+        assert (registry.get_sample_value(metrics.PS_PARITY_LAG_BYTES) or 0.0) > 100 * 4
+    eventually(lambda: registry.get_sample_value(metrics.PS_PARITY_LAG_PUSHES) == 0)
