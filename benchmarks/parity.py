@@ -1,10 +1,11 @@
 """What parity of parameter servers (PS) costs a job in CPU time, for each sample.
 
 Whole runs of `emberscale run` train on synthetic records in turns, with `faultTolerance.strategy: ErasureCoding` and
-without. Once a job has trained `--warm` samples, and with parity once all rows are protected, the CPU time of its PS
-and workers is taken until it has trained so many more. CPU time rather than rate: on cores that others use, too, it
-says more. ECRM (section 4.3) finds an overhead of 4.2%, asynchronous, on servers that had cores to spare; here a push
-is answered only once its changes are stored, which counts.
+without; its `durability` is that of `--durability`, and with `Both`, three runs take turns. Once a job has trained
+`--warm` samples, and with parity once all rows are protected, the CPU time of its PS and workers is taken until it has
+trained so many more. CPU time rather than rate: on cores that others use, too, it says more. ECRM (section 4.3) finds
+an overhead of 4.2%, asynchronous, on servers that had cores to spare; with `Sync`, a push is answered only once its
+changes are stored, which counts.
 
 This is for one setting; `parity_sweep.py` measures and draws several.
 """
@@ -27,14 +28,16 @@ from reporting import Ratio, arguments, report, say
 from whole_run import RunningJob, manifest, synthesise
 
 ROWS = 200_000
-TARGET = 1.08
-WITHOUT, WITH = "without parity", "with parity"
+TARGET, ASYNC_TARGET = 1.08, 1.04
+WITHOUT, WITH, ASYNC = "without parity", "with parity", "with parity, Async"
+DURABILITIES = {"Sync": (WITHOUT, WITH), "Async": (WITHOUT, ASYNC), "Both": (WITHOUT, WITH, ASYNC)}
+"""The contenders, by option."""
 ROLES = ("ps", "worker")
 
 Used = dict[str, float]
 """The CPU microseconds of a sample, by role."""
 Runs = dict[str, list[Used]]
-"""All measurements of a setting, by contender: WITHOUT and WITH, pair by pair."""
+"""All measurements of a setting, by contender: WITHOUT, and WITH or ASYNC or both, turn by turn."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,15 @@ class Setting:
 
 def job_of(data: Path, setting: Setting, contender: str) -> dict[str, Any]:
     """Returns the manifest of a job with or without parity."""
-    coded = {"strategy": "ErasureCoding", "parity": setting.parity}
+    durability = "Async" if contender == ASYNC else "Sync"
+    coded = {"strategy": "ErasureCoding", "parity": setting.parity, "durability": durability}
     spec = {
         "data": {"train": [str(data / "train-*.tsv")]},
         "model": {"embeddings": {"dimension": setting.dimension}},
         "training": {"batchSize": setting.batch_size, "epochs": 1000},
         "ps": {"replicas": setting.servers},
         "worker": {"replicas": setting.workers},
-        "faultTolerance": coded if contender == WITH else {"strategy": "FullRecovery"},
+        "faultTolerance": {"strategy": "FullRecovery"} if contender == WITHOUT else coded,
         "checkpoint": {"interval": "1h", "flash": {"mode": "Disabled"}},
     }
     return manifest("parity", spec)
@@ -73,7 +77,7 @@ class MeasuredJob(RunningJob):
     def __init__(self, folder: Path, data: Path, setting: Setting, contender: str) -> None:
         super().__init__(folder, job_of(data, setting, contender))
         self._servers = setting.servers
-        self._protects = contender == WITH
+        self._protects = contender != WITHOUT
 
     def samples(self) -> int:
         """Returns the trained samples."""
@@ -131,22 +135,27 @@ def data_of(folder: Path, skew: float | None) -> Path:
     return data
 
 
-def turns(settings: Sequence[Setting], pairs: int) -> Iterator[tuple[int, Setting, str]]:
+def turns(
+    settings: Sequence[Setting], pairs: int, contenders: Sequence[str] = (WITHOUT, WITH)
+) -> Iterator[tuple[int, Setting, str]]:
     """Yields which job comes next: number of the pair, setting, contender.
 
-    The two of a pair follow each other, and either is first as often; all settings have a pair before any has another.
+    The jobs of a pair, or of a triple, follow each other, and in the opposite order the next time; all settings have a
+    pair before any has another.
     """
     for pair in range(pairs):
         for setting in settings:
-            for contender in (WITHOUT, WITH) if pair % 2 == 0 else (WITH, WITHOUT):
+            for contender in contenders if pair % 2 == 0 else reversed(contenders):
                 yield pair, setting, contender
 
 
-def compare(labels: Mapping[Setting, str], options: argparse.Namespace) -> dict[Setting, Runs]:
+def compare(
+    labels: Mapping[Setting, str], options: argparse.Namespace, contenders: Sequence[str] = (WITHOUT, WITH)
+) -> dict[Setting, Runs]:
     """Measures all pairs of each setting, and says under its label what comes out."""
-    measured: dict[Setting, Runs] = {setting: {WITHOUT: [], WITH: []} for setting in labels}
+    measured: dict[Setting, Runs] = {setting: {one: [] for one in contenders} for setting in labels}
     with tempfile.TemporaryDirectory() as folder:
-        for pair, setting, contender in turns(list(labels), options.pairs):
+        for pair, setting, contender in turns(list(labels), options.pairs, contenders):
             data = data_of(Path(folder), setting.skew)
             used = measure(data, setting, contender, options.warm, options.samples)
             measured[setting][contender].append(used)
@@ -155,10 +164,11 @@ def compare(labels: Mapping[Setting, str], options: argparse.Namespace) -> dict[
     return measured
 
 
-def totals(runs: Runs) -> list[tuple[float, float]]:
+def totals(runs: Runs, contender: str = WITH) -> list[tuple[float, float]]:
     """Returns the CPU microseconds of a sample in all roles, pair by pair: with parity, and without."""
     return [
-        (sum(ours.values()), sum(reference.values())) for ours, reference in zip(runs[WITH], runs[WITHOUT], strict=True)
+        (sum(ours.values()), sum(reference.values()))
+        for ours, reference in zip(runs[contender], runs[WITHOUT], strict=True)
     ]
 
 
@@ -201,11 +211,16 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Setting]
 
 def main() -> None:
     """Measures and reports."""
-    options, setting = parse(parser_of(__doc__))
-    runs = compare({setting: ""}, options)[setting]
+    parser = parser_of(__doc__)
+    parser.add_argument("--durability", choices=DURABILITIES, default="Sync")
+    options, setting = parse(parser)
+    contenders = DURABILITIES[options.durability]
+    runs = compare({setting: ""}, options, contenders)[setting]
     if options.plot:
         draw(options.plot, runs)
-    report("parity", {"CPU a sample, with parity / without": Ratio(totals(runs), TARGET, "max")}, options.output)
+    targets = {WITH: TARGET, ASYNC: ASYNC_TARGET}
+    ratios = {f"CPU a sample, {one} / without": Ratio(totals(runs, one), targets[one], "max") for one in contenders[1:]}
+    report("parity", ratios, options.output)
 
 
 if __name__ == "__main__":
