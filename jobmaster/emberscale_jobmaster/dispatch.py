@@ -38,14 +38,16 @@ from emberscale_jobmaster.state import JobState
 Dispatched = tuple[JobState, tuple[Effect, ...]]
 
 
-def on_takeover(job: JobState) -> JobState:
+def on_takeover(job: JobState, spec: TrainingJobSpec) -> JobState:
     """Repeats the calls that operations wait for: an earlier master may have received the answers."""
     for operation in job.operations:
+        if operation not in job.operations:  # a roll-back has ended it
+            continue
         match operation:
             case Checkpointing():
                 job = checkpointing.on_takeover(job, operation)
             case Move():
-                job = moving.on_takeover(job, operation)
+                job = moving.on_takeover(job, spec, operation)
             case Reload():
                 job = reloading.on_takeover(job, operation)
             case _:

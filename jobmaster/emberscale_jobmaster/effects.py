@@ -110,6 +110,7 @@ class PrepareCall:
       priority rows to load over it; empty: no server is replaced.
     * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
     * `parity`, `no_parity`, `async_parity`: as in `AssignCall`, under the table of the move.
+    * `knows_async_parity`: the master counts as forgotten what rebuilt rows lack.
     """
 
     move: int
@@ -122,6 +123,7 @@ class PrepareCall:
     parity: int = 0
     no_parity: bool = False
     async_parity: bool = False
+    knows_async_parity: bool = False
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     resumed = event.alone or (state.job.outcome is not None and job.outcome is None)
     clock = job.clock.active_seconds
     job = scaling.follow_manifest(job, spec, sizes_of(job, spec), clock, event.wall, "", resumed)
-    job = dispatch.on_takeover(job)
+    job = dispatch.on_takeover(job, spec)
     seen = Observations().watching(job.members, job.ledger).taking_over(job.members)
     return MasterState(job, seen, event.now, event.now)
 

@@ -12,7 +12,7 @@ lack some of the pushes, and only a roll-back is safe.
 """
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job import Durability, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster import rebuilding, reshaping, retry, scaling
@@ -267,10 +267,16 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now:
     return state.asking_due(operation, now)
 
 
-def on_takeover(state: JobState, operation: Move) -> JobState:
-    """Finishes a switch under a new master, as a server may have switched; undoes any earlier phase."""
+def on_takeover(state: JobState, spec: TrainingJobSpec, operation: Move) -> JobState:
+    """Finishes a switch under a new master, as a server may have switched; undoes any earlier phase.
+
+    A master of an earlier version does not write what rebuilt rows lack, so the job rolls back.
+    """
     if operation.phase is not MovePhase.SWITCH:
         return state.without(operation)
+    if operation.lost and not operation.settled:
+        reason = "a master of an earlier version began the switch to rebuilt rows"
+        return recover(state, spec, Failure(operation.lost, reason))
     return state.asking(operation, *operation.pending, *operation.again_at)
 
 
@@ -300,6 +306,7 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
             parity=state.chosen_parity,
             no_parity=bool(state.forgone),
             async_parity=keeps_async(state, operation.table),
+            knows_async_parity=state.chosen_durability is Durability.ASYNC,
         )
     if operation.lost and operation.phase is MovePhase.SWITCH:
         return SwitchCall(operation.table.generation, number, number, operation.settled.get(whom, {}))

@@ -135,7 +135,6 @@ class ServerChannels:
                     **self._begun_with(asked),
                     incarnation=server.incarnation,
                     priority_uris=saves,
-                    knows_async_parity=True,
                 )
                 return stub.Prepare, prepare, partial(same_fields, Prepared)
             case CopyCall():

@@ -611,6 +611,8 @@ class Driven:
             serves = server.version if server.owns and server.generation == request.table.generation else 0
             if serves != request.since and (server.move is None or server.move[0] != request.move):
                 return f"version {serves} is served"
+            if request.lost and server.owns and server.async_parity and not request.knows_async_parity:
+                return "rebuilt rows may lack batches, and this master would not know which"
             server.move, server.rebuilds = (request.move, request.table), request.lost
             server.parity = 0 if request.no_parity else request.parity
             server.async_parity = request.async_parity

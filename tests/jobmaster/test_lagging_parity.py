@@ -1,14 +1,18 @@
 """Rebuilds from parity that lags behind pushes: what the rows have forgotten, and that nothing else is lost."""
 
+import json
 from dataclasses import replace
 
 import pytest
+from pydantic import TypeAdapter
 from tests.jobmaster.driven import Driven, Fault, protected
 
 from emberscale_api.checkpoint import EpochApplied
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster.events import HeartbeatReceived, TaskWanted
+from emberscale_jobmaster.events import HeartbeatReceived, TakenOver, TaskWanted
+from emberscale_jobmaster.machine import MasterState
 from emberscale_jobmaster.operations import MovePhase
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.status import job_status
 from eventually import unwrap
 
@@ -161,3 +165,37 @@ def test_pushes_wait_while_any_server_runs_a_version_that_does_not_know_async() 
     driven.kill(Role.PS, 1)
     driven.join(Role.PS, 1)
     assert all(server.async_parity for server in driven.ps.values()), "all know it under the next table"
+
+
+def follow_earlier_version(driven: Driven) -> None:
+    """A master of this version takes over from one that does not know Async, and writes nothing about it."""
+    codec = TypeAdapter(JobState)
+    state = json.loads(codec.dump_json(driven.job))
+    del state["chosen_durability"]
+    if state["move"] is not None:
+        del state["move"]["settled"], state["move"]["forgotten"]
+    driven.state = MasterState(codec.validate_json(json.dumps(state)))
+    driven.tell(TakenOver(now=driven.now, wall=driven.now, has_flash_store=False))
+
+
+@pytest.mark.parametrize("durability", ["Sync", "Async"])
+def test_a_switch_that_an_earlier_version_has_begun_is_rolled_back(durability: str) -> None:
+    """It has not written which batches count as applied to the rebuilt rows, nor which of them these lack."""
+    driven = protected(servers=3, durability=durability)
+    driven.train(2)
+    lose(driven, {1: {3, 5} if durability == "Async" else set()})
+    driven.faults["Switch", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    assert unwrap(driven.job.move).phase is MovePhase.SWITCH
+    follow_earlier_version(driven)
+    assert driven.job.recoveries == 1
+
+
+def test_servers_of_async_refuse_a_rebuild_if_the_master_has_forgotten_that_they_are() -> None:
+    driven = lagging()
+    follow_earlier_version(driven)
+    driven.pass_time(2)
+    lose(driven, {1: {3, 5}})
+    driven.join(Role.PS, 1)
+    driven.pass_time(20)
+    assert (driven.job.recoveries, driven.job.forgotten) == (1, ())

@@ -204,12 +204,13 @@ class SimulatedGroup:
             self._send_deltas()
 
     def _send_deltas(self, deltas: Deltas = (), *, withdraws: bool = False) -> None:
-        batches, deltas = self._lag.take(), self._pending + deltas
+        number, deltas = self.core.put(), self._pending + deltas
+        batches = self._lag.send(number, 0)
         self._pending = ()
         if withdraws:
-            self._send(Sent("withdrawal", self._stored(), deltas=deltas))
+            self._queue(Sent("withdrawal", self._stored(), deltas=deltas))
         else:
-            self._send(Sent("deltas", self._stored(), batches, deltas))
+            self._queue(Sent("deltas", self._stored(), batches, deltas))
 
     def _flush(self) -> Task[None]:
         while not self.core.is_over:
@@ -241,8 +242,10 @@ class SimulatedGroup:
         self._changed.notify()
 
     def _send(self, item: Sent) -> None:
-        self._lag.stored(self._stored())
-        self._lag.sent(self.core.put(), len(item.batches), 0)
+        self.core.put()
+        self._queue(item)
+
+    def _queue(self, item: Sent) -> None:
         for member in self.core.holders:
             link = self._links[member]
             mine = tuple(one for one in item.deltas if self._goes_to(member, one[0]))

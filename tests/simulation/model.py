@@ -382,7 +382,7 @@ class Model:
             done = after.ledger.done if fresh else ranges.difference(after.ledger.done, before.ledger.done)
             batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
             if batches:
-                self._on_servers(after.routing.table, batches, "the ledger counts as done", {})
+                self._on_servers(after.routing.table, batches, "the ledger counts as done", self._lacking)
 
     def _trace_step(self, master: "Master", before: JobState, after: JobState) -> None:
         if not self._cluster.world.traced:

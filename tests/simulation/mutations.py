@@ -310,8 +310,8 @@ def _what_is_forgotten_is_not_recorded(stack: ExitStack) -> None:
 
 
 def _gathered_pushes_are_sent_without_their_names(stack: ExitStack) -> None:
-    take = ParityLag.take
-    stack.enter_context(patch.object(ParityLag, "take", lambda self: take(self)[-1:]))
+    send = ParityLag.send
+    stack.enter_context(patch.object(ParityLag, "send", lambda self, number, size: send(self, number, size)[-1:]))
 
 
 def _part_of_a_round_is_no_obstacle(stack: ExitStack) -> None:

@@ -11,8 +11,7 @@ BOUND = LagBound(pushes=4, nbytes=1000, item_pushes=2, item_bytes=400)
 def test_without_a_bound_each_push_is_an_item_and_waits_for_it() -> None:
     lag = ParityLag(None)
     assert lag.pushed((0, 7), 100)
-    assert lag.take() == ((0, 7),)
-    lag.sent(1, 1, 100)
+    assert lag.send(1, 100) == ((0, 7),)
     assert (lag.is_async, lag.must_store(1), lag.pushes, lag.nbytes) == (False, 1, 1, 100)
     lag.stored(1)
     assert (lag.pushes, lag.nbytes) == (0, 0)
@@ -21,7 +20,7 @@ def test_without_a_bound_each_push_is_an_item_and_waits_for_it() -> None:
 def test_pushes_gather_until_there_are_enough_of_them() -> None:
     lag = ParityLag(BOUND)
     assert [lag.pushed((0, 7), 10), lag.pushed((0, 9), 20)] == [False, True]
-    assert lag.take() == ((0, 7), (0, 9))
+    assert lag.send(1, 20) == ((0, 7), (0, 9))
     assert not lag.has_gathered
 
 
@@ -35,7 +34,7 @@ def test_a_push_waits_for_the_oldest_items_while_there_are_more_pushes_than_the_
         lag.pushed((0, batch), 10)
         lag.pushed((0, batch + 1), 20)
         assert lag.must_store(number - 1) == (0 if number < 3 else 1)
-        lag.sent(number, len(lag.take()), 20)
+        lag.send(number, 20)
     assert (lag.must_store(3), lag.pushes) == (1, 6)
     lag.stored(1)
     assert (lag.must_store(3), lag.pushes) == (0, 4)
@@ -44,10 +43,21 @@ def test_a_push_waits_for_the_oldest_items_while_there_are_more_pushes_than_the_
 def test_a_push_waits_while_there_are_more_bytes_than_the_bound() -> None:
     lag = ParityLag(BOUND)
     lag.pushed((0, 0), 700)
-    lag.sent(1, len(lag.take()), 700)
+    lag.send(1, 700)
     assert lag.must_store(1) == 0
     lag.pushed((0, 1), 350)
     assert (lag.must_store(1), lag.nbytes) == (1, 1050)
+
+
+def test_pushes_that_find_no_memory_to_become_an_item_count_as_too_many_beyond_the_bound() -> None:
+    lag = ParityLag(BOUND)
+    for number in range(BOUND.pushes):
+        lag.pushed((0, number), 10)
+    assert not lag.gathers_too_much
+    lag.pushed((0, BOUND.pushes), 10)
+    assert lag.gathers_too_much
+    lag.send(1, 10)
+    assert not lag.gathers_too_much
 
 
 @given(st.lists(st.tuples(st.sampled_from(("push", "send", "store", "answer")), st.integers(1, 900)), max_size=60))
@@ -62,7 +72,7 @@ def test_no_more_answered_pushes_than_the_bound_are_ever_left_to_store(steps: li
                 lag.pushed((0, len(order)), pending)
             case "send":
                 last += 1
-                lag.sent(last, len(lag.take()), pending)
+                lag.send(last, pending)
                 pending, order = 0, [item or last for item in order]
             case "store" if stored < last:
                 stored += 1

@@ -53,17 +53,25 @@ class ParityLag:
         """Whether there are pushes whose changes are not part of an item."""
         return bool(self._gathered)
 
-    def take(self) -> tuple[Batch, ...]:
-        """Returns the gathered pushes, which are gathered no longer."""
-        taken = tuple(self._gathered)
-        self._gathered, self._gathered_bytes = [], 0
-        return taken
+    @property
+    def gathers_too_much(self) -> bool:
+        """Whether the gathered pushes alone exceed the bound, since there was no memory to make an item of them."""
+        bound = self._bound
+        return bound is not None and (len(self._gathered) > bound.pushes or self._gathered_bytes > bound.nbytes)
 
-    def sent(self, number: int, pushes: int, size: int) -> None:
-        """Notes that item `number` has the changes of this many pushes, and takes `size` bytes."""
-        self._sent.append((number, pushes, size))
-        self._sent_pushes += pushes
+    def send(self, number: int, size: int) -> tuple[Batch, ...]:
+        """Makes the gathered changes item `number`, of `size` bytes; returns the pushes that they are of."""
+        batches = self.drop()
+        self._sent.append((number, len(batches), size))
+        self._sent_pushes += len(batches)
         self._sent_bytes += size
+        return batches
+
+    def drop(self) -> tuple[Batch, ...]:
+        """Returns the gathered pushes, which nobody will store."""
+        dropped = tuple(self._gathered)
+        self._gathered, self._gathered_bytes = [], 0
+        return dropped
 
     def stored(self, number: int) -> None:
         """Notes that all holders have stored the items up to this number."""

@@ -175,8 +175,14 @@ class Group:
         """Sends what a push has changed, now or with that of later pushes. The caller holds the lock of the state."""
         with self._lagging:
             is_due = self._lag.pushed((epoch, batch), self._log.pending_bytes)
-        if is_due or not self._core.sends_pushes:
+        if not is_due and self._core.sends_pushes:
+            return
+        try:
             self._send_deltas()
+        except MemoryError as error:
+            if not self._lag.is_async:
+                raise
+            log.warning("changes_not_sent_for_parity", problem=str(error))  # they are sent with later ones
 
     def await_pushes(self) -> None:
         """Waits until a push that has come may be answered: with `Sync` as `await_holders`, with `Async` for the lag.
@@ -190,6 +196,10 @@ class Group:
             self._lag.stored(self._stored())
             number = self._lag.must_store(self._core.put_count)
         self._await(number)
+        while self._lag.gathers_too_much and self._core.sends_pushes and not self._sends_no_more.is_set():
+            self._flush()
+            if self._lag.gathers_too_much:
+                self._sends_no_more.wait(_FIRST_PAUSE)
 
     def _has_parted(self) -> bool:
         return self._parted_at is not None or any(self._senders[one].problem for one in self._core.holders)
@@ -242,24 +252,39 @@ class Group:
         return bool(self._log.pending_bytes) or self._lag.has_gathered
 
     def _send_deltas(self, *, withdraws: bool = False) -> None:
-        """Sends the pending deltas, with the batches that they are of. Raises MemoryError; then nothing is sent.
+        """Sends the pending deltas, with the batches that they are of. Raises MemoryError if it cannot take them.
 
-        A server that withdraws its rows is not rebuilt, so nobody asks for the batches in them.
+        Any later error is fatal: what was taken cannot be put back, and the parity would be wrong without it. A server
+        that withdraws its rows is not rebuilt, so nobody asks for the batches in them.
         """
         taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
+        try:
+            self._send_taken(taken, withdraws=withdraws)
+        except BaseException as error:
+            self._state.fail(error)
+            raise
+
+    def _send_taken(self, taken: Sequence[NDArray[np.uint8]], *, withdraws: bool) -> None:
         self._sent_at = time.monotonic()
-        with self._lagging:
-            batches = self._lag.take()
         if not self._core.sends_pushes:
+            with self._lagging:
+                self._lag.drop()
             return
+        number, size = self._core.put(), sum(len(taken[member]) for member in self._core.holders)
+        with self._lagging:
+            batches = self._lag.send(number, size)
         deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
         kind, named, (epoch, batch) = _named(batches, withdraws=withdraws)
         keys = np.array([self._stored(), *named], np.int64)
-        self._send((Item(kind, 0, records, keys, epoch, batch) for records in deltas), pushes=len(batches))
+        self._queue(Item(kind, 0, records, keys, epoch, batch) for records in deltas)
 
-    def _send(self, items: Iterable[Item], pushes: int = 0) -> None:
-        """Queues one item for each member, in their order; `await_holders` sends them, or with `Async` the streams."""
-        number, size = self._core.put(), 0
+    def _send(self, items: Iterable[Item]) -> None:
+        """Sends one item to each member, in their order."""
+        self._core.put()
+        self._queue(items)
+
+    def _queue(self, items: Iterable[Item]) -> None:
+        """Queues items that are put; `await_holders` sends them, or with `Async` the streams."""
         holders = self._core.holders
         for member, item in enumerate(items):
             if member in holders:
@@ -267,12 +292,8 @@ class Group:
                     self._senders[member].put(item, _WAIT_SECONDS, now=self._lag.is_async)
                     self._totals.items += 1
                     self._totals.bytes += item.nbytes
-                    size += item.nbytes
                 except StreamLostError:
                     continue  # `await_holders` waits for the master
-        with self._lagging:
-            self._lag.stored(self._stored())
-            self._lag.sent(number, pushes, size)
 
     def _stored(self) -> int:
         return self._core.stored(self._acknowledged())

@@ -270,6 +270,10 @@ class ServerState:
             self._core.leases(generation, live, next_token)
             self._changed.notify_all()
 
+    def fail(self, cause: BaseException) -> None:
+        """Ends the process, because its state is half changed."""
+        self._fatal(cause)
+
     # Requests
 
     def complete(self, session: int, header: Header) -> None:

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables
 
@@ -12,7 +15,8 @@ from emberscale_api.wire import Status
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.metrics import ServerMetrics
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.stream import Item, StreamSender
+from emberscale_trainer.table import DeltaLog, TableStore
 from eventually import eventually
 from moves import SECONDS, Batch
 
@@ -152,3 +156,72 @@ def test_the_lag_can_be_scraped(make_servers: Callable[..., Servers]) -> None:
         assert registry.get_sample_value(metrics.PS_PARITY_LAG_PUSHES) == 1
         assert (registry.get_sample_value(metrics.PS_PARITY_LAG_BYTES) or 0.0) > 100 * 4
     eventually(lambda: registry.get_sample_value(metrics.PS_PARITY_LAG_PUSHES) == 0)
+
+
+@pytest.mark.usefixtures("only_full_items")
+def test_pushes_wait_while_memory_is_too_short_to_send_what_has_gathered(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = lagging(make_servers, 3)
+    log, take, is_short = group_of(servers.serving[1])._log, DeltaLog.take, Event()
+
+    def taken(self: DeltaLog, receivers: list[list[int]]) -> list[NDArray[np.uint8]]:
+        if self is log and is_short.is_set():
+            raise MemoryError("there is no room for a copy")
+        return take(self, receivers)
+
+    monkeypatch.setattr(DeltaLog, "take", taken)
+    is_short.set()
+    for _ in range(LAG.pushes):
+        servers.push(servers.batch())
+    with ThreadPoolExecutor(1) as threads:
+        batch = servers.batch()
+        waiting = threads.submit(servers.push, batch, 1)
+        eventually(lambda: servers.serving[1].state.totals.pushes == LAG.pushes + 1)
+        assert not wait([waiting], 0.3).done
+        is_short.clear()
+        assert waiting.result(SECONDS) == [Status.OK]
+    servers.push(batch, 0, 2)
+    eventually(lambda: [group_of(server).lag_pushes for server in servers.serving] == [1, 0, 1])
+    servers.replace(1)
+    servers.check()
+
+
+def test_a_server_that_cannot_send_what_it_has_taken_ends(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parity lacks changes from then on, and would be wrong, not merely late."""
+    servers = lagging(make_servers, 3, LagBound(item_pushes=64))
+    ended, put = Event(), StreamSender.put
+    server = servers.serving[1]
+    monkeypatch.setattr(server.state, "_fatal", lambda cause: ended.set())
+    mine = group_of(server)._senders.values()
+
+    def without_memory(self: StreamSender, item: Item, wait_seconds: float, *, now: bool = True) -> int:
+        if self in mine:
+            raise MemoryError("there is no room for an item")
+        return put(self, item, wait_seconds, now=now)
+
+    monkeypatch.setattr(StreamSender, "put", without_memory)
+    servers.push(servers.batch())
+    assert ended.wait(SECONDS)
+
+
+@pytest.mark.usefixtures("only_full_items")
+def test_pushes_count_as_lag_while_their_item_is_queued(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = lagging(make_servers, 3)
+    group, put = group_of(servers.serving[0]), StreamSender.put
+    seen: list[int] = []
+
+    def watched(self: StreamSender, item: Item, wait_seconds: float, *, now: bool = True) -> int:
+        if self in group._senders.values():
+            seen.append(group.lag_pushes)
+        return put(self, item, wait_seconds, now=now)
+
+    monkeypatch.setattr(StreamSender, "put", watched)
+    with group_of(servers.serving[2]).changed:
+        for _ in range(2):
+            servers.push(servers.batch(), 0)
+    assert seen == [2, 2]
