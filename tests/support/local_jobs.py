@@ -1,5 +1,6 @@
 """Whole jobs on this machine, started as a person starts them."""
 
+import csv
 import json
 import random
 import signal
@@ -50,6 +51,8 @@ class Job:
     manifest: dict[str, Any]
     process: subprocess.Popen[str] | None = None
     program: tuple[str, ...] = (CLI,)
+    rows_before: int = 0
+    """The rows of metrics.csv from before this start."""
 
     @property
     def run_folder(self) -> Path:
@@ -59,6 +62,7 @@ class Job:
         file = self.folder / "job.yaml"
         file.write_text(yaml.safe_dump(self.manifest))
         command = [*self.program, "run", str(file), "--workdir", str(self.run_folder)]
+        self.rows_before = len(self._rows()) if "--resume" in arguments else 0
         self.process = subprocess.Popen(
             [*command, "--no-picture", "--output", "json", *arguments],
             cwd=self.folder,
@@ -89,13 +93,17 @@ class Job:
             return []
 
     def samples(self) -> int:
-        """Returns the committed samples, from the last line of metrics.csv."""
+        """Returns the committed samples, from the last row of metrics.csv."""
+        rows = self._rows()
+        return int(rows[-1]["samples"]) if rows else 0
+
+    def _rows(self) -> list[dict[str, str]]:
         metrics = self.run_folder / "metrics.csv"
-        if not metrics.exists():
-            return 0
-        lines = metrics.read_text().splitlines()
-        column = lines[0].split(",").index("samples") if lines else 0
-        return int(lines[-1].split(",")[column]) if len(lines) > 1 else 0
+        return list(csv.DictReader(metrics.read_text().splitlines())) if metrics.exists() else []
+
+    def _trains(self) -> bool:
+        rows = self._rows()[self.rows_before :]
+        return bool(rows) and rows[-1]["phase"] == "Training"
 
     def is_over(self) -> bool:
         assert self.process is not None
@@ -157,7 +165,12 @@ class Job:
         self.process.send_signal(signal.SIGINT)
 
     def trains_on(self, samples: int = 20_000) -> bool:
-        """Waits until the job has committed this many more samples. False if it ended first."""
+        """Waits until the job has committed this many more samples. False if it ended first.
+
+        A resumed job counts what it had before until it has restored a checkpoint, so this counts from training on.
+        """
+        if not self.wait_for(self._trains):
+            return False
         before = self.samples()
         return self.wait_for(lambda: self.samples() > before + samples)
 
