@@ -24,6 +24,8 @@ from faults import ProcessKiller
 
 pytestmark = pytest.mark.timeout(1500)
 
+LAGGING = {"strategy": "ErasureCoding", "parity": 1, "durability": "Async"}
+"""The jobs of test_node_loss.py keep parity that does not lag."""
 INCREMENTS = {"interval": "4s", "incremental": "Consecutive", "quantization": 8, "keep": 100}
 
 
@@ -50,7 +52,7 @@ def rested(job: Job, place: Place) -> Any:
 
 
 def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> None:
-    document = manifest("coded", place, epochs=ENDLESS, faultTolerance={"strategy": "ErasureCoding", "parity": 1})
+    document = manifest("coded", place, epochs=ENDLESS, faultTolerance=LAGGING)
     document["spec"]["ps"]["replicas"] = 3
     document["spec"]["checkpoint"]["interval"] = "1h"
     job = submit(document, place)
