@@ -271,11 +271,13 @@ class Group:
                 self._lag.drop()
             return
         number, size = self._core.put(), sum(len(taken[member]) for member in self._core.holders)
+        stored = self._stored()
         with self._lagging:
+            self._lag.stored(stored)  # what is stored need not be remembered
             batches = self._lag.send(number, size)
         deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
         kind, named, (epoch, batch) = _named(batches, withdraws=withdraws)
-        keys = np.array([self._stored(), *named], np.int64)
+        keys = np.array([stored, *named], np.int64)
         self._queue(Item(kind, 0, records, keys, epoch, batch) for records in deltas)
 
     def _send(self, items: Iterable[Item]) -> None:

@@ -57,8 +57,7 @@ class RowProtection:
         """Begins the group of a table that is in force here, unless that group or a later one has begun.
 
         Any `parity` of the servers may be lost, if their number allows it. With 0, no group begins, and the blocks of
-        the previous group are freed. With a bound on the `lag`, pushes wait for the others only beyond
-        it.
+        the previous group are freed. With a bound on the `lag`, pushes wait for the others only beyond it.
         """
         with self._state.lock, self._changed:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):

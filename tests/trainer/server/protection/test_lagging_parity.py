@@ -70,6 +70,17 @@ def test_a_push_waits_while_more_bytes_than_the_bound_are_left_to_store(make_ser
         assert pushing.result(SECONDS) == [Status.OK]
 
 
+@pytest.mark.parametrize("lag", [None, LAG], ids=["Sync", "Async"])
+def test_no_push_is_remembered_longer_than_it_is_left_to_store(
+    make_servers: Callable[..., Servers], lag: LagBound | None
+) -> None:
+    servers = make_servers(3, lag=lag)
+    servers.protect()
+    for _ in range(40):
+        servers.push(servers.batch())
+    assert len(group_of(servers.serving[0])._lag._sent) <= LAG.pushes
+
+
 @pytest.mark.usefixtures("only_full_items")
 def test_the_changes_of_several_pushes_are_one_item(make_servers: Callable[..., Servers]) -> None:
     servers = lagging(make_servers, 3)
