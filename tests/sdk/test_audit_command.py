@@ -186,17 +186,21 @@ def test_epochs_that_are_alike_are_one_row(manifest: Path, tmp_path: Path) -> No
     assert len(shown.splitlines()) < 15
 
 
-def test_what_a_partial_recovery_forgot_is_named_and_told_apart_from_what_is_lost(run: Run) -> None:
-    share = ForgottenShare(
+def forgotten_by_ps_1(checkpoint: str) -> ForgottenShare:
+    """Four batches that half of the rows have forgotten."""
+    return ForgottenShare(
         servers=(1,),
-        checkpoint="00000004",
+        checkpoint=checkpoint,
         epochs=(EpochApplied(epoch=0, ranges=((4, 8),)),),
         samples=4 * BATCH,
         buckets=((512, 1024),),
         pieces=((0, 2),),
         pls=0.128,
     )
-    run.checkpoint(9, [EXACT, EXACT], steps=12, forgotten=(share,))
+
+
+def test_what_a_partial_recovery_forgot_is_named_and_told_apart_from_what_is_lost(run: Run) -> None:
+    run.checkpoint(9, [EXACT, EXACT], steps=12, forgotten=(forgotten_by_ps_1("00000004"),))
     code, printed, _ = audit(run)
     said = " ".join(printed.split())
     assert code == 0
@@ -211,16 +215,7 @@ def test_what_a_partial_recovery_forgot_is_named_and_told_apart_from_what_is_los
 
 
 def test_what_a_rebuilt_server_lacks_is_named(run: Run) -> None:
-    share = ForgottenShare(
-        servers=(1,),
-        checkpoint="",
-        epochs=(EpochApplied(epoch=0, ranges=((4, 8),)),),
-        samples=4 * BATCH,
-        buckets=((512, 1024),),
-        pieces=((0, 2),),
-        pls=0.128,
-    )
-    run.checkpoint(9, [EXACT, EXACT], steps=12, forgotten=(share,))
+    run.checkpoint(9, [EXACT, EXACT], steps=12, forgotten=(forgotten_by_ps_1(""),))
     code, printed, _ = audit(run)
     said = " ".join(printed.split())
     assert code == 0
