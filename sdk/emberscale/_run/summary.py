@@ -35,8 +35,8 @@ class Summary:
     `checkpoints` are the newest persistent ones, oldest first: the `seconds` that each took, the `held_seconds` for
     which it held pushes, the `written_bytes` in its own folder, and the `bytes` that a restore reads;
     `restore_seconds` is the time to read the newest of them, at the rate at which they were written. `pls` is the
-    portion of lost samples (CPR equation 3), and `forgotten` the loss of each partial recovery, or
-    of a rebuild from parity that lagged.
+    portion of lost samples (CPR equation 3), and `forgotten` the loss of each partial recovery, or of a
+    rebuild from parity that lagged.
     """
 
     name: str
