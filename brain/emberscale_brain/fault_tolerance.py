@@ -27,7 +27,9 @@ class Recovery(StrEnum):
     CODED = "ErasureCoding"
 
 
-_PARITY_COST = 0.48  # benchmarks/parity.py: relative CPU time that parity adds to a sample, at 5 PS and batches of 2048
+_SYNC_PARITY_COST, _ASYNC_PARITY_COST = 0.30, 0.18
+"""The share of CPU time that parity adds to a sample, by durability: benchmarks/parity.py, 5 PS, batches of 2048."""
+
 _PARITY_SOURCE = " by a benchmark of parity on another job"
 
 WITH_PRIORITY, WITHOUT_PRIORITY = "PartialRecovery with priority", "PartialRecovery without priority"
@@ -55,7 +57,7 @@ class FailureCosts:
     reschedule: float
     target_pls: float = 0.1
     parity: int = 1
-    parity_slowdown: float = _PARITY_COST
+    parity_slowdown: float = _SYNC_PARITY_COST
     parity_memory: float = 0.5
     memory_cost_share: float = 0.1
     rebuild: float = 60.0
@@ -295,13 +297,15 @@ def failure_costs(
     target_pls: float = 0.0,
     saves_priority_rows: bool = False,
     parity: int = 1,
+    async_parity: bool = False,
 ) -> FailureCosts:
     """Returns the costs of PS failures for a job that takes `total_seconds` in all.
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
     portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. With
-    coded recovery, the job keeps this `parity`; parity 2 is assumed to cost twice as much as parity 1.
+    coded recovery, the job keeps this `parity`, which lags behind pushes if it is `async_parity`; parity 2 is assumed
+    to cost twice as much as parity 1.
     """
     measured = {"how often a PS is lost": (own + fleet).failures > 0, "what a checkpoint costs": save > 0}
     return FailureCosts(
@@ -313,7 +317,7 @@ def failure_costs(
         reschedule=reschedule,
         target_pls=target_pls,
         parity=parity,
-        parity_slowdown=parity * _PARITY_COST,
+        parity_slowdown=parity * (_ASYNC_PARITY_COST if async_parity else _SYNC_PARITY_COST),
         parity_memory=parity / max(1, shape.ps - parity),
         saves_priority_rows=saves_priority_rows,
         unmeasured=tuple(what for what, is_measured in measured.items() if not is_measured),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from emberscale_api.job import (
     DataFormat,
+    Durability,
     FaultToleranceStrategy,
     RecoveryPriority,
     TrainingJob,
@@ -57,6 +58,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
             target_pls=spec.fault_tolerance.allowed_pls,
             saves_priority_rows=spec.fault_tolerance.priority is not RecoveryPriority.NONE,
             parity=spec.allowed_parity,
+            async_parity=spec.fault_tolerance.durability is Durability.ASYNC,
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,

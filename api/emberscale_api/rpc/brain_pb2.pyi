@@ -108,6 +108,7 @@ class JobDescription(_message.Message):
     TARGET_PLS_FIELD_NUMBER: _builtins.int
     SAVES_PRIORITY_ROWS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
+    ASYNC_PARITY_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     batch_size: _builtins.int
     """samples per worker and iteration"""
@@ -130,6 +131,8 @@ class JobDescription(_message.Message):
     """between checkpoints, for partial recoveries"""
     parity: _builtins.int
     """servers that it may lose at a time by parity; 0: the job allows none"""
+    async_parity: _builtins.bool
+    """pushes are answered before their parity is stored"""
     def __init__(
         self,
         *,
@@ -147,10 +150,11 @@ class JobDescription(_message.Message):
         target_pls: _builtins.float = ...,
         saves_priority_rows: _builtins.bool = ...,
         parity: _builtins.int = ...,
+        async_parity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "parity", b"parity", "saves_priority_rows", b"saves_priority_rows", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "async_parity", b"async_parity", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "parity", b"parity", "saves_priority_rows", b"saves_priority_rows", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

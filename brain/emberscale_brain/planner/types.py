@@ -62,7 +62,7 @@ class JobMetadata:
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
     `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of samples that partial
     recoveries may lose, 0 for none; with `saves_priority_rows`, some rows are saved between checkpoints for these.
-    `parity` is the parity that the manifest allows, 0 if none.
+    `parity` is the parity that the manifest allows, 0 if none; with `async_parity`, pushes do not wait for it.
     `most_rows` is the number of rows that eviction leaves in all tables together, 0 unless it bounds each of them.
     """
 
@@ -80,6 +80,7 @@ class JobMetadata:
     target_pls: float = 0.0
     saves_priority_rows: bool = False
     parity: int = 0
+    async_parity: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):

@@ -217,6 +217,7 @@ class BrainState:
             target_pls=metadata.target_pls,
             saves_priority_rows=metadata.saves_priority_rows,
             parity=max(1, metadata.parity),
+            async_parity=metadata.async_parity,
         )
         offered = {Recovery.PARTIAL: costs.target_pls > 0, Recovery.CODED: metadata.parity > 0}
         return advise(costs, offered=[way for way, allowed in offered.items() if allowed])

@@ -57,6 +57,8 @@ def test_no_checkpoint_yet_counts_as_one_of_a_second() -> None:
     assert replace(before, unmeasured=after.unmeasured) == after
 
 
-def test_the_cost_of_parity_is_the_measured_one() -> None:
-    costs = failure_costs(JobShape(2, 5, 1, 1, GIB, GIB), DAY, NOBODY, NOBODY, 1.0, LOAD, RESCHEDULE)
-    assert (costs.parity_slowdown, costs.parity_memory) == (0.48, 0.25)
+@pytest.mark.parametrize(("lags", "slowdown"), [(False, 0.30), (True, 0.18)])
+def test_the_cost_of_parity_is_the_measured_one(lags: bool, slowdown: float) -> None:
+    shape = JobShape(2, 5, 1, 1, GIB, GIB)
+    costs = failure_costs(shape, DAY, NOBODY, NOBODY, 1.0, LOAD, RESCHEDULE, async_parity=lags)
+    assert (costs.parity_slowdown, costs.parity_memory) == (slowdown, 0.25)

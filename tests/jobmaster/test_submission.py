@@ -1,9 +1,11 @@
-"""The brain is told the bound that eviction sets to a model's rows, if any."""
+"""What the brain is told of a job: the bound that eviction sets to its rows, and the parity that it may keep."""
 
+import pytest
 from tests.jobmaster.fakes import job
 
 from emberscale_api.job import resolve_model
-from emberscale_jobmaster.brain_messages import most_rows
+from emberscale_jobmaster import takeover
+from emberscale_jobmaster.brain_messages import most_rows, submission
 
 
 def test_the_brain_is_told_what_eviction_leaves_of_all_tables() -> None:
@@ -17,3 +19,10 @@ def test_one_table_without_a_bound_leaves_all_of_them_without() -> None:
     evicted = {"eviction": {"maxRows": 100_000}, "tables": {"C3": {"eviction": {"ttlBatches": 50}}}}
     assert most_rows(job(model={"embeddings": evicted}).spec) == 0
     assert most_rows(job().spec) == 0
+
+
+@pytest.mark.parametrize(("durability", "lags"), [("Sync", False), ("Async", True)])
+def test_the_brain_is_told_whether_parity_lags(durability: str, lags: bool) -> None:
+    keeping = job(fault_tolerance={"strategy": "ErasureCoding", "durability": durability}, ps={"replicas": 2})
+    told = submission(keeping, "uid", takeover.initial(wall=1.0), data_bytes=0).description
+    assert (told.parity, told.async_parity) == (1, lags)
