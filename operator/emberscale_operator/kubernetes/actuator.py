@@ -124,7 +124,7 @@ class Actuator:
         self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, refused: set[Role]
     ) -> None:
         try:
-            pod = await self._makes.pod(job, objects, instance, resources)
+            pod = await self._makes.pod(job, objects, instance, resources, self._observation.silent_nodes)
         except RefusedError as error:
             refused.add(instance.role)
             self.problems[instance.role, instance.index] = (error.reason, str(error))

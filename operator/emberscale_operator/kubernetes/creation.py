@@ -2,7 +2,7 @@
 
 import base64
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from emberscale_api.certificates import AUTHORITY_FILE
@@ -65,15 +65,20 @@ class ObjectMaker:
             self._credentials = made
         return self._credentials
 
-    async def pod(self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources) -> dict[str, Any]:
-        """Creates a pod and whatever it refers to. Raises RefusedError and NamespaceEndsError."""
+    async def pod(
+        self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, avoided: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Creates a pod, rather not on the `avoided` nodes, and whatever it refers to.
+
+        Raises RefusedError and NamespaceEndsError.
+        """
         credentials = await self.credentials(job)
         await self._once(job, "secrets", self._token_secret)
         tls = credentials.authority is not None
         await self._once(job, "services", pod_spec.build_service(job, tls))
         await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings, credentials))
         await self._once(job, "configmaps", pod_spec.build_manifest(job, objects))
-        body = pod_spec.build_pod(job, objects, instance, resources, self._settings, tls)
+        body = pod_spec.build_pod(job, objects, instance, resources, self._settings, tls, avoided)
         pod = await self._ensure(job, "pods", body)
         if not names.is_pod_of(pod, job.key.name, instance):
             raise RefusedError(

@@ -26,6 +26,8 @@ _UNSEEN_SECONDS = 30.0
 """How long a created pod is taken to exist, without being seen, until the API server is asked for it."""
 _UNDER_WAY_SECONDS = 30.0
 """How long a deletion that was sent may take to show."""
+_AVOIDED_SECONDS = 60.0
+"""How long new pods avoid a silent node: the cluster itself takes up to 50 s to notice that it is gone."""
 
 
 class Observation:
@@ -39,6 +41,7 @@ class Observation:
         self._killed: set[str] = set()
         self._ending: dict[str, float] = {}
         self._deletion_sent_at: dict[str, float] = {}
+        self._silent_nodes: dict[str, float] = {}
         self._now = 0.0
 
     def take_over(self, members: Iterable[MemberStatus]) -> None:
@@ -68,6 +71,8 @@ class Observation:
         self._deleted &= views.keys() | self._ghosts.keys()
         self._killed &= views.keys() | self._ghosts.keys()
         self._deletion_sent_at = {name: at for name, at in self._deletion_sent_at.items() if name in views}
+        lately = {node: at for node, at in self._silent_nodes.items() if now < at + _AVOIDED_SECONDS}
+        self._silent_nodes = lately | {view.node: now for view in views.values() if self._is_on_silent_node(view)}
         return (*(self._asked(view) for view in views.values()), *self._ghosts.values())
 
     def is_unsure(self, now: float) -> bool:
@@ -101,6 +106,19 @@ class Observation:
         return (
             seen is None or seen.instance.ending or (sent_at is not None and self._now < sent_at + _UNDER_WAY_SECONDS)
         )
+
+    @property
+    def silent_nodes(self) -> frozenset[str]:
+        """The nodes that have not confirmed the end of a silent pod, now or a moment ago."""
+        return frozenset(self._silent_nodes)
+
+    def _is_on_silent_node(self, view: PodView) -> bool:
+        ended = view.instance.exit
+        if ended is None:
+            suspect = view.uid in self._killed and view.instance.state is InstanceState.TERMINATING
+        else:
+            suspect = ended.reason is ExitReason.NODE_LOST
+        return suspect and bool(view.node)
 
     @property
     def asked_to_end(self) -> frozenset[str]:

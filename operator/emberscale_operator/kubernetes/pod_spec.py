@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from emberscale_operator.kubernetes.disruption import grace_seconds
 from emberscale_operator.kubernetes.flash_tenants import flash_password, flash_user
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.kubernetes.spreading import spread_over_nodes
+from emberscale_operator.kubernetes.spreading import rather_not_on, spread_over_nodes
 from emberscale_operator.kubernetes.tenants import user_name, user_url
 from emberscale_operator.machine import InstanceId, Resources, leave_seconds
 
@@ -193,11 +193,17 @@ def master_address(job: Job, settings: Settings) -> str:
 
 
 def build_pod(
-    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings, tls: bool = False
+    job: Job,
+    objects: JobObjects,
+    instance: InstanceId,
+    resources: Resources,
+    settings: Settings,
+    tls: bool = False,
+    avoided: Collection[str] = (),
 ) -> dict[str, Any]:
     """The pod of one instance: what the person asked for, under what the job needs.
 
-    `tls` says whether the job's Secret holds a certificate.
+    `tls` says whether the job's Secret holds a certificate. The scheduler prefers other nodes to the `avoided` ones.
     """
     role = job.spec.roles[instance.role]
     template = role.template
@@ -229,7 +235,7 @@ def build_pod(
                 *({"name": name} for name in settings.image_pull_secrets),
             ],
             "nodeSelector": dict(template.node_selector),
-            "affinity": template.affinity,
+            "affinity": rather_not_on(avoided, template.affinity),
             "topologySpreadConstraints": _spread(job, instance.role),
             "schedulerName": template.scheduler_name,
             "runtimeClassName": template.runtime_class_name,

@@ -1,4 +1,4 @@
-"""Where parameter servers that hold parity of each other run: on different nodes, since a node takes its own away."""
+"""Where pods run: servers that hold parity of each other on different nodes, and no pod on a node that is silent."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +22,21 @@ def spread_over_nodes(job: str, role: Role) -> dict[str, Any]:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {JOB_LABEL: job, ROLE_LABEL: str(role)}},
     }
+
+
+def rather_not_on(nodes: Collection[str], affinity: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns an affinity with a preference for other nodes added, the strongest possible; unchanged without `nodes`.
+
+    A node that has crashed counts as ready until the cluster notices. The preference is soft: where no other node has
+    room, a pod goes to one that answers again.
+    """
+    given = affinity or {}
+    if not nodes:
+        return dict(given)
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)]
+    of_nodes, preferred = given.get("nodeAffinity") or {}, "preferredDuringSchedulingIgnoredDuringExecution"
+    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": {"matchFields": others}}]
+    return {**given, "nodeAffinity": {**of_nodes, preferred: terms}}
 
 
 def shared_nodes(group: Collection[int], members: Iterable[MemberStatus], parity: int) -> Mapping[str, Sequence[str]]:

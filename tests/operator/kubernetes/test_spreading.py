@@ -1,5 +1,6 @@
-"""Parameter servers that hold parity of each other's rows: spread over nodes, and named where they share one."""
+"""Where pods go: servers with parity of each other to different nodes, and successors rather not to a silent node."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from emberscale_operator.kubernetes import names, pod_spec
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.kubernetes.spreading import shared_nodes, sharing_text
+from emberscale_operator.kubernetes.spreading import rather_not_on, shared_nodes, sharing_text
 from emberscale_operator.machine import InstanceId, Resources
+from memory_api import MemoryApi, Operator, new_api
 from training_jobs import job_body
 
 
@@ -71,3 +73,65 @@ def test_servers_that_may_have_parity_are_spread_and_others_are_not(settings: Se
     without = [{"faultTolerance": {"strategy": name}} for name in ("FullRecovery", "PartialRecovery")]
     for other in (rounds, *without):
         assert not spread_of(settings, Role.PS, ps={"replicas": 3}, **other)
+
+
+def avoided_by(pod: dict[str, Any]) -> list[str]:
+    """The nodes that the scheduler is asked to avoid for a pod."""
+    of_nodes = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = of_nodes.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    return [node for term in terms for field in term["preference"].get("matchFields", []) for node in field["values"]]
+
+
+def test_a_preference_for_other_nodes_stands_beside_the_affinity_that_a_person_gives() -> None:
+    zone = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    given = {"nodeAffinity": {"required": "kept", preferred: [zone]}, "podAffinity": "kept"}
+    added = rather_not_on({"b", "a"}, given)
+    assert given["nodeAffinity"] == {"required": "kept", preferred: [zone]}, "what is given is not changed"
+    assert (added["podAffinity"], added["nodeAffinity"]["required"]) == ("kept", "kept")
+    assert added["nodeAffinity"][preferred][0] == zone
+    assert avoided_by({"spec": {"affinity": added}}) == ["a", "b"]
+    assert (rather_not_on((), given), rather_not_on((), None)) == (given, {})
+
+
+def end_without_a_word(api: MemoryApi, name: str, node: str) -> None:
+    """Deletes a pod on a node that has crashed: its end is never confirmed."""
+    pod = api.live_pod(name)
+    moment = datetime.fromtimestamp(api.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    pod["metadata"] |= {"deletionTimestamp": moment, "deletionGracePeriodSeconds": 1}
+    pod["spec"]["nodeName"] = node
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    api.sync()
+
+
+async def created(api: MemoryApi, operator: Operator, name: str) -> dict[str, Any]:
+    """The pod of this name, once it is there."""
+    path = f"/api/v1/namespaces/team-a/pods/{name}"
+    for _ in range(100):
+        if path in api.objects:
+            return api.objects[path]
+        await operator.step(1.0)
+    raise AssertionError(f"{name} was not created")
+
+
+async def test_successors_avoid_a_node_that_does_not_confirm_the_end_of_a_pod_until_the_cluster_must_know() -> None:
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    assert avoided_by(api.live_pod("ps-0")) == []
+    end_without_a_word(api, "ps-0", "node-a")
+    assert avoided_by(await created(api, operator, "ctr-ps-0-2")) == ["node-a"]
+    del api.objects["/api/v1/namespaces/team-a/pods/ctr-ps-0-1"]
+    api.run_pods()
+    api.sync()
+    await operator.settle()
+    end_without_a_word(api, "worker-0", "node-b")
+    assert avoided_by(await created(api, operator, "ctr-worker-0-2")) == ["node-a", "node-b"], "only a moment later"
+    del api.objects["/api/v1/namespaces/team-a/pods/ctr-worker-0-1"]
+    api.run_pods()
+    api.sync()
+    await operator.settle()
+    await operator.step(90.0)
+    api.end_pod(api.live_pod("worker-1"), 1)
+    api.sync()
+    assert avoided_by(await created(api, operator, "ctr-worker-1-2")) == []
