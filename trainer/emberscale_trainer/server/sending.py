@@ -12,6 +12,8 @@ from emberscale_trainer.stream import Item, StreamSender
 
 _STALLED_SECONDS = 30.0
 """The longest time without progress of a receiver."""
+_WINDOW_BYTES = 8 << 20
+"""The rows under way to a receiver: a fraction of `memory_reserve`, since rows leave a server that has little else."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,13 @@ class RowSending:
         stream, table = stream_of(transfer.number, transfer.index), transfer.table
         self._senders = {
             peer: StreamSender(
-                table.servers[peer].data, table.servers[peer].incarnation, token, stream, table.generation, context
+                table.servers[peer].data,
+                table.servers[peer].incarnation,
+                token,
+                stream,
+                table.generation,
+                context,
+                _WINDOW_BYTES,
             )
             for peer in peers
         }
