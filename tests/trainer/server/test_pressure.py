@@ -31,6 +31,15 @@ def test_a_server_whose_memory_does_not_grow_holds_nobody_up() -> None:
     assert pressure.seconds == 0.0
 
 
+def test_a_push_waits_as_soon_as_growing_memory_is_scarce() -> None:
+    pressure = MemoryPressure()
+    pressure.look(LIMIT - 2 * RESERVE, LIMIT, 0.0)
+    pressure.look(SCARCE, LIMIT, 0.1)
+    assert pressure.delay == LONGEST_DELAY_SECONDS
+    pressure.look(SCARCE, LIMIT, 8.0)
+    assert pressure.delay == 0.0, "it has not grown any more, as after a load of rows"
+
+
 def test_what_is_left_lasts_for_minutes_however_fast_pushes_would_use_it_up() -> None:
     pressure, used, course = MemoryPressure(), SCARCE, []
     for tenth in range(10 * int(PATIENCE_SECONDS)):

@@ -15,6 +15,8 @@ PATIENCE_SECONDS = 120.0
 """How long the remaining memory must last. After that no relief is expected, and pushes no longer wait."""
 _PLENTIFUL = 1.5
 """Reserves that must be left before the memory counts as plentiful again."""
+_HEAD_START = 16
+"""The part of the remaining memory by which the line may begin lower: without more growth, pushes wait for 8 s."""
 _TOLD_SECONDS = 10.0
 """How long the server still counts as delaying pushes after pushes could continue."""
 
@@ -24,7 +26,8 @@ class MemoryPressure:
     """Times are in seconds, on one monotonic clock.
 
     * `delay`: how long each push waits from its arrival, unless the delay becomes 0 before.
-    * `since`: when memory became scarce, with `used` bytes; None while it is plentiful.
+    * `since`: when memory became scarce; None while it is plentiful. The line begins at `used` bytes, somewhat below
+      the memory in use if that was growing, so that pushes wait at once.
     * `seconds`: how long pushes had to wait in total, until the last look.
     """
 
@@ -33,6 +36,7 @@ class MemoryPressure:
     used: int = 0
     seconds: float = 0.0
     _looked_at: float = 0.0
+    _seen: int | None = None
     _delayed_at: float | None = None
 
     @property
@@ -45,6 +49,7 @@ class MemoryPressure:
         if self.delay:
             self.seconds += max(0.0, now - self._looked_at)
         self._looked_at = now
+        before, self._seen = self._seen, used
         self.delay = 0.0
         if limit is None:
             self.since = None
@@ -54,7 +59,8 @@ class MemoryPressure:
             self.since = None
             return
         if self.since is None:
-            self.since, self.used = now, used
+            grown = 0 if before is None else max(0, used - before)
+            self.since, self.used = now, used - min(grown, max(0, left) // _HEAD_START)
         elapsed = now - self.since
         if elapsed < PATIENCE_SECONDS and used > self.used + (limit - self.used) * elapsed / PATIENCE_SECONDS:
             self.delay, self._delayed_at = LONGEST_DELAY_SECONDS, now
