@@ -10,6 +10,7 @@ parts of one component, such as the end of a connection or of a lease, is not.
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 
@@ -40,6 +41,15 @@ def os_errors_named(problem: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InvalidError(f"{problem}: {error.strerror or error}") from error
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a file, which is UTF-8. Raises InvalidError, which names the file."""
+    try:
+        with os_errors_named(f"{path}: cannot be read"):
+            return path.read_text(encoding)
+    except UnicodeDecodeError as error:
+        raise InvalidError(f"{path}: is not UTF-8 text") from error
 
 
 def disk_problem(error: OSError) -> str | None:

@@ -12,6 +12,7 @@ idle, and nothing once one of them is saturated; the planner's linear terms (DLR
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,10 +97,13 @@ def _think_and_demands(physics: Physics, ps: float, worker_cores: float, ps_core
     return think, cores, link
 
 
-def _network_throughput(think: float, cores: float, link: float, batches: int) -> list[float]:
-    """Batches per second with 0, 1, ... `batches` under way: exact mean-value analysis of two stations."""
-    waiting_cores = waiting_link = 0.0
-    throughput = [0.0]
+_Seconds = TypeVar("_Seconds", float, NDArray[np.float64])
+
+
+def _network_throughput(think: _Seconds, cores: _Seconds, link: _Seconds, batches: int) -> list[_Seconds]:
+    """Batches per second with 1, 2, ... `batches` under way: exact mean-value analysis of two stations."""
+    waiting_cores, waiting_link = 0 * cores, 0 * link
+    throughput = []
     for under_way in range(1, batches + 1):
         at_cores = cores * (1 + waiting_cores)
         at_link = link * (1 + waiting_link)
@@ -120,7 +124,7 @@ def batch_rate(physics: Physics, workers: float, ps: float, worker_cores: float,
         return 0.0
     think, cores, link = _think_and_demands(physics, ps, worker_cores, ps_cores)
     whole = math.floor(workers)
-    throughput = _network_throughput(think, cores, link, whole + 1)
+    throughput = [0.0, *_network_throughput(think, cores, link, whole + 1)]
     return throughput[whole] + (workers - whole) * (throughput[whole + 1] - throughput[whole])
 
 
@@ -155,14 +159,6 @@ def batch_rates(
         + physics.request_seconds * servers
         + physics.fixed_seconds
     )
-    cores = np.broadcast_to(on_server[None, None, :] / servers, (len(ps), len(worker_cores), len(ps_cores)))
+    cores = on_server[None, None, :] / servers
     link = physics.batch_bytes / servers / physics.ps_bandwidth
-    waiting_cores = np.zeros_like(cores)
-    waiting_link = np.zeros_like(cores)
-    rates = np.empty((max_workers, *cores.shape))
-    for under_way in range(1, max_workers + 1):
-        at_cores = cores * (1 + waiting_cores)
-        at_link = link * (1 + waiting_link)
-        rates[under_way - 1] = under_way / (think + at_cores + at_link)
-        waiting_cores, waiting_link = rates[under_way - 1] * at_cores, rates[under_way - 1] * at_link
-    return rates
+    return np.array(_network_throughput(think, cores, link, max_workers))

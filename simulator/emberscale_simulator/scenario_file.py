@@ -6,18 +6,13 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, read_text
 from emberscale_simulator.scenario import Scenario
 
 
 def load_scenario(path: Path) -> Scenario:
     """Reads and checks a scenario. Raises InvalidError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidError(f"{path}: is not UTF-8 text") from error
+    text = read_text(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         document = yaml.safe_load(text)

@@ -13,26 +13,30 @@ A header row, then one row per job, in any order of columns:
 """
 
 import csv
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, read_text
 from emberscale_api.shape import GIB, JobShape
 
-COLUMNS = (
-    "job_id",
-    "owner",
-    "submitted_seconds",
-    "model",
-    "total_samples",
-    "workers",
-    "ps",
-    "worker_cpu",
-    "ps_cpu",
-    "worker_memory_gib",
-    "ps_memory_gib",
-)
+_CELLS: Mapping[str, tuple[Callable[[str], float], float, float] | None] = {
+    "job_id": None,
+    "owner": None,
+    "submitted_seconds": (float, 0, 1e12),
+    "model": None,
+    "total_samples": (int, 1, 1e18),
+    "workers": (int, 1, 100_000),
+    "ps": (int, 1, 100_000),
+    "worker_cpu": (float, 1e-3, 1e5),
+    "ps_cpu": (float, 1e-3, 1e5),
+    "worker_memory_gib": (float, 1e-3, 1e6),
+    "ps_memory_gib": (float, 1e-3, 1e6),
+}
+"""How the numbers of a column are read, and the least and the greatest that are allowed; None: it holds text."""
+
+COLUMNS = tuple(_CELLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,48 +56,42 @@ def read_trace(path: Path, models: frozenset[str]) -> list[TraceRow]:
 
     Raises InvalidError, which names file, line and column of up to twenty bad rows.
     """
+    reader = csv.reader(io.StringIO(read_text(path, "utf-8-sig")))  # spreadsheets put a mark before the first column
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first column
-            reader = csv.reader(file)
-            header = next(reader, None)
-            if header is None:
-                raise InvalidError(f"{path}:1: is empty; expected a header row with {', '.join(COLUMNS)}")
-            missing = [column for column in COLUMNS if column not in header]
-            unknown = [column for column in header if column not in COLUMNS]
-            if missing or unknown:
-                raise InvalidError(
-                    f"{path}:1: "
-                    + "; ".join(
-                        f"{what} column {', '.join(columns)}"
-                        for what, columns in (("missing", missing), ("unknown", unknown))
-                        if columns
-                    )
-                    + f"; the columns are {', '.join(COLUMNS)}"
+        header = next(reader, None)
+        if header is None:
+            raise InvalidError(f"{path}:1: is empty; expected a header row with {', '.join(COLUMNS)}")
+        missing = [column for column in COLUMNS if column not in header]
+        unknown = [column for column in header if column not in COLUMNS]
+        if missing or unknown:
+            raise InvalidError(
+                f"{path}:1: "
+                + "; ".join(
+                    f"{what} column {', '.join(columns)}"
+                    for what, columns in (("missing", missing), ("unknown", unknown))
+                    if columns
                 )
-            rows: list[TraceRow] = []
-            problems: list[str] = []
-            seen: dict[str, int] = {}
-            for values in reader:
-                if not values:
-                    continue
-                line = reader.line_num
-                if len(values) != len(header):
-                    problems.append(f"{path}:{line}: has {len(values)} columns, the header has {len(header)}")
-                    continue
-                parser = _Row(path, line, dict(zip(header, values, strict=True)))
-                row = parser.parse(models)
-                problems.extend(parser.problems)
-                if row is not None:
-                    if row.job_id in seen:
-                        problems.append(
-                            f"{path}:{line}: column job_id: {row.job_id!r} is on line {seen[row.job_id]} already"
-                        )
-                    seen.setdefault(row.job_id, line)
-                    rows.append(row)
-    except OSError as error:
-        raise InvalidError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidError(f"{path}: is not UTF-8 text") from error
+                + f"; the columns are {', '.join(COLUMNS)}"
+            )
+        rows: list[TraceRow] = []
+        problems: list[str] = []
+        seen: dict[str, int] = {}
+        for values in reader:
+            if not values:
+                continue
+            line = reader.line_num
+            if len(values) != len(header):
+                problems.append(f"{path}:{line}: has {len(values)} columns, the header has {len(header)}")
+                continue
+            cells = {column: value.strip() for column, value in zip(header, values, strict=True)}
+            wrong = [f"{path}:{line}: column {column}: {what}" for column, what in _problems(cells, models)]
+            if not wrong:
+                row = _row(cells)
+                if row.job_id in seen:
+                    wrong = [f"{path}:{line}: column job_id: {row.job_id!r} is on line {seen[row.job_id]} already"]
+                seen.setdefault(row.job_id, line)
+                rows.append(row)
+            problems.extend(wrong)
     except csv.Error as error:
         raise InvalidError(f"{path}:{reader.line_num}: is not valid CSV: {error}") from error
     if problems:
@@ -104,56 +102,36 @@ def read_trace(path: Path, models: frozenset[str]) -> list[TraceRow]:
     return sorted(rows, key=lambda row: (row.submitted_seconds, row.job_id))
 
 
-class _Row:
-    """Reads one row; collects a problem for each bad cell."""
+def _problems(cells: Mapping[str, str], models: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """The columns whose cells are bad, and why."""
+    for column, number in _CELLS.items():
+        text = cells[column]
+        if number is not None:
+            read, low, high = number
+            try:
+                if not low <= read(text) <= high:
+                    yield column, f"{text} is not between {low:g} and {high:g}"
+            except ValueError:
+                yield column, f"{text!r} is not {'a whole number' if read is int else 'a number'}"
+        elif not text:
+            yield column, "is empty"
+        elif column == "model" and text not in models:
+            yield column, f"{text!r} is not one of the scenario's models: {', '.join(sorted(models))}"
 
-    def __init__(self, path: Path, line: int, cells: Mapping[str, str]) -> None:
-        self.problems: list[str] = []
-        self._where = f"{path}:{line}"
-        self._cells = cells
 
-    def parse(self, models: frozenset[str]) -> TraceRow | None:
-        """Returns the row, or None if a cell is bad."""
-        job_id = self._text("job_id")
-        owner = self._text("owner")
-        submitted = self._number("submitted_seconds", float, 0, 1e12)
-        model = self._text("model")
-        if model and model not in models:
-            self._problem("model", f"{model!r} is not one of the scenario's models: {', '.join(sorted(models))}")
-        samples = self._number("total_samples", int, 1, 1e18)
-        workers = self._number("workers", int, 1, 100_000)
-        ps = self._number("ps", int, 1, 100_000)
-        worker_cpu = self._number("worker_cpu", float, 1e-3, 1e5)
-        ps_cpu = self._number("ps_cpu", float, 1e-3, 1e5)
-        worker_memory = self._number("worker_memory_gib", float, 1e-3, 1e6)
-        ps_memory = self._number("ps_memory_gib", float, 1e-3, 1e6)
-        if self.problems:
-            return None
-        return TraceRow(
-            job_id=job_id,
-            owner=owner,
-            submitted_seconds=submitted,
-            model=model,
-            total_samples=int(samples),
-            request=JobShape(int(workers), int(ps), worker_cpu, ps_cpu, int(worker_memory * GIB), int(ps_memory * GIB)),
-        )
-
-    def _problem(self, column: str, problem: str) -> None:
-        self.problems.append(f"{self._where}: column {column}: {problem}")
-
-    def _text(self, column: str) -> str:
-        value = self._cells[column].strip()
-        if not value:
-            self._problem(column, "is empty")
-        return value
-
-    def _number(self, column: str, kind: Callable[[str], float], low: float, high: float) -> float:
-        text = self._cells[column].strip()
-        try:
-            value = kind(text)
-        except ValueError:
-            self._problem(column, f"{text!r} is not {'a whole number' if kind is int else 'a number'}")
-            return low
-        if not low <= value <= high:
-            self._problem(column, f"{text} is not between {low:g} and {high:g}")
-        return value
+def _row(cells: Mapping[str, str]) -> TraceRow:
+    return TraceRow(
+        job_id=cells["job_id"],
+        owner=cells["owner"],
+        submitted_seconds=float(cells["submitted_seconds"]),
+        model=cells["model"],
+        total_samples=int(cells["total_samples"]),
+        request=JobShape(
+            int(cells["workers"]),
+            int(cells["ps"]),
+            float(cells["worker_cpu"]),
+            float(cells["ps_cpu"]),
+            int(float(cells["worker_memory_gib"]) * GIB),
+            int(float(cells["ps_memory_gib"]) * GIB),
+        ),
+    )

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, read_text
 from emberscale_api.job.resolved import UnresolvableModelError, resolve_model
 from emberscale_api.job.training_job import TrainingJob
 
@@ -49,13 +49,9 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:
     `overrides` are `dotted.path=value`, the value in YAML. Raises ManifestError.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: is not UTF-8 text") from error
-    try:
-        document = yaml.load(text, Loader=_Loader)
+        document = yaml.load(read_text(path), Loader=_Loader)
+    except InvalidError as error:
+        raise ManifestError(str(error)) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, read_text
 from emberscale_api.job.manifest import ManifestError, apply_overrides
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, cpu_cores, memory_bytes
@@ -159,10 +159,8 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
     if path is not None:
         source = str(path)
         try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidError(f"{path}: cannot be read: {error.strerror}") from error
-        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            loaded = yaml.safe_load(read_text(path))
+        except yaml.YAMLError as error:
             raise InvalidError(f"{path}: is not valid YAML: {error}") from error
         if loaded is not None and not isinstance(loaded, dict):
             raise InvalidError(f"{path}: expected a mapping of settings")
