@@ -5,14 +5,14 @@ Similarity is measured feature by feature, so that a plan can say why it relies 
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.shape import JobShape
+from emberscale_api.shape import DIMENSIONS, JobShape
 from emberscale_brain.planner.types import JobMetadata, PastJob, ShapeBounds, SimilarJob
 
 # Features that determine a job's speed weigh most; the owner and the name tell whether it is the same job again.
@@ -164,7 +164,12 @@ def smooth(shapes: Sequence[JobShape], mu: float) -> JobShape:
     smoothed = rows[0]
     for row in rows[1:]:
         smoothed = mu * row + (1 - mu) * smoothed
-    workers, ps, worker_cpu, ps_cpu, worker_memory, ps_memory = (float(value) for value in smoothed)
+    return _whole(smoothed)
+
+
+def _whole(dimensions: Iterable[float]) -> JobShape:
+    """Returns the nearest shape with whole processes, and memory in whole units."""
+    workers, ps, worker_cpu, ps_cpu, worker_memory, ps_memory = map(float, dimensions)
     return JobShape(
         workers=max(1, round(workers)),
         ps=max(1, round(ps)),
@@ -211,18 +216,8 @@ def within(shape: JobShape, bounds: ShapeBounds) -> JobShape:
 def cold_start(bounds: ShapeBounds) -> JobShape:
     """Returns the geometric middle of the bounds, which is far from neither end."""
 
-    def middle(low: float, high: float) -> float:
-        return math.sqrt(low) * math.sqrt(high)
-
-    shape = JobShape(
-        workers=round(middle(*bounds.workers)),
-        ps=round(middle(*bounds.ps)),
-        worker_cpu=middle(*bounds.worker_cpu),
-        ps_cpu=middle(*bounds.ps_cpu),
-        worker_memory=round(middle(*bounds.worker_memory) / _UNIT) * _UNIT,
-        ps_memory=round(middle(*bounds.ps_memory) / _UNIT) * _UNIT,
-    )
-    return within(shape, bounds)
+    both = (getattr(bounds, name) for name in DIMENSIONS)
+    return within(_whole(math.sqrt(low) * math.sqrt(high) for low, high in both), bounds)
 
 
 def warm_start(new: NewJob, bounds: ShapeBounds, index: HistoryIndex, neighbours: int, mu: float) -> WarmStart:

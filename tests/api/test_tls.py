@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,15 +34,23 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return certificates(tmp_path_factory.mktemp("tls") / "theirs")
 
 
-def echo() -> Any:
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+def same(request: bytes, context: object) -> bytes:
+    return request
+
+
+async def same_soon(request: bytes, context: object) -> bytes:
+    return request
+
+
+def echo(answer: Callable[..., Any]) -> Any:
+    handler = grpc.unary_unary_rpc_method_handler(answer)
     return grpc.method_handlers_generic_handler("test.Echo", {"Say": handler})
 
 
 @contextmanager
 def threaded_server(shown: Certificates | None) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2), interceptors=[TokenCheck(TOKEN)])
-    server.add_generic_rpc_handlers((echo(),))
+    server.add_generic_rpc_handlers((echo(same),))
     port = tls.bind(server, "127.0.0.1:0", shown)
     server.start()
     try:
@@ -59,7 +67,7 @@ def asyncio_server(shown: Certificates | None) -> Iterator[str]:
 
     async def start() -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(interceptors=[CallerCheck(TOKEN)])
-        server.add_generic_rpc_handlers((echo(),))
+        server.add_generic_rpc_handlers((echo(same_soon),))
         port = tls.bind(server, "127.0.0.1:0", shown)
         await server.start()
         return server, port

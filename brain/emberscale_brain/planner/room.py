@@ -159,13 +159,27 @@ class Room:
             self._add(owner, -shape.cpu, -shape.memory)
 
     def _add(self, owner: str, cpu: float, memory: float) -> None:
-        quota, (cpu_before, memory_before) = quota_of(owner, self._quotas), self._taken.get(owner, (0.0, 0.0))
+        quota, (cpu_before, memory_before) = quota_of(owner, self._quotas), self.taken_by(owner)
         now = self._taken[owner] = (cpu_before + cpu, memory_before + memory)
         self._cpu -= cpu - (max(0.0, now[0] - quota.cpu) - max(0.0, cpu_before - quota.cpu))
         self._memory -= memory - (max(0.0, now[1] - quota.memory) - max(0.0, memory_before - quota.memory))
 
+    @property
+    def owners(self) -> Iterable[str]:
+        """Whose jobs have taken shapes."""
+        return self._taken
+
+    @property
+    def taken(self) -> tuple[float, float]:
+        """The cores and bytes that were taken in all."""
+        return self._capacity.cpu - self._cpu, self._capacity.memory - self._memory
+
+    def taken_by(self, owner: str) -> tuple[float, float]:
+        """The cores and bytes that were taken for the owner's jobs, also beyond the quota."""
+        return self._taken.get(owner, (0.0, 0.0))
+
     def _left_of_quota(self, owner: str) -> Quota:
-        quota, (cpu, memory) = quota_of(owner, self._quotas), self._taken.get(owner, (0.0, 0.0))
+        quota, (cpu, memory) = quota_of(owner, self._quotas), self.taken_by(owner)
         return Quota(max(0.0, quota.cpu - cpu), max(0.0, quota.memory - memory))
 
     def limits(self, owner: str) -> tuple[float, float]:

@@ -5,10 +5,14 @@ from collections.abc import Set as AbstractSet
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.room import Room, quota_of
-from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape, Quota
+from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape
 from emberscale_brain.service.state import BrainState, Conditions
 
 _ROUNDING = 1e-9  # cores summed in another order must not count as more
+
+
+class UnacceptablePlanError(Exception):
+    """The round contains an impossible plan; the text says which."""
 
 
 def free_room(state: BrainState, conditions: Conditions, owner: str, now: float) -> ClusterCapacity:
@@ -45,7 +49,7 @@ def unacceptable(
 
     Only jobs that the planner was `shown` count, since it knew no others. Their present shapes are never too large.
     """
-    had, wanted = _Sums(conditions.quotas), _Sums(conditions.quotas)
+    had, wanted = (Room(conditions.capacity, conditions.quotas) for _ in range(2))
     for job in shown & state.jobs.keys():
         submitted, view = state.jobs[job].submitted, state.view(job, now, conditions.adoption_seconds)
         shape = None if submitted.fixed or job not in planned else planned[job].shape
@@ -55,14 +59,14 @@ def unacceptable(
                 return f"{shape.describe()} for job {job} is beyond its bounds"
             if _beyond_nodes(shape, view.current, conditions.capacity):
                 return f"{shape.describe()} for job {job}: no node is so large"
-        had.add(submitted.owner, view.current)
-        wanted.add(submitted.owner, shape)
+        had.take(submitted.owner, view.current)
+        wanted.take(submitted.owner, shape)
     capacity = conditions.capacity
-    problem = _too_much(wanted.all, had.all, capacity.cpu, capacity.memory, "in all")
+    problem = _too_much(wanted.taken, had.taken, capacity.cpu, capacity.memory, "in all")
     for owner in wanted.owners:
         quota = quota_of(owner, conditions.quotas)
         problem = problem or _too_much(
-            wanted.of(owner), had.of(owner), quota.cpu, quota.memory, f"for the jobs of {owner}"
+            wanted.taken_by(owner), had.taken_by(owner), quota.cpu, quota.memory, f"for the jobs of {owner}"
         )
     return problem
 
@@ -95,30 +99,6 @@ def beside_newcomers(
         else:
             room.take(view.owner, shape)
     return still
-
-
-class _Sums:
-    """Cores and bytes of each owner's jobs, and of all jobs with each owner capped at its quota."""
-
-    def __init__(self, quotas: Mapping[str, Quota]) -> None:
-        self._quotas = quotas
-        self.owners: dict[str, tuple[float, int]] = {}
-
-    def add(self, owner: str, shape: JobShape | None) -> None:
-        if shape is not None:
-            cpu, memory = self.of(owner)
-            self.owners[owner] = (cpu + shape.cpu, memory + shape.memory)
-
-    @property
-    def all(self) -> tuple[float, float]:
-        cpu, memory = 0.0, 0.0
-        for owner, (cores, taken) in self.owners.items():
-            quota = quota_of(owner, self._quotas)
-            cpu, memory = cpu + min(cores, quota.cpu), memory + min(taken, quota.memory)
-        return cpu, memory
-
-    def of(self, owner: str) -> tuple[float, int]:
-        return self.owners.get(owner, (0.0, 0))
 
 
 def _too_much(

@@ -17,9 +17,10 @@ from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError,
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service import learning
+from emberscale_brain.service.acceptance import UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.first_plan import WarmStarts
-from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce, UnacceptablePlanError
+from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
 from emberscale_brain.service.instruments import Meters, SteadyClock
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import ChangeRecorder

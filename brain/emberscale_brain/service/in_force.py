@@ -1,7 +1,5 @@
 """The plans in force: adopts rounds of planning job by job, and keeps the reasons for each job's plan."""
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from emberscale_api.shape import JobProfile
@@ -9,26 +7,6 @@ from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PlannedShape
-from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
-from emberscale_brain.service.state import BrainState, Conditions
-
-
-class UnacceptablePlanError(Exception):
-    """The round contains an impossible plan; the text says which."""
-
-
-def acceptable(
-    state: BrainState,
-    conditions: Conditions,
-    planned: Mapping[JobId, PlannedShape],
-    shown: AbstractSet[JobId],
-    now: float,
-) -> Mapping[JobId, PlannedShape]:
-    """Returns what a round may adopt; `shown` are the jobs that the planner knew. Raises UnacceptablePlanError."""
-    problem = unacceptable(state, conditions, planned, shown, now)
-    if problem is not None:
-        raise UnacceptablePlanError(problem)
-    return beside_newcomers(state, conditions, planned, shown, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ from emberscale_brain.history.changes import (
 )
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PastJob, PlannedShape, ScalingOverheads
+from emberscale_brain.service.acceptance import UnacceptablePlanError, beside_newcomers, unacceptable
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import first_plan
 from emberscale_brain.service.in_force import (
     ExplainedPlan,
     PlanInForce,
     PlansInForce,
-    acceptable,
     adopt_one,
     refreshed,
     with_reasons,
@@ -322,7 +322,10 @@ class BrainRuntime:
         not wait for all of them.
         """
         with self._lock:
-            accepted = acceptable(self._state, self.conditions, planned, shown, now)
+            problem = unacceptable(self._state, self.conditions, planned, shown, now)
+            if problem is not None:
+                raise UnacceptablePlanError(problem)
+            accepted = beside_newcomers(self._state, self.conditions, planned, shown, now)
             jobs, overheads = list(self._state.jobs), self._state.overheads()
         made = (self._adopt(job, accepted.get(job), overheads, planner, now) for job in jobs)
         return [plan for plan in made if plan is not None]

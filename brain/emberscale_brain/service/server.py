@@ -7,7 +7,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -65,7 +66,7 @@ class CallerCheck(AsyncServerInterceptor):
         if problem is not None:
             return _refusal(grpc.StatusCode.FAILED_PRECONDITION, problem)
         handler = await continuation(handler_call_details)
-        return handler if claims is None or handler is None else _scoped(handler, claims)
+        return None if handler is None else _checked(handler, claims)
 
 
 def _refusal(code: grpc.StatusCode, problem: str) -> Any:
@@ -75,21 +76,29 @@ def _refusal(code: grpc.StatusCode, problem: str) -> Any:
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def _scoped(handler: Any, claims: JobClaims) -> Any:
-    """Returns a handler that checks each request before it calls the original."""
+def _checked(handler: Any, claims: JobClaims | None) -> Any:
+    """Returns a handler that refuses requests as malformed, or about unknown jobs or those of others."""
 
-    async def check(request: Any, context: Any) -> None:
-        if (problem := problem_of(request, claims)) is not None:
+    @asynccontextmanager
+    async def checks(request: Any, context: Any) -> AsyncIterator[None]:
+        if claims is not None and (problem := problem_of(request, claims)) is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+        try:
+            yield
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except UnknownJobError:
+            shown = f"{request.job_uid[:_LONGEST_SHOWN]!r}"  # a longer text would not fit into the trailer
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is unknown: submit it first")
 
     async def answer(request: Any, context: Any) -> Any:
-        await check(request, context)
-        return await handler.unary_unary(request, context)
+        async with checks(request, context):
+            return await handler.unary_unary(request, context)
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        await check(request, context)
-        async for message in handler.unary_stream(request, context):
-            yield message
+        async with checks(request, context):
+            async for message in handler.unary_stream(request, context):
+                yield message
 
     codecs = (handler.request_deserializer, handler.response_serializer)
     if handler.response_streaming:
@@ -117,7 +126,7 @@ Context = Any  # grpc.aio.ServicerContext, generic in the stubs only
 
 
 class BrainServicer(brain_pb2_grpc.BrainServicer):
-    """One method for each call of `brain.proto`."""
+    """One method for each call of `brain.proto`; `CallerCheck` answers for those that raise."""
 
     def __init__(self, brain: Brain, settings: BrainSettings, loop: asyncio.AbstractEventLoop) -> None:
         self._brain = brain
@@ -132,30 +141,21 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:
         """Adds a job and returns its plan; INVALID_ARGUMENT for a description that makes no sense."""
-        try:
-            submitted = submission_from(request, self._bounds, self._clock())
-        except MalformedRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        submitted = submission_from(request, self._bounds, self._clock())
         plan, durable = await self._loop.run_in_executor(self._comparers, self._brain.submit, submitted)
         return pb.SubmitJobReply(plan=plan_to(plan), durable=await _known_soon(durable, context))
 
     async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:
         """Returns the plan that the job would start with, and records nothing."""
-        try:
-            submitted = submission_from(request, self._bounds, self._clock())
-        except MalformedRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        submitted = submission_from(request, self._bounds, self._clock())
         return plan_to(await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted))
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:
         """Answers once it is known whether the accepted profiles are in the database, or after 2 s."""
         now = self._clock()
-        try:
-            job = job_from(request.job_uid)
-            check_count("profiles", request.profiles, MOST_PROFILES)
-            check_count("start_ups", request.start_ups, MOST_START_UPS)
-        except MalformedRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        job = job_from(request.job_uid)
+        check_count("profiles", request.profiles, MOST_PROFILES)
+        check_count("start_ups", request.start_ups, MOST_START_UPS)
         reports: list[ProfileReported] = []
         malformed: list[pb.RefusedProfile] = []
         for message in request.profiles:
@@ -185,10 +185,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:
         """Returns the plan in force from memory; NOT_FOUND for an unknown job."""
-        try:
-            return plan_to(self._brain.plan(JobId(request.job_uid)))
-        except UnknownJobError:
-            await _not_found(context, request.job_uid)
+        return plan_to(self._brain.plan(JobId(request.job_uid)))
 
     async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:
         """Streams plans until the job ends; NOT_FOUND for an unknown job."""
@@ -202,7 +199,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                     plan = self._brain.plan(job)
                 except UnknownJobError:
                     if not known:
-                        await _not_found(context, job)
+                        raise
                     return
                 known = True
                 if plan.version > seen:
@@ -216,23 +213,12 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
 
     async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:
         """Explains the plan, also that of an ended job while the database keeps it."""
-        try:
-            job = job_from(request.job_uid)
-        except MalformedRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        try:
-            return explanation_to(await self._loop.run_in_executor(self._readers, self._brain.explain, job))
-        except UnknownJobError:
-            await _not_found(context, request.job_uid)
+        job = job_from(request.job_uid)
+        return explanation_to(await self._loop.run_in_executor(self._readers, self._brain.explain, job))
 
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeReply:
         """Ends a job; fields that the caller leaves out keep their last known values."""
-        try:
-            durable = self._brain.end(outcome_from(request, self._clock()))
-        except MalformedRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except UnknownJobError:
-            await _not_found(context, request.job_uid)
+        durable = self._brain.end(outcome_from(request, self._clock()))
         return pb.ReportOutcomeReply(durable=await _known_soon(durable, context))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
@@ -258,12 +244,6 @@ async def _known_soon(durable: Future[bool], context: Context) -> bool:
         return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(durable)), seconds)
     except TimeoutError:
         return False
-
-
-async def _not_found(context: Context, job: str) -> NoReturn:
-    shown = f"{job[:_LONGEST_SHOWN]!r}"  # a longer text would not fit into the trailer
-    await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is unknown: submit it first")
-    raise UnknownJobError(job)
 
 
 async def serve(
