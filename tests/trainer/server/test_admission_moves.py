@@ -227,7 +227,7 @@ class ServersMachine(RuleBasedStateMachine):
         files = []
         for index, server in enumerate(self.servers):
             snapshot, tables, applied = snapshot_of(server, self.table.generation, self.barrier)
-            share = Share(index, server.owned, applied, PARAMETERS)
+            share = Share(index, server.core.owned, applied, PARAMETERS)
             files += write_snapshot(snapshot, tables.specs, share, str(folder), Work())
         self.saved = (write_manifest(folder, files, ps_count=len(self.servers)), list(self.seeds))
 

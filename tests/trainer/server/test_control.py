@@ -159,7 +159,7 @@ def test_an_assignment_from_nothing_serves(server: Server) -> None:
     assert server.push(0) is Status.OK
     with pytest.raises(RefusedError, match="ABORTED: the rows of generation 1 have trained on"):
         server.assign()
-    assert server.state.known == (1, 1)
+    assert server.state.core.known == (1, 1)
 
 
 def test_a_checkpoint_is_saved_behind_the_training_and_loaded(server: Server, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_switch_adopts_the_next_version(server: Server) -> None:
     request = master_pb2.SwitchRequest(barrier=barrier(1), move=1)
     for _ in range(2):
         server.control.Switch(request, CONTEXT)
-        assert server.state.known == (1, 2)
+        assert server.state.core.known == (1, 2)
     assert server.push(0) is Status.MOVED
 
 
@@ -404,7 +404,7 @@ def test_what_is_meant_for_the_process_before_is_refused_and_changes_nothing(ser
     assign = master_pb2.AssignRequest(routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS)
     with pytest.raises(RefusedError, match="'before' is meant, and this is 'i'"):
         control.Assign(assign, CONTEXT)
-    assert server.state.known == (0, 0)
+    assert server.state.core.known == (0, 0)
     server.assign()
     with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
         control.Hold(master_pb2.HoldRequest(barrier=before), CONTEXT)
@@ -436,14 +436,14 @@ def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server:
         incarnation="i",
     )
     assert server.control.Prepare(prepare, CONTEXT).done
-    assert server.state.known == (0, 0), "nothing is adopted before the switch"
+    assert server.state.core.known == (0, 0), "nothing is adopted before the switch"
     assert server.control.Copy(master_pb2.CopyRequest(move=1, incarnation="i"), CONTEXT).ready
     applied = [master_pb2.AppliedBatches(epoch=0, ranges=[0, 3])]
     pulls = [master_pb2.OutstandingPull(session=0, epoch=0, batch=3, batches=1)]
     switch = master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=1, applied=applied, pulls=pulls)
     for _ in range(2):
         assert ranges(server.control.Switch(switch, CONTEXT)) == [[0, 3]]
-    assert server.state.known == (2, 2)
+    assert server.state.core.known == (2, 2)
     assert server.push(3, generation=2) is Status.OK
     assert server.push(2, generation=2) is Status.REPEATED
     assert server.push(4, generation=2) is Status.REFRESH, "its pull was not handed over"
@@ -476,8 +476,8 @@ def test_a_server_that_joins_by_a_later_move_orders_though_the_call_of_the_one_b
     prepare(1)
     later.join(SECONDS)
     server.control.Switch(master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=2), CONTEXT)
-    assert server.state.known == (2, 3)
-    assert server.state.orders
+    assert server.state.core.known == (2, 3)
+    assert server.state.core.orders
 
 
 def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_open(server: Server) -> None:

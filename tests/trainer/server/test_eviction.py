@@ -87,5 +87,5 @@ def test_rows_that_a_switch_gives_away_leave_although_it_lacked_memory_at_first(
         state.switch(1, 1, 2, AppliedBatches())
     is_short.clear()
     state.switch(1, 1, 2, AppliedBatches())
-    assert state.known == (1, 2)
+    assert state.core.known == (1, 2)
     await_removal(state.tables, HALF)

@@ -214,12 +214,12 @@ def test_a_bucket_that_returns_while_its_rows_are_removed_has_those_of_its_giver
     else:
         servers.switch(table)
     assert gate.stopped.wait(SECONDS)
-    owned = server.state.owned
+    owned = server.state.core.owned
     for one in servers.all:  # what else a stale row could undo: it changes, or leaves
         keys = np.arange(0, KEYS, 3)
         with one.state.lock:
             for number in range(TABLES):
-                one.state.tables.retire(number, keys[one.state.owned.among(keys, dense=False)])
+                one.state.tables.retire(number, keys[one.state.core.owned.among(keys, dense=False)])
     for number in range(TABLES):
         servers.whole.retire(number, keys)
     servers.push()
@@ -250,7 +250,7 @@ def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
     server.state.settle(1, 9, [], SECONDS, 0)
     if ends == "abandoned":
         server.state.abandon(table.version)
-    owned = server.state.owned
+    owned = server.state.core.owned
     assert rows_in(servers.stores[0], ~owned.buckets), "it holds rows that it does not own"
     snapshot, tables, applied = snapshot_of(server.state, 1, 9)
     share = Share(0, owned, applied, tables.dense_parameters)
@@ -433,7 +433,7 @@ def test_a_server_that_joins_knows_what_is_applied(make_servers: Callable[[int, 
         joined.push(0, header, np.zeros(3, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.float32))
         is Status.REPEATED
     )
-    assert joined.known == (1, 2)
+    assert joined.core.known == (1, 2)
     assert AppliedBatches.merged([joined.hold(1, 2, 99, 1)]).ranges(0) == [(0, 1)]
 
 
@@ -443,7 +443,7 @@ def test_a_server_says_under_which_table_its_rows_have_left(make_servers: Callab
     table = servers.prepare(1)
     servers.copied(table)
     servers.switch(table)
-    assert servers.all[1].state.known == (1, 2)
+    assert servers.all[1].state.core.known == (1, 2)
 
 
 @pytest.mark.parametrize(("index", "since"), [(0, 1), (0, 0), (1, 1)])

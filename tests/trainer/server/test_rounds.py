@@ -209,10 +209,10 @@ def test_a_round_is_answered_with_weights_and_state_and_pushes_by_how_much_both_
     assert state.push(1, of_round(0, 2), COUNTS, KEYS, changes) is Status.OK
     np.testing.assert_allclose(pulled(state), before + changes)
     np.testing.assert_allclose(pulled(state, Flag.READ_ONLY), (before + changes).reshape(2, 5)[:, :4].reshape(-1))
-    assert state.applied.ranges(0) == [(0, 2)]
+    assert state.core.applied.ranges(0) == [(0, 2)]
 
 
 def test_gradients_are_of_one_batch(state: ServerState) -> None:
     with pytest.raises(ValueError, match="only the changes of a round"):
         state.push(1, of_round(0, 2)._replace(flags=Flag.NONE), COUNTS, KEYS, np.ones(8, np.float32))
-    assert state.applied.total == 0
+    assert state.core.applied.total == 0

@@ -102,12 +102,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def held(state: ServerState, number: int = 1) -> None:
-    state.hold(*state.known, number, 60)
+    state.hold(*state.core.known, number, 60)
 
 
 def switched(state: ServerState, version: int, barrier: int, owned: Ownership) -> None:
     """Ends a barrier with a move to this table; the move's number is the version."""
-    state.prepare(version, state.known[1], table_that_owns(owned, version), 0)
+    state.prepare(version, state.core.known[1], table_that_owns(owned, version), 0)
     assert state.prepared(version, SECONDS)
     state.switch(1, barrier, version, AppliedBatches())
 

@@ -259,7 +259,7 @@ def test_a_worker_alone_learns_in_rounds_what_it_learns_batch_by_batch(
     worker = Worker(servers, 0, lengths())
     worker.train([(0, 7), (7, 30), (30, 64)], pull_ahead)
     assert worker.statistics.total_batches == 64
-    assert all(state.applied.ranges(0) == [(0, 64)] for state in servers.states)
+    assert all(state.core.applied.ranges(0) == [(0, 64)] for state in servers.states)
     np.testing.assert_allclose(predictions(servers.stores), alone(64), rtol=2e-3, atol=1e-4)
 
 
@@ -267,7 +267,7 @@ def test_rounds_and_single_batches_take_turns(cluster: Callable[[int], Cluster])
     servers = cluster(0)
     worker = Worker(servers, 0, Alternating(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED), 60))
     worker.train([(first, first + 5) for first in range(0, 60, 5)])
-    assert all(state.applied.ranges(0) == [(0, 60)] for state in servers.states)
+    assert all(state.core.applied.ranges(0) == [(0, 60)] for state in servers.states)
     np.testing.assert_allclose(predictions(servers.stores), alone(60), rtol=2e-3, atol=1e-4)
 
 
@@ -298,7 +298,7 @@ def test_auto_keeps_rounds_where_they_are_as_fast(
     assert (told.active, told.reason) == (reason == "SpeedPays", reason), told.message
     assert f"({ratio}" in told.message
     assert worker.statistics.total_traffic.round_batches
-    assert all(state.applied.ranges(0) == [(0, 40 * 24)] for state in servers.states)
+    assert all(state.core.applied.ranges(0) == [(0, 40 * 24)] for state in servers.states)
 
 
 def test_auto_estimates_again_soon_after_a_short_lease(cluster: Callable[[int], Cluster]) -> None:
@@ -331,7 +331,7 @@ def test_auto_says_that_the_budget_is_too_small_and_trains_batch_by_batch(cluste
     assert (told.active, told.reason) == (False, "BudgetTooSmall")
     assert told.message.endswith("of memory, and hotEmbeddings.budget is 1 KiB")
     assert not worker.statistics.total_traffic.rounds
-    assert all(state.applied.ranges(0) == [(0, 40)] for state in servers.states)
+    assert all(state.core.applied.ranges(0) == [(0, 40)] for state in servers.states)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4, 20])
@@ -348,7 +348,7 @@ def test_workers_of_rounds_and_of_batches_all_come_to_the_end(cluster: Callable[
         running = [threads.submit(worker.train, shards[worker.index :: 4]) for worker in workers]
         for one in running:
             one.result(60)
-    assert all(state.applied.ranges(0) == [(0, 400)] for state in servers.states)
+    assert all(state.core.applied.ranges(0) == [(0, 400)] for state in servers.states)
 
 
 @pytest.mark.parametrize("limit", [14_600, 8_600])
@@ -359,7 +359,7 @@ def test_a_round_beyond_a_frame_is_cut_down_to_single_batches_if_need_be(
     monkeypatch.setattr(keys, "MAX_PAYLOAD_BYTES", limit)
     worker = Worker(servers, 0, lengths())
     worker.train([(0, 30), (30, 64)])
-    assert all(state.applied.ranges(0) == [(0, 64)] for state in servers.states)
+    assert all(state.core.applied.ranges(0) == [(0, 64)] for state in servers.states)
     np.testing.assert_allclose(predictions(servers.stores), alone(64), rtol=2e-3, atol=1e-4)
 
 

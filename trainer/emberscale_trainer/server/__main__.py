@@ -59,7 +59,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             data_address=data_address,
             control_address=f"{identity.advertised_host}:{control_port}",
             metrics_address=metrics_address,
-            adopted=lambda: state.known,
+            adopted=lambda: state.core.known,
             stopping=stopping,
             most_parity=MOST_PARITY,
             knows_async_parity=True,
@@ -82,11 +82,11 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             told.admitted, told.refused, told.evicted = counts.admitted, counts.refused, counts.evicted
         request.ps.applied_batches = state.totals.pushes
         request.ps.repeated_batches = state.totals.repeated
-        request.ps.next_token, request.ps.next_barrier = state.next_numbers
-        request.ps.next_checkpoint = state.next_checkpoint
-        request.ps.generation, request.ps.routing_version = state.known
+        request.ps.next_token, request.ps.next_barrier = state.core.next_numbers
+        request.ps.next_checkpoint = state.core.next_checkpoint
+        request.ps.generation, request.ps.routing_version = state.core.known
         request.ps.stage_seconds.update(stage_seconds(state))
-        request.ps.delays_for_memory = state.delays_for_memory
+        request.ps.delays_for_memory = state.core.pressure.delays
         request.ps.protected_version = mover.protection.version
         if (trouble := mover.protection.trouble) is not None:
             request.ps.parity_trouble.routing_version = trouble.version

@@ -215,7 +215,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         )
 
         def take(tables: TableStore, lock: Lock, outcome: Outcome) -> None:
-            self._saves.begin(wanted, tables, lock, self._state.owned, outcome.applied)
+            self._saves.begin(wanted, tables, lock, self._state.core.owned, outcome.applied)
 
         with _told(context):
             self._require(barrier.incarnation)
@@ -271,7 +271,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 if transfer.joins:
                     self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
                 self._next, self._next_lag = routing, _lag(request)
-                begins = transfer.orders and (transfer.joins or not self._state.orders)
+                begins = transfer.orders and (transfer.joins or not self._state.core.orders)
                 self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=self._state.prepared(request.move, request.wait_seconds))
@@ -349,7 +349,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         with _told(context):
             self._require(barrier.incarnation)
             outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound)
-        generation, version = self._state.known
+        generation, version = self._state.core.known
         if (
             self._parity
             and self._next is not None

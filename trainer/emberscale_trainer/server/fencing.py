@@ -10,29 +10,27 @@ from emberscale_api.wire import Header
 
 
 class LeaseFence:
-    """The leases of one generation, as far as this server knows them."""
+    """The leases of one generation, as far as this server knows them.
+
+    `next_token` is the smallest that the master had not given yet when it last listed the leases in force.
+    """
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, int], int] = {}
         self._live: frozenset[int] = frozenset()
-        self._next_token = 0
-
-    @property
-    def next_token(self) -> int:
-        """The smallest token that the master had not given yet when it last listed the leases in force."""
-        return self._next_token
+        self.next_token = 0
 
     def update(self, live: Iterable[int], next_token: int) -> bool:
         """Takes the tokens in force; all others below `next_token` are dead. Returns False for outdated news."""
-        if next_token < self._next_token:
+        if next_token < self.next_token:
             return False
-        self._live, self._next_token = frozenset(live), next_token
+        self._live, self.next_token = frozenset(live), next_token
         self._newest = {shard: token for shard, token in self._newest.items() if not self.is_dead(token)}
         return True
 
     def is_dead(self, token: int) -> bool:
         """Returns whether the master has ended this lease."""
-        return token < self._next_token and token not in self._live
+        return token < self.next_token and token not in self._live
 
     def refuses(self, header: Header) -> bool:
         """Returns whether a request comes under a dead lease; if not, its lease ends earlier ones of the shard."""

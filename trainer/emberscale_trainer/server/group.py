@@ -25,7 +25,10 @@ _SERVERS = 1 << 10
 class GroupCore(Generic[_Deltas]):
     """The part of member `me` in a group of `members`, of which any `parity` may be lost.
 
-    `holding` is the parity that it holds for the others.
+    * `holding`: the parity that it holds for the others. `put_count`: the number of its last item.
+    * `has_met`: all others have answered, so that pushes are sent to them. `lost`: the members that count as lost.
+    * `has_withdrawn`: it has withdrawn its rows, and sends nothing more, as the others accept nothing more.
+    * `is_over`: another group, or none, has replaced this one.
     """
 
     def __init__(self, me: int, members: int, holding: Holding[_Deltas], parity: int = 1) -> None:
@@ -33,12 +36,12 @@ class GroupCore(Generic[_Deltas]):
         self._me = me
         self._parity = parity
         self._others = tuple(member for member in range(members) if member != me)
-        self._over = False
-        self._met = False
+        self.is_over = False
+        self.has_met = False
         self._whole = False
-        self._lost: frozenset[int] = frozenset()
-        self._withdrew = False
-        self._put = 0
+        self.lost: frozenset[int] = frozenset()
+        self.has_withdrawn = False
+        self.put_count = 0
         self._received: dict[int, int] = {}
         self._withdrawing: set[int] = set()
         self._marks: dict[int, dict[int, int]] = {}
@@ -47,58 +50,33 @@ class GroupCore(Generic[_Deltas]):
     @property
     def is_whole(self) -> bool:
         """Whether all rows of this server are protected."""
-        return self._whole and not self._lost and not self._over
-
-    @property
-    def is_over(self) -> bool:
-        """Whether another group, or none, has replaced this one."""
-        return self._over
-
-    @property
-    def has_met(self) -> bool:
-        """Whether all others have answered, so that pushes are sent to them."""
-        return self._met
+        return self._whole and not self.lost and not self.is_over
 
     @property
     def sends_pushes(self) -> bool:
         """Whether the changes of pushes are sent to others."""
-        return self._met and not self._withdrew
+        return self.has_met and not self.has_withdrawn
 
     @property
     def is_filling(self) -> bool:
         """Whether earlier rows may still be sent."""
-        return not self._lost and not self._over
+        return not self.lost and not self.is_over
 
     @property
     def holders(self) -> tuple[int, ...]:
         """The members that receive items: all others except lost ones."""
-        return tuple(member for member in self._others if member not in self._lost)
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """The members that count as lost."""
-        return self._lost
-
-    @property
-    def put_count(self) -> int:
-        """The number of the last item."""
-        return self._put
-
-    @property
-    def has_withdrawn(self) -> bool:
-        """Whether this member has withdrawn its rows; it sends nothing more, as the others accept nothing more."""
-        return self._withdrew
+        return tuple(member for member in self._others if member not in self.lost)
 
     def end(self) -> None:
         """Ends the group, which another or none replaces; nothing waits for it any more."""
-        self._over = True
+        self.is_over = True
 
     # What this member sends
 
     def put(self) -> int:
         """Numbers the next item."""
-        self._put += 1
-        return self._put
+        self.put_count += 1
+        return self.put_count
 
     def yet_to_meet(self, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
         """The holders that have not answered the first item."""
@@ -106,7 +84,7 @@ class GroupCore(Generic[_Deltas]):
 
     def meet(self) -> None:
         """Notes that all others have answered: the next item has the batches in the rows so far, and pushes follow."""
-        self._met = True
+        self.has_met = True
 
     def filled(self) -> None:
         """Notes that the holders have all earlier rows."""
@@ -114,7 +92,7 @@ class GroupCore(Generic[_Deltas]):
 
     def stored(self, acknowledged: Mapping[int, int]) -> int:
         """Returns the last item that all holders have, given the items that each has acknowledged."""
-        return min((acknowledged[member] for member in self.holders), default=self._put)
+        return min((acknowledged[member] for member in self.holders), default=self.put_count)
 
     def waits_for(self, number: int, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
         """Returns the holders that must still store the items up to this one before a push is answered.
@@ -123,13 +101,13 @@ class GroupCore(Generic[_Deltas]):
         """
         return (
             ()
-            if self._over or not self._met
+            if self.is_over or not self.has_met
             else tuple(member for member in self.holders if acknowledged[member] < number)
         )
 
     def withdrew(self) -> None:
         """Notes that the holders have nothing left of this member's rows, and know it."""
-        self._withdrew = True
+        self.has_withdrawn = True
 
     # What others send. All methods raise SourceOverError once nothing is accepted any more.
 
@@ -160,7 +138,7 @@ class GroupCore(Generic[_Deltas]):
         self._told.add(source)
 
     def _taking(self) -> None:
-        if self._over:
+        if self.is_over:
             raise SourceOverError("the group is over")
 
     # The loss of members
@@ -170,13 +148,13 @@ class GroupCore(Generic[_Deltas]):
 
         Raises NotHeldError if their rows cannot be rebuilt from this member's parity.
         """
-        if self._over or not self._whole or self._lost not in (frozenset(), lost):
+        if self.is_over or not self._whole or self.lost not in (frozenset(), lost):
             raise NotHeldError("this server's rows are not protected")
         if len(lost) > self._parity:
             raise NotHeldError(f"{len(lost)} servers are lost, and parity covers {self._parity}")
         if gone := lost & self._withdrawing:
             raise NotHeldError(f"{len(gone)} of the lost servers had begun to take their rows out of the parity")
-        self._lost = lost
+        self.lost = lost
         self._received = {member: self.holding.lose(member) for member in sorted(lost)}
         return self._received
 
@@ -187,23 +165,23 @@ class GroupCore(Generic[_Deltas]):
         Raises NotHeldError.
         """
         self.require()
-        if not self._lost or not set(self.holders) <= self._marks.keys():
+        if not self.lost or not set(self.holders) <= self._marks.keys():
             return None
         marks = [self._marks[member] for member in self.holders]
-        if any(named.keys() != self._lost for named in marks):
+        if any(named.keys() != self.lost for named in marks):
             raise NotHeldError("the servers do not agree on which ones are lost")
-        for lost in self._lost:
+        for lost in self.lost:
             self.holding.agree(lost, min([self._received[lost], *(received[lost] for received in marks)]))
-        return {lost: self.holding.applied(lost) for lost in sorted(self._lost)}
+        return {lost: self.holding.applied(lost) for lost in sorted(self.lost)}
 
     def has_all(self) -> bool:
         """Whether this member has received all that it needs to decode rows. Raises NotHeldError."""
         self.require()
-        return len(self._lost) < 2 or set(self.holders) <= self._told
+        return len(self.lost) < 2 or set(self.holders) <= self._told
 
     def require(self) -> None:
         """Raises NotHeldError once the group is over."""
-        if self._over:
+        if self.is_over:
             raise NotHeldError("the group is over")
 
 

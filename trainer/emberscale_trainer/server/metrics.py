@@ -93,5 +93,5 @@ def stage_seconds(state: ServerState) -> dict[str, float]:
         "pull": totals.pull_seconds,
         "push": totals.push_seconds,
         "hold": totals.hold_seconds,
-        "memory": state.memory_delay_seconds,
+        "memory": state.core.pressure.seconds,
     }

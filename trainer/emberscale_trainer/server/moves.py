@@ -62,23 +62,16 @@ class Transfer:
         return {peer: Ownership(lost.buckets & (buckets == peer), lost.pieces & (pieces == peer)) for peer in peers}
 
 
-@dataclass(frozen=True, eq=False)
-class _Current:
-    transfer: Transfer
-    heard_at: float
-
-
 class Moves:
-    """The moves that the master has asked of a server, one at a time. Times are in seconds, on one clock."""
+    """The moves that the master has asked of a server, one at a time. Times are in seconds, on one clock.
+
+    `transfer` is the move under way, if there is one.
+    """
 
     def __init__(self) -> None:
-        self._current: _Current | None = None
+        self.transfer: Transfer | None = None
+        self._heard_at = 0.0
         self._over = 0
-
-    @property
-    def transfer(self) -> Transfer | None:
-        """The move under way, if there is one."""
-        return None if self._current is None else self._current.transfer
 
     @property
     def newest(self) -> int:
@@ -90,23 +83,23 @@ class Moves:
         if transfer.number <= self.newest:
             raise NotHeldError(f"move {transfer.number} is over")
         self.end()
-        self._current = _Current(transfer, now)
+        self.transfer, self._heard_at = transfer, now
 
     def named(self, number: int) -> Transfer:
         """Returns the move of this number. Raises NotHeldError if it is not under way."""
-        if self._current is None or self._current.transfer.number != number:
+        if self.transfer is None or self.transfer.number != number:
             raise NotHeldError(f"move {number} is not under way here")
-        return self._current.transfer
+        return self.transfer
 
     def wanted(self, number: int, now: float) -> Transfer:
         """As `named`, and notes that the master still wants the move."""
         transfer = self.named(number)
-        self._current = _Current(transfer, now)
+        self._heard_at = now
         return transfer
 
     def lapsed(self, now: float) -> bool:
         """Whether the master has not mentioned the move under way for too long."""
-        return self._current is not None and now >= self._current.heard_at + PATIENCE_SECONDS
+        return self.transfer is not None and now >= self._heard_at + PATIENCE_SECONDS
 
     def abandon(self, number: int) -> Transfer | None:
         """Ends all moves up to this number, and returns the current one if it is among them."""
@@ -119,9 +112,9 @@ class Moves:
 
     def end(self) -> None:
         """Ends the move under way."""
-        if self._current is not None:
-            self._over = max(self._over, self._current.transfer.number)
-            self._current = None
+        if self.transfer is not None:
+            self._over = max(self._over, self.transfer.number)
+            self.transfer = None
 
 
 def stream_of(move: int, source: int) -> int:

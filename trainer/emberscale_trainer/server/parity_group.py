@@ -51,7 +51,11 @@ _NOTHING = np.zeros((0, 8), np.uint8)
 
 
 class Group:
-    """One server's part in the group of one routing table, until another table or assignment ends it."""
+    """One server's part in the group of one routing table, until another table or assignment ends it.
+
+    * `core` decides; only the group changes it.
+    * `rebuild_pieces`: the pieces of rows taken out of the parity, and of parity sent to other holders, for a rebuild.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class Group:
         self._totals = totals
         self._withdrawing = threading.Lock()
         self._rest: dict[int, AppliedBatches] | None = None
-        self._rebuild_pieces = 0
+        self.rebuild_pieces = 0
         self._parted_at: float | None = None
         self._problem = ""
         self._sends_no_more = threading.Event()
@@ -91,7 +95,7 @@ class Group:
             len(members), lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
         )
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
-        self._core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
+        self.core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
         self._senders = {
             member: StreamSender(
@@ -104,19 +108,9 @@ class Group:
         threading.Thread(target=self._run, name="parity", daemon=True).start()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all rows of this server are protected."""
-        return self._core.is_whole
-
-    @property
-    def is_over(self) -> bool:
-        """Whether another group, or none, has replaced this one."""
-        return self._core.is_over
-
-    @property
     def lag(self) -> int:
         """The number of items that the slowest holder has not acknowledged."""
-        return self._core.put_count - self._stored()
+        return self.core.put_count - self._stored()
 
     @property
     def is_async(self) -> bool:
@@ -138,19 +132,9 @@ class Group:
             return self._lag.nbytes
 
     @property
-    def rebuild_pieces(self) -> int:
-        """The pieces of rows taken out of the parity plus the pieces of parity sent to other holders, for a rebuild."""
-        return self._rebuild_pieces
-
-    @property
-    def holding(self) -> Holding[NDArray[np.uint8]]:
-        """What this server holds for the others."""
-        return self._core.holding
-
-    @property
     def trouble(self) -> ParityTrouble | None:
         """What keeps rows of this server from being protected; None: nothing does."""
-        if self._core.is_over:
+        if self.core.is_over:
             return None
         version = self.table.version
         if self._parted_at is not None:
@@ -160,7 +144,7 @@ class Group:
                 refused = f"{self._name(member)} takes no more of its changes: {problem}"
                 return ParityTrouble(version, refused, sender.waiting_seconds, broken=True)
         waiting, slowest = max((sender.waiting_seconds, member) for member, sender in self._senders.items())
-        if waiting >= _SLOW_SECONDS and not self._core.has_met:
+        if waiting >= _SLOW_SECONDS and not self.core.has_met:
             return ParityTrouble(version, f"it has yet to reach {self._name(slowest)}, and trains on without parity")
         if waiting >= _SLOW_SECONDS:
             return ParityTrouble(version, f"{self._name(slowest)} does not acknowledge its changes", waiting)
@@ -175,7 +159,7 @@ class Group:
         """Sends what a push has changed, now or with that of later pushes. The caller holds the lock of the state."""
         with self._lagging:
             is_due = self._lag.pushed((epoch, batch), self._log.pending_bytes)
-        if not is_due and self._core.sends_pushes:
+        if not is_due and self.core.sends_pushes:
             return
         try:
             self._send_deltas()
@@ -194,38 +178,38 @@ class Group:
             return
         with self._lagging:
             self._lag.stored(self._stored())
-            number = self._lag.must_store(self._core.put_count)
+            number = self._lag.must_store(self.core.put_count)
         self._await(number)
-        while self._lag.gathers_too_much and self._core.sends_pushes and not self._sends_no_more.is_set():
+        while self._lag.gathers_too_much and self.core.sends_pushes and not self._sends_no_more.is_set():
             self._flush()
             if self._lag.gathers_too_much:
                 self._sends_no_more.wait(_FIRST_PAUSE)
 
     def _has_parted(self) -> bool:
-        return self._parted_at is not None or any(self._senders[one].problem for one in self._core.holders)
+        return self._parted_at is not None or any(self._senders[one].problem for one in self.core.holders)
 
     def await_holders(self) -> None:
         """Waits until all live holders have stored all items up to now, or no holder has to."""
-        self._await(self._core.put_count)
+        self._await(self.core.put_count)
 
     def _await(self, number: int) -> None:
-        for member in self._core.waits_for(number, self._acknowledged()):
+        for member in self.core.waits_for(number, self._acknowledged()):
             self._senders[member].send_queued()
-        while waits_for := self._core.waits_for(number, self._acknowledged()):
+        while waits_for := self.core.waits_for(number, self._acknowledged()):
             try:
                 self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
             except TimeoutError:
                 continue
             except StreamLostError:  # the holder is lost, or has declared this server lost: the master decides
                 with self.changed:
-                    if waits_for[0] in self._core.waits_for(number, self._acknowledged()):
+                    if waits_for[0] in self.core.waits_for(number, self._acknowledged()):
                         self.changed.wait(_WAIT_SECONDS)
 
     def end(self) -> None:
         """Ends the group, which another or none replaces; releases whoever waits for it."""
         self._log.stop()
         with self.changed:
-            self._core.end()
+            self.core.end()
             self._sends_no_more.set()
             self.changed.notify_all()
         for sender in self._senders.values():
@@ -239,7 +223,7 @@ class Group:
     def _flush(self) -> None:
         """Sends pending changes; leaves them for later if memory is short."""
         with self._state.lock:
-            if not self._core.is_filling or not self._has_pending():
+            if not self.core.is_filling or not self._has_pending():
                 return
             try:
                 self._send_deltas()
@@ -266,11 +250,11 @@ class Group:
 
     def _send_taken(self, taken: Sequence[NDArray[np.uint8]], *, withdraws: bool) -> None:
         self._sent_at = time.monotonic()
-        if not self._core.sends_pushes:
+        if not self.core.sends_pushes:
             with self._lagging:
                 self._lag.drop()
             return
-        number, size = self._core.put(), sum(len(taken[member]) for member in self._core.holders)
+        number, size = self.core.put(), sum(len(taken[member]) for member in self.core.holders)
         stored = self._stored()
         with self._lagging:
             self._lag.stored(stored)  # what is stored need not be remembered
@@ -282,12 +266,12 @@ class Group:
 
     def _send(self, items: Iterable[Item]) -> None:
         """Sends one item to each member, in their order."""
-        self._core.put()
+        self.core.put()
         self._queue(items)
 
     def _queue(self, items: Iterable[Item]) -> None:
         """Queues items that are put; `await_holders` sends them, or with `Async` the streams."""
-        holders = self._core.holders
+        holders = self.core.holders
         for member, item in enumerate(items):
             if member in holders:
                 try:
@@ -298,7 +282,7 @@ class Group:
                     continue  # `await_holders` waits for the master
 
     def _stored(self) -> int:
-        return self._core.stored(self._acknowledged())
+        return self.core.stored(self._acknowledged())
 
     def _acknowledged(self) -> dict[int, int]:
         """Returns the number of items that each other member has acknowledged."""
@@ -321,7 +305,7 @@ class Group:
 
     def _meet(self) -> None:
         """Waits until all others have answered, and then sends the batches in the rows so far."""
-        while self._core.is_filling and (waits_for := self._core.yet_to_meet(self._acknowledged())):
+        while self.core.is_filling and (waits_for := self.core.yet_to_meet(self._acknowledged())):
             for member in waits_for:
                 self._senders[member].send_queued()
             try:
@@ -331,9 +315,9 @@ class Group:
             except StreamLostError:
                 self._sends_no_more.wait(_WAIT_SECONDS)
         with self._state.lock:
-            if self._core.is_filling:
-                self._core.meet()
-                self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(self._state.applied)) for _ in self.members)
+            if self.core.is_filling:
+                self.core.meet()
+                self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(self._state.core.applied)) for _ in self.members)
 
     def _part(self, problem: str) -> None:
         """Marks the group as parted for good, for the reason in `problem`."""
@@ -348,7 +332,7 @@ class Group:
         while not whole:
             try:
                 with self._state.lock:
-                    if not self._core.is_filling:
+                    if not self.core.is_filling:
                         return
                     self._log.fill(_FILL_BYTES)
                     self._send_deltas()
@@ -361,7 +345,7 @@ class Group:
                 continue
             self._problem = ""
             self.await_holders()
-        self._core.filled()
+        self.core.filled()
         log.info("rows_protected", version=self.table.version, servers=len(self.members))
 
     # What others send
@@ -379,23 +363,23 @@ class Group:
         keys = item.keys.tolist()
         match item.kind:
             case ItemKind.BASE:
-                self._core.begin(source, _from_flat(item.keys))
+                self.core.begin(source, _from_flat(item.keys))
             case ItemKind.DELTA:
-                self._core.take(source, keys[0], ((item.epoch, item.batch),), item.records.reshape(-1).copy())
+                self.core.take(source, keys[0], ((item.epoch, item.batch),), item.records.reshape(-1).copy())
             case ItemKind.COALESCED:
                 batches = tuple(zip(keys[1::2], keys[2::2], strict=True))
-                self._core.take(source, keys[0], batches, item.records.reshape(-1).copy())
+                self.core.take(source, keys[0], batches, item.records.reshape(-1).copy())
             case ItemKind.FILL:
-                self._core.take(source, keys[0], (), item.records.reshape(-1).copy())
+                self.core.take(source, keys[0], (), item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWAL:
-                self._core.take_withdrawal(source, keys[0], item.records.reshape(-1).copy())
+                self.core.take_withdrawal(source, keys[0], item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWN:
-                self._core.withdrawn(source, dict(zip(keys[::2], keys[1::2], strict=True)))
+                self.core.withdrawn(source, dict(zip(keys[::2], keys[1::2], strict=True)))
             case ItemKind.HALF if keys:
-                self._core.require()
+                self.core.require()
                 self.blocks.take_half(item.table, keys[0], keys[1], item.records)
             case ItemKind.HALF:
-                self._core.told(source)
+                self.core.told(source)
             case _:
                 raise ValueError(f"an item of kind {item.kind} in a stream of parity")
 
@@ -409,7 +393,7 @@ class Group:
         marks = self._begin_rebuild(lost)
         with self._withdrawing:
             if self._rest is None:
-                if not self._core.has_withdrawn:  # an earlier attempt failed after it
+                if not self.core.has_withdrawn:  # an earlier attempt failed after it
                     self._withdraw(marks)
                 agreed = self._agreed()
                 if len(lost) > 1:
@@ -425,14 +409,14 @@ class Group:
         """
         tables = self._state.tables
         for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
-            for slots in self.blocks.decoded(self._core.lost, member, table):
+            for slots in self.blocks.decoded(self.core.lost, member, table):
                 records = slots[layout.fields(slots)["pushes"] != 0]
                 if len(records):
                     yield table, spec.column < 0, records
 
     def _begin_rebuild(self, lost: frozenset[int]) -> dict[int, int]:
         with self._state.lock, self.changed:
-            marks = self._core.lose(lost)
+            marks = self.core.lose(lost)
             if self._parted_at is None:
                 names = " and ".join(self._name(member) for member in sorted(lost))
                 self._part(f"{names} {'was' if len(lost) == 1 else 'were'} taken for lost, and nothing more is taken")
@@ -444,23 +428,23 @@ class Group:
         empty = False
         while not empty:
             with self._state.lock:
-                self._core.require()
+                self.core.require()
                 self._log.withdraw(_FILL_BYTES)
                 self._send_deltas(withdraws=True)
                 empty = self._log.is_empty
             self.await_holders()
-            self._rebuild_pieces += 1
+            self.rebuild_pieces += 1
         said = np.array([*marks.items()], np.int64).reshape(-1)
         with self._state.lock:
-            self._core.require()
+            self.core.require()
             self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, said) for _ in self.members)
-            self._core.withdrew()
+            self.core.withdrew()
         self.await_holders()
 
     def _agreed(self) -> dict[int, AppliedBatches]:
         """Waits for all others; returns the batches of each lost server that all of its parity has."""
         with self.changed:
-            while (agreed := self._core.agreed()) is None:
+            while (agreed := self.core.agreed()) is None:
                 self.changed.wait()
             return agreed
 
@@ -468,22 +452,22 @@ class Group:
         """Sends other holders the parity that they need to decode two lost rows of a stripe, and then an end mark."""
         following = (self.me + 1) % len(self.members)
         for table in range(len(self._state.tables.specs)):
-            for stripe, first, rows in self.blocks.halves(self._core.lost, table):
+            for stripe, first, rows in self.blocks.halves(self.core.lost, table):
                 half = Item(ItemKind.HALF, table, rows, np.array([stripe, first], np.int64))
                 none = Item(ItemKind.HALF, table, rows[:0], half.keys)
                 self._send_half([half if member == following else none for member in range(len(self.members))])
-                self._rebuild_pieces += 1
+                self.rebuild_pieces += 1
         self._send_half([Item(ItemKind.HALF, 0, _NOTHING) for _ in self.members])
 
     def _send_half(self, items: Sequence[Item]) -> None:
         with self._state.lock:
-            self._core.require()
+            self.core.require()
             self._send(items)
         self.await_holders()
 
     def _await_halves(self) -> None:
         with self.changed:
-            while not self._core.has_all():
+            while not self.core.has_all():
                 self.changed.wait()
 
 

@@ -40,7 +40,7 @@ class RowProtection:
     def version(self) -> int:
         """The version of the routing table under which all rows of this server are protected; 0: none."""
         group = self._group
-        return group.table.version if group is not None and group.is_whole else 0
+        return group.table.version if group is not None and group.core.is_whole else 0
 
     @property
     def group(self) -> Group | None:
@@ -72,7 +72,7 @@ class RowProtection:
     def stop(self) -> None:
         """Ends the group, as the rows are no longer served, so that it keeps neither rows nor parity in memory."""
         with self._changed:
-            if self._group is not None and self._group.is_over:
+            if self._group is not None and self._group.core.is_over:
                 self._group = None
 
     def _is_current(self, table: RoutingTable) -> bool:

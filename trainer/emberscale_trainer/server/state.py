@@ -82,7 +82,10 @@ def end_process(cause: BaseException) -> None:
 
 
 class ServerState:
-    """Carries out the decisions of a ServerCore. Any thread may call, and waits here while the core says Wait."""
+    """Carries out the decisions of `core`. Any thread may call, and waits here while the core says Wait.
+
+    Others only read the core, and hold the lock while they read the batches that are applied.
+    """
 
     def __init__(
         self, clock: Clock = time.monotonic, fatal: Fatal = end_process, core: ServerCore | None = None
@@ -92,8 +95,8 @@ class ServerState:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._eviction = BackgroundEviction(lock)
-        self._core = ServerCore() if core is None else core
-        self._retirement = Retirement(self._changed, lambda: self._core.transfer is not None, self._catch_up, fatal)
+        self.core = ServerCore() if core is None else core
+        self._retirement = Retirement(self._changed, lambda: self.core.transfer is not None, self._catch_up, fatal)
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
         self._protector: Protector | None = None
@@ -103,31 +106,6 @@ class ServerState:
         self._totals = Totals()
         self._figures = Figures({}, 0)
         self._admission_before: Mapping[str, AdmissionCounts] = {}
-
-    @property
-    def next_checkpoint(self) -> int:
-        """As `ServerCore.next_checkpoint`."""
-        return self._core.next_checkpoint
-
-    @property
-    def known(self) -> tuple[int, int]:
-        """As `ServerCore.known`."""
-        return self._core.known
-
-    @property
-    def next_numbers(self) -> tuple[int, int]:
-        """As `ServerCore.next_numbers`."""
-        return self._core.next_numbers
-
-    @property
-    def orders(self) -> bool:
-        """As `ServerCore.orders`."""
-        return self._core.orders
-
-    @property
-    def owned(self) -> Ownership:
-        """What the server owns. Raises NotHeldError where nothing is served."""
-        return self._core.owned
 
     @property
     def totals(self) -> Totals:
@@ -149,20 +127,10 @@ class ServerState:
             return Figures({}, 0, before)
         return Figures(tables.rows(), tables.allocated_bytes, total_admission(before, tables.admission_counts()))
 
-    @property
-    def delays_for_memory(self) -> bool:
-        """As `MemoryPressure.delays`."""
-        return self._core.pressure.delays
-
-    @property
-    def memory_delay_seconds(self) -> float:
-        """The seconds that pushes had to wait for memory since the process started."""
-        return self._core.pressure.seconds
-
     def look_at_memory(self, used: int, limit: int | None) -> None:
         """As `MemoryPressure.look`."""
         with self._changed:
-            pressure = self._core.pressure
+            pressure = self.core.pressure
             before, told = pressure.delay, pressure.delays
             pressure.look(used, limit, self._clock())
             if before and not pressure.delay:
@@ -175,7 +143,7 @@ class ServerState:
     def assign(self, wanted: Assignment) -> Assigning:
         """As `ServerCore.assign`; if rows must be loaded, drops the served ones, and serves nothing."""
         with self._changed:
-            assigning = self._core.assign(wanted)
+            assigning = self.core.assign(wanted)
             if assigning is Assigning.LOAD:
                 self._drop_rows()
                 self._staged = None
@@ -199,14 +167,9 @@ class ServerState:
             raise NotHeldError("nothing is served here")
         return self._tables
 
-    @property
-    def applied(self) -> AppliedBatches:
-        """As `ServerCore.applied`; the caller holds the lock."""
-        return self._core.applied
-
     def serves(self, generation: int, version: int) -> bool:
         """Whether rows are served under exactly this table."""
-        return self._core.serving and self._core.known == (generation, version)
+        return self.core.serving and self.core.known == (generation, version)
 
     def protect_by(self, protector: Protector | None) -> None:
         """Replaces the protector of the rows; the caller holds the lock."""
@@ -237,7 +200,7 @@ class ServerState:
     ) -> bool:
         """As `ServerCore.adopt`: serves these rows from now on, unless another assignment has replaced this one."""
         with self._changed:
-            adopted = self._core.adopt(wanted, owned, applied, bound)
+            adopted = self.core.adopt(wanted, owned, applied, bound)
             if adopted:
                 self._serve(tables)
                 self._changed.notify_all()
@@ -246,14 +209,14 @@ class ServerState:
     def give_up(self, wanted: Assignment) -> None:
         """As `ServerCore.give_up`."""
         with self._changed:
-            self._core.give_up(wanted)
+            self.core.give_up(wanted)
 
     # Sessions and leases
 
     def disconnected(self, session: int) -> None:
         """As `ServerCore.disconnected`; waiting requests of the session are given up."""
         with self._changed:
-            self._core.disconnected(session)
+            self.core.disconnected(session)
             if session in self._waiting:
                 self._ended.add(session)
             self._changed.notify_all()
@@ -261,13 +224,13 @@ class ServerState:
     def hear_generation(self, generation: int) -> None:
         """As `ServerCore.hear_generation`."""
         with self._changed:
-            self._core.hear_generation(generation)
+            self.core.hear_generation(generation)
             self._changed.notify_all()
 
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
         """As `ServerCore.leases`."""
         with self._changed:
-            self._core.leases(generation, live, next_token)
+            self.core.leases(generation, live, next_token)
             self._changed.notify_all()
 
     def fail(self, cause: BaseException) -> None:
@@ -279,7 +242,7 @@ class ServerState:
     def complete(self, session: int, header: Header) -> None:
         """Notes that all servers have applied a batch."""
         with self._changed:
-            self._core.complete(session, header)
+            self.core.complete(session, header)
             self._changed.notify_all()
 
     def pull(
@@ -300,7 +263,7 @@ class ServerState:
         """
         arrived = self._clock()
         with self._changed:
-            status = self._decided(session, lambda now: self._core.pull(session, header, counts, keys, arrived, now))
+            status = self._decided(session, lambda now: self.core.pull(session, header, counts, keys, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
                 return status, None, 1
@@ -311,7 +274,7 @@ class ServerState:
             tables.pull(counts, keys, values, state=state)
             self._totals.pulls += 1
             self._totals.pull_seconds += self._clock() - began
-            return status, values, self._core.room(session)
+            return status, values, self.core.room(session)
 
     def push(
         self,
@@ -350,7 +313,7 @@ class ServerState:
             raise ValueError("only the changes of a round are of several batches")
         problem = _not_finite(values)
         with self._changed:
-            status = self._decided(session, lambda now: self._core.push(session, header, arrived, now))
+            status = self._decided(session, lambda now: self.core.push(session, header, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
                 self._totals.repeated += status is Status.REPEATED
@@ -364,15 +327,15 @@ class ServerState:
                 self._eviction.finish()
             push = tables.reserve(counts, keys, values, changes_of=changes_of)
             self._check_pieces(counts, keys)
-            self._core.record(session, header, began)
+            self.core.record(session, header, began)
             try:
                 if evicts:
-                    tables.clock = self._core.applied.total
+                    tables.clock = self.core.applied.total
                 push()
                 if self._watch is not None:
                     self._watch(tables, counts, keys)
                 if evicts:
-                    self._eviction.applied(tables.clock, self._core.owned.buckets)
+                    self._eviction.applied(tables.clock, self.core.owned.buckets)
                 if self._protector is not None:
                     self._protector.pushed(header.epoch, header.batch)
             except BaseException as error:
@@ -388,7 +351,7 @@ class ServerState:
     def hold(self, generation: int, version: int, number: int, seconds: float, checkpoint: int = 0) -> AppliedBatches:
         """Holds pushes, and returns all applied batches. Raises LaterError and NotHeldError, as do the calls below."""
         with self._changed:
-            return self._core.hold(generation, version, number, seconds, self._clock(), checkpoint)
+            return self.core.hold(generation, version, number, seconds, self._clock(), checkpoint)
 
     def settle(
         self,
@@ -404,11 +367,11 @@ class ServerState:
         """
         with self._changed:
             deadline = self._clock() + wait_seconds
-            self._core.settle(generation, number, batches, seconds, self._clock())
+            self.core.settle(generation, number, batches, seconds, self._clock())
             self._changed.notify_all()
             while True:
                 now = self._clock()
-                applied = self._core.settled(generation, number, now)
+                applied = self.core.settled(generation, number, now)
                 if applied is not None:
                     return applied
                 if now >= deadline:
@@ -418,7 +381,7 @@ class ServerState:
     def snapshot(self, generation: int, number: int, take: TakeRows) -> Outcome:
         """Ends a barrier; `take` is called once, even if the call is made again."""
         with self._changed:
-            outcome = self._core.snapshot(generation, number, self._clock())
+            outcome = self.core.snapshot(generation, number, self._clock())
             self._changed.notify_all()  # the barrier has ended even if `take` raises
             if self._tables is not None and not outcome.repeated:
                 self._eviction.finish()
@@ -439,11 +402,11 @@ class ServerState:
     ) -> Transfer:
         """As `ServerCore.prepare`. Drops the remains of an earlier move; `prepared` waits until they are gone."""
         with self._changed:
-            before = self._core.transfer
-            transfer = self._core.prepare(number, since, table, index, self._clock(), replaces=replaces, lost=lost)
+            before = self.core.transfer
+            transfer = self.core.prepare(number, since, table, index, self._clock(), replaces=replaces, lost=lost)
             if transfer is not before:
                 self._drop_received(before)
-                if self._tables is not None and not self._core.serving:
+                if self._tables is not None and not self.core.serving:
                     self._drop_rows()
                 self._retirement.hurry(transfer.gained)
                 self._changed.notify_all()  # whoever waits for the move before
@@ -456,7 +419,7 @@ class ServerState:
         """
         with self._changed:
             deadline = self._clock() + wait_seconds
-            while not self._has_room(self._core.moving(number)):
+            while not self._has_room(self.core.moving(number)):
                 left = deadline - self._clock()
                 if left <= 0:
                     return False
@@ -474,13 +437,13 @@ class ServerState:
     def stage(self, number: int, tables: TableStore) -> None:
         """Provides the tables of a server that joins by a move. Raises NotHeldError."""
         with self._changed:
-            self._core.moving(number)
+            self.core.moving(number)
             self._staged = tables
 
     def wanted(self, number: int) -> Transfer:
         """As `ServerCore.wanted`."""
         with self._changed:
-            return self._core.wanted(number, self._clock())
+            return self.core.wanted(number, self._clock())
 
     def receive(self, number: int, item: Item) -> None:
         """Takes over rows of a move that is `prepared`.
@@ -500,7 +463,7 @@ class ServerState:
             protector.catch_up()
 
     def _receiving(self, number: int) -> TableStore:
-        transfer = self._core.moving(number)
+        transfer = self.core.moving(number)
         self._require_room(transfer)
         tables = self._staged if transfer.joins else self._tables
         if tables is None:
@@ -514,7 +477,7 @@ class ServerState:
         request all rows again.
         """
         with self._changed:
-            self._core.moving(number)
+            self.core.moving(number)
             tables = self.tables
             self._eviction.finish()
             if whole:
@@ -525,7 +488,7 @@ class ServerState:
     def hand_over(self, generation: int, number: int, move: int, seconds: float) -> HandedOver:
         """As `ServerCore.hand_over`."""
         with self._changed:
-            return self._core.hand_over(generation, number, move, seconds, self._clock())
+            return self.core.hand_over(generation, number, move, seconds, self._clock())
 
     def switch(
         self,
@@ -541,10 +504,10 @@ class ServerState:
         these buckets returns.
         """
         with self._changed:
-            if (current := self._core.transfer) is not None and current.number == move:
+            if (current := self.core.transfer) is not None and current.number == move:
                 self._require_room(current)
                 self._eviction.finish()  # first: it may lack memory, and the switch is made only once
-            outcome, transfer = self._core.switch(generation, number, move, settled, bound, self._clock())
+            outcome, transfer = self.core.switch(generation, number, move, settled, bound, self._clock())
             if transfer is not None:
                 if transfer.joins:
                     self._serve(self._staged)
@@ -558,13 +521,13 @@ class ServerState:
     def abandon(self, number: int) -> None:
         """Gives up all moves up to this number, and drops what was received."""
         with self._changed:
-            self._drop_received(self._core.abandon(number))
+            self._drop_received(self.core.abandon(number))
             self._changed.notify_all()
 
     def lapse(self) -> None:
         """Gives up a move that the master has not mentioned for too long."""
         with self._changed:
-            self._drop_received(self._core.lapse(self._clock()))
+            self._drop_received(self.core.lapse(self._clock()))
 
     def _drop_received(self, transfer: Transfer | None) -> None:
         if transfer is None:
@@ -577,7 +540,7 @@ class ServerState:
     def resume(self, generation: int, number: int) -> None:
         """Releases a barrier; held pushes continue."""
         with self._changed:
-            self._core.resume(generation, number)
+            self.core.resume(generation, number)
             self._changed.notify_all()
 
     def _decided(self, session: int, decide: Callable[[float], Decision]) -> Status:
@@ -606,7 +569,7 @@ class ServerState:
 
     def _check_pieces(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
         pieces = keys[len(keys) - int(counts[-1]) :]
-        if not self._core.owned.owns_pieces(pieces):
+        if not self.core.owned.owns_pieces(pieces):
             raise ValueError(f"the request names dense pieces of which this server does not own all: {pieces.tolist()}")
 
 

@@ -17,25 +17,18 @@ class StreamLostError(Exception):
 
 
 class SendWindow(Generic[_Payload]):
-    """A sender's unacknowledged items: at most `most_bytes` of them, or one larger item."""
+    """A sender's unacknowledged items: at most `most_bytes` of them, or one larger item.
+
+    `put_count` items were put, and the receiver has processed the first `acknowledged_count` of them.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._kept: deque[tuple[int, _Payload, int]] = deque()
         self._kept_bytes = 0
-        self._put = 0
+        self.put_count = 0
         self._sent = 0
-        self._acknowledged = 0
-
-    @property
-    def put_count(self) -> int:
-        """The number of items that were put."""
-        return self._put
-
-    @property
-    def acknowledged_count(self) -> int:
-        """The number of items, from the first, that the receiver has processed."""
-        return self._acknowledged
+        self.acknowledged_count = 0
 
     def has_room(self, size: int) -> bool:
         """Whether an item of `size` bytes may be put now."""
@@ -45,34 +38,35 @@ class SendWindow(Generic[_Payload]):
         """Takes an item over and returns its number. Raises ValueError without room."""
         if not self.has_room(size):
             raise ValueError(f"an item of {size} bytes does not fit beside {self._kept_bytes} of {self._most_bytes}")
-        self._put += 1
-        self._kept.append((self._put, payload, size))
+        self.put_count += 1
+        self._kept.append((self.put_count, payload, size))
         self._kept_bytes += size
-        return self._put
+        return self.put_count
 
     def connected(self, acknowledged: int) -> None:
         """Notes a new connection to a receiver that has processed `acknowledged` items. Raises StreamLostError."""
-        if not self._acknowledged <= acknowledged <= self._put:
-            raise StreamLostError(f"the receiver stands at item {acknowledged}, and this end at {self._acknowledged}")
+        before = self.acknowledged_count
+        if not before <= acknowledged <= self.put_count:
+            raise StreamLostError(f"the receiver stands at item {acknowledged}, and this end at {before}")
         self._let_go(acknowledged)
         self._sent = acknowledged
 
     @property
     def has_next(self) -> bool:
         """Whether there is an item to send."""
-        return self._sent < self._put
+        return self._sent < self.put_count
 
     @property
     def is_sent(self) -> bool:
         """Whether an item was sent on this connection and is not acknowledged."""
-        return self._sent > self._acknowledged
+        return self._sent > self.acknowledged_count
 
     def next(self) -> tuple[int, _Payload] | None:
         """The number and payload of the item to send now, if there is one; it counts as sent on this connection."""
-        if self._sent == self._put:
+        if self._sent == self.put_count:
             return None
         self._sent += 1
-        number, payload, _ = self._kept[self._sent - self._acknowledged - 1]
+        number, payload, _ = self._kept[self._sent - self.acknowledged_count - 1]
         return number, payload
 
     def acknowledged(self, number: int) -> None:
@@ -84,20 +78,18 @@ class SendWindow(Generic[_Payload]):
     def _let_go(self, number: int) -> None:
         while self._kept and self._kept[0][0] <= number:
             self._kept_bytes -= self._kept.popleft()[2]
-        self._acknowledged = max(self._acknowledged, number)
+        self.acknowledged_count = max(self.acknowledged_count, number)
 
 
 class ReceiveOrder:
-    """A receiver's position. Of several connections of a stream, only the newest may deliver."""
+    """A receiver's position: it has processed the first `delivered_count` items.
+
+    Of several connections of a stream, only the newest may deliver.
+    """
 
     def __init__(self) -> None:
-        self._delivered = 0
+        self.delivered_count = 0
         self._connection = 0
-
-    @property
-    def delivered_count(self) -> int:
-        """The number of items, from the first, that are processed."""
-        return self._delivered
 
     def connect(self) -> int:
         """Begins a connection, which ends all earlier ones; returns what names it."""
@@ -111,11 +103,11 @@ class ReceiveOrder:
         """
         if connection != self._connection:
             raise StreamLostError("another connection has replaced this one")
-        if number > self._delivered + 1:
-            raise StreamLostError(f"item {number} came after item {self._delivered}")
-        return number == self._delivered + 1
+        if number > self.delivered_count + 1:
+            raise StreamLostError(f"item {number} came after item {self.delivered_count}")
+        return number == self.delivered_count + 1
 
     def delivered(self) -> int:
         """Notes that the new item is processed; returns the number to acknowledge."""
-        self._delivered += 1
-        return self._delivered
+        self.delivered_count += 1
+        return self.delivered_count

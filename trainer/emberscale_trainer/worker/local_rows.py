@@ -34,7 +34,10 @@ class LocalChanges:
 
 
 class LocalRows:
-    """The rows and dense parameters of one round at a time; the next round reuses the memory."""
+    """The rows and dense parameters of one round at a time; the next round reuses the memory.
+
+    `single_bytes` and `single_rows` are what its batches so far would have taken on the wire, and pulled, one by one.
+    """
 
     def __init__(self, tables: Sequence[TableSpec], dense: OptimizerSpec, parameters: int) -> None:
         """`parameters` is the length of the flat dense vector, which `dense` steps.
@@ -85,7 +88,7 @@ class LocalRows:
             _add_common(plan, rows, previous)
             dense += previous.dense
         self._plan, self.rows, self._pieces = plan, rows, dense
-        self._single_bytes = self._single_rows = 0
+        self.single_bytes = self.single_rows = 0
         self._pulled_rows, self._pulled_pieces = rows.copy(), dense.copy()
         self.dense.reshape(DENSE_PIECES, -1)[:] = dense.reshape(DENSE_PIECES, -1)[:, : self._piece_length]
         if len(self._places) < plan.values:
@@ -122,22 +125,12 @@ class LocalRows:
                 ids = (address_of(column.rows), column.rows.itemsize, len(column.rows), edges, mean)
             of_table = (records, first + FLOAT_BYTES * self._starts[number], width)
             distinct = step_ids(rules + rule_bytes * number, rows, *ids, *of_table, *scratch)
-            self._single_bytes += exchange_bytes(distinct, distinct * spec.dimension)
-            self._single_rows += distinct
-        self._single_bytes += exchange_bytes(DENSE_PIECES, DENSE_PIECES * self._piece_length)
+            self.single_bytes += exchange_bytes(distinct, distinct * spec.dimension)
+            self.single_rows += distinct
+        self.single_bytes += exchange_bytes(DENSE_PIECES, DENSE_PIECES * self._piece_length)
         dense = (address_of(self._pieces), FLOAT_BYTES * batch.piece_floats, DENSE_PIECES)
         arrays = (address_of(dense_gradients), address_of(self.dense))
         step_pieces(rules + rule_bytes * len(self._tables), *dense, *arrays)
-
-    @property
-    def single_bytes(self) -> int:
-        """The bytes on the wire that the batches of this round would have taken one by one, so far."""
-        return self._single_bytes
-
-    @property
-    def single_rows(self) -> int:
-        """The rows that the batches of this round would have pulled one by one, so far."""
-        return self._single_rows
 
     def changes(self) -> LocalChanges:
         """Returns the sum of the changes by the steps of this round so far.

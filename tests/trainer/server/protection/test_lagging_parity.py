@@ -133,7 +133,7 @@ def test_a_server_that_was_taken_for_lost_answers_no_more_pushes_than_the_bound(
     make_servers: Callable[..., Servers],
 ) -> None:
     servers = lagging(make_servers, 3)
-    group_of(servers.serving[2]).holding.lose(1)
+    group_of(servers.serving[2]).core.holding.lose(1)
     batches = [servers.batch() for _ in range(LAG.pushes + 1)]
     with ThreadPoolExecutor(1) as threads:
         pushing = threads.submit(lambda: [servers.push(batch, 1) for batch in batches])

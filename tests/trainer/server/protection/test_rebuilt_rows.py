@@ -113,9 +113,9 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
             holder = servers.serving[0].mover.protection.group
             assert holder is not None
             eventually(lambda: servers.serving[1].state.totals.pushes == 2)
-            before = holder.holding
-            eventually(lambda: before.received(1) == group.holding.received(1) + 1)
-            group.holding.lose(1)
+            before = holder.core.holding
+            eventually(lambda: before.received(1) == group.core.holding.received(1) + 1)
+            group.core.holding.lose(1)
         rebuilt = servers.rebuild(joined, table, 2)
         lost = servers.serving[1]
         assert not pushing.done(), "a push whose deltas are not everywhere was answered"
@@ -224,12 +224,12 @@ def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], S
     servers.protect()
     servers.push(servers.batch())
     server, store = servers.serving[1], servers.stores[1]
-    sent = group_of(server).lag, group_of(servers.serving[0]).holding.received(1)
+    sent = group_of(server).lag, group_of(servers.serving[0]).core.holding.received(1)
     with server.state.lock:
         for number in range(TABLES):
             store.retire(number, np.arange(KEYS))
             servers.twins[1].retire(number, np.arange(KEYS))
-    holding = group_of(servers.serving[0]).holding
+    holding = group_of(servers.serving[0]).core.holding
     eventually(lambda: holding.received(1) > sent[1] and group_of(server).lag == 0)
     servers.replace(1)
     servers.check()

@@ -58,7 +58,7 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
     servers.protect()
     servers.push(servers.batch())
     assert all(server.mover.protection.trouble is None for server in servers.serving)
-    group_of(servers.serving[2]).holding.lose(1)  # told by a master whose successor does not know of the loss
+    group_of(servers.serving[2]).core.holding.lose(1)  # told by a master whose successor does not know of the loss
     with ThreadPoolExecutor(1) as threads:
         pushing = threads.submit(servers.push, servers.batch(), 1)
         eventually(lambda: servers.serving[1].mover.protection.trouble is not None)
