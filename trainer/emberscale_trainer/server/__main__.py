@@ -11,6 +11,7 @@ import structlog
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
 from emberscale_api.job import MOST_PARITY, ScalingMode, TrainingJob
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
+from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_api.telemetry import MemoryGauge
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
@@ -78,8 +79,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.rows.update(figures.rows)
         request.ps.table_bytes = figures.table_bytes
         for table, counts in figures.admission.items():
-            told = request.ps.admission[table]
-            told.admitted, told.refused, told.evicted = counts.admitted, counts.refused, counts.evicted
+            request.ps.admission[table].CopyFrom(message_of(master_pb2.AdmissionCounts, counts))
         request.ps.applied_batches = state.totals.pushes
         request.ps.repeated_batches = state.totals.repeated
         request.ps.next_token, request.ps.next_barrier = state.core.next_numbers
@@ -89,10 +89,8 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.delays_for_memory = state.core.pressure.delays
         request.ps.protected_version = mover.protection.version
         if (trouble := mover.protection.trouble) is not None:
-            request.ps.parity_trouble.routing_version = trouble.version
-            request.ps.parity_trouble.message = trouble.message
-            request.ps.parity_trouble.seconds = trouble.seconds
-            request.ps.parity_trouble.broken = trouble.broken
+            told = message_of(master_pb2.ParityTrouble, trouble, routing_version=trouble.version)
+            request.ps.parity_trouble.CopyFrom(told)
         request.memory_bytes = max(request.memory_bytes, memory.used())
 
     def heed(reply: master_pb2.HeartbeatReply) -> None:

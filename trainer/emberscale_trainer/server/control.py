@@ -13,6 +13,7 @@ from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
+from emberscale_api.rpc.codec import message_of, same_fields
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     CheckpointFiles,
@@ -108,8 +109,10 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def Assign(self, request: master_pb2.AssignRequest, context: grpc.ServicerContext) -> master_pb2.AssignReply:
         """Begins to load the rows of a routing table, or attaches to that loading, and reports the progress."""
-        with _told(context):
-            background = self._assign(request)
+        routing = routing_from_proto(request.routing)
+        meant = routing.servers[self._index].incarnation if self._index < len(routing.servers) else ""
+        with self._told(context, meant):
+            background = self._assign(request, routing)
             loaded = background.result(request.wait_seconds)
         if loaded is None:
             return master_pb2.AssignReply(loaded_bytes=background.work.moved_bytes, problem=background.work.problem)
@@ -120,9 +123,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             applied=_applied_to_proto(loaded.applied),
         )
 
-    def _assign(self, request: master_pb2.AssignRequest) -> Background[_Loaded]:
-        routing = routing_from_proto(request.routing)
-        self._require(routing.servers[self._index].incarnation if self._index < len(routing.servers) else "")
+    def _assign(self, request: master_pb2.AssignRequest, routing: RoutingTable) -> Background[_Loaded]:
         incarnations = tuple(server.incarnation for server in routing.servers)
         wanted = Assignment(routing.generation, routing.version, request.checkpoint_uri, incarnations)
         job = TrainingJob.from_json(request.manifest_json)
@@ -180,8 +181,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Hold(self, request: master_pb2.HoldRequest, context: grpc.ServicerContext) -> master_pb2.HoldReply:
         """Holds pushes, and reports all applied batches."""
         barrier = request.barrier
-        with _told(context):
-            self._require(barrier.incarnation)
+        with self._told(context, barrier.incarnation):
             applied = self._state.hold(
                 barrier.generation, request.version, barrier.number, barrier.hold_seconds, request.checkpoint
             )
@@ -190,8 +190,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Settle(self, request: master_pb2.SettleRequest, context: grpc.ServicerContext) -> master_pb2.SettleReply:
         """Admits the batches that others have applied, and then reports all applied batches."""
         barrier = request.barrier
-        with _told(context):
-            self._require(barrier.incarnation)
+        with self._told(context, barrier.incarnation):
             applied = self._state.settle(
                 barrier.generation,
                 barrier.number,
@@ -204,58 +203,32 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Snapshot(self, request: master_pb2.SnapshotRequest, context: grpc.ServicerContext) -> master_pb2.SnapshotReply:
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
-        wanted = SaveRequest(
-            generation=barrier.generation,
-            barrier=barrier.number,
-            uri=request.uri,
-            tracked=request.tracked,
-            since=request.since,
-            weight_bits=request.weight_bits,
-            flash_bytes=request.flash_bytes,
-        )
+        wanted = same_fields(SaveRequest, request, generation=barrier.generation, barrier=barrier.number)
 
         def take(tables: TableStore, lock: Lock, outcome: Outcome) -> None:
             self._saves.begin(wanted, tables, lock, self._state.core.owned, outcome.applied)
 
-        with _told(context):
-            self._require(barrier.incarnation)
+        with self._told(context, barrier.incarnation):
             outcome = self._state.snapshot(barrier.generation, barrier.number, take)
         if not outcome.repeated:
             self._metrics.snapshot_taken(outcome.settled_seconds)
-        return master_pb2.SnapshotReply(
-            applied=_applied_to_proto(outcome.applied),
-            held_seconds=outcome.held_seconds,
-            settled_seconds=outcome.settled_seconds,
-        )
+        return message_of(master_pb2.SnapshotReply, outcome, applied=_applied_to_proto(outcome.applied))
 
     def GetSaved(self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext) -> master_pb2.GetSavedReply:
         """Reports how much of a snapshot is written."""
-        with _told(context):
-            self._require(request.incarnation)
-        save = self._saves.of(request.generation, request.barrier)
-        if save is None:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"no snapshot of barrier {request.barrier} is being written here"
-            )
-        work = save.work
-        with _told(context):
-            files = save.result(request.wait_seconds)
-        return master_pb2.GetSavedReply(
-            done=files is not None,
-            written_bytes=work.moved_bytes,
-            examined_rows=work.examined_rows,
-            problem=work.problem,
-            files=[
-                master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32, checkpoint=file.checkpoint)
-                for file in files or ()
-            ],
+        with self._told(context, request.incarnation):
+            save = self._saves.of(request.generation, request.barrier)
+            if save is None:
+                raise NotHeldError(f"no snapshot of barrier {request.barrier} is being written here")
+            work, files = save.work, save.result(request.wait_seconds)
+        return message_of(
+            master_pb2.GetSavedReply, work, done=files is not None, written_bytes=work.moved_bytes, files=files or ()
         )
 
     def Prepare(self, request: master_pb2.PrepareRequest, context: grpc.ServicerContext) -> master_pb2.PrepareReply:
         """Begins a move; a server without rows makes tables for it, with a lost server's rows if it replaces one."""
         routing, checkpoint = routing_from_proto(request.routing), request.checkpoint_uri
-        with _told(context):
-            self._require(request.incarnation)
+        with self._told(context, request.incarnation):
             group = self._mover.protection.group
             if request.lost and group is not None and group.is_async and not request.knows_async_parity:
                 raise NotHeldError("rebuilt rows may lack batches, and this master would not know which")
@@ -305,33 +278,23 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def Copy(self, request: master_pb2.CopyRequest, context: grpc.ServicerContext) -> master_pb2.CopyReply:
         """Sends the rows that the server gives away, and reports the progress."""
-        with _told(context):
-            self._require(request.incarnation)
+        with self._told(context, request.incarnation):
             progress = self._mover.copy(request.move, request.wait_seconds, request.spare_seconds)
-        return master_pb2.CopyReply(
-            ready=progress.ready,
-            copied_bytes=progress.copied_bytes,
-            rounds=progress.rounds,
-            changed_rows=progress.changed_rows,
-            rebuilt=[
-                master_pb2.RebuiltRows(server=server, applied=_applied_to_proto(applied))
-                for server, applied in progress.rebuilt.items()
-            ],
-        )
+        rebuilt = [
+            master_pb2.RebuiltRows(server=server, applied=_applied_to_proto(applied))
+            for server, applied in progress.rebuilt.items()
+        ]
+        return message_of(master_pb2.CopyReply, progress, rebuilt=rebuilt)
 
     def HandOver(self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext) -> master_pb2.HandOverReply:
         """Sends the last changes within a settled barrier, and keeps holding."""
         barrier = request.barrier
         hold = (barrier.generation, barrier.number, request.move, barrier.hold_seconds)
-        with _told(context):
-            self._require(barrier.incarnation)
+        with self._told(context, barrier.incarnation):
             self._state.hand_over(*hold)
             self._mover.hand_over(request.move, request.wait_seconds)
             handed = self._state.hand_over(*hold)
-        pulls = [
-            master_pb2.OutstandingPull(**pull.ticket._asdict(), token=pull.token, unseen=pull.unseen)
-            for pull in handed.pulls
-        ]
+        pulls = [message_of(master_pb2.OutstandingPull, pull, **pull.ticket._asdict()) for pull in handed.pulls]
         return master_pb2.HandOverReply(applied=_applied_to_proto(handed.applied), pulls=pulls)
 
     def Switch(self, request: master_pb2.SwitchRequest, context: grpc.ServicerContext) -> master_pb2.SwitchReply:
@@ -346,8 +309,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 )
                 for pull in request.pulls
             )
-        with _told(context):
-            self._require(barrier.incarnation)
+        with self._told(context, barrier.incarnation):
             outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound)
         generation, version = self._state.core.known
         if (
@@ -361,35 +323,30 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def Abandon(self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext) -> master_pb2.AbandonReply:
         """Abandons a move."""
-        with _told(context):
-            self._require(request.incarnation)
-        self._mover.abandon(request.move)
+        with self._told(context, request.incarnation):
+            self._mover.abandon(request.move)
         return master_pb2.AbandonReply()
 
     def Resume(self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext) -> master_pb2.ResumeReply:
         """Releases a barrier, and abandons the snapshot taken in it, as nobody will ask for its files."""
         barrier = request.barrier
-        with _told(context):
-            self._require(barrier.incarnation)
-        self._state.resume(barrier.generation, barrier.number)
+        with self._told(context, barrier.incarnation):
+            self._state.resume(barrier.generation, barrier.number)
         save = self._saves.of(barrier.generation, barrier.number)
         if save is not None:
             save.abandon()
         return master_pb2.ResumeReply()
 
-    def _require(self, incarnation: str) -> None:
-        if incarnation != self._incarnation:
-            raise OtherIncarnationError(f"{incarnation!r} is meant, and this is {self._incarnation!r}")
-
-
-@contextmanager
-def _told(context: grpc.ServicerContext) -> Iterator[None]:
-    """Ends the call with the status code of an error, by `_STATUS`."""
-    try:
-        yield
-    except tuple(_STATUS) as error:
-        code = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
-        context.abort(code, str(error) or "the work was abandoned for a later call")
+    @contextmanager
+    def _told(self, context: grpc.ServicerContext, incarnation: str) -> Iterator[None]:
+        """Ends the call with the status code of an error, by `_STATUS`, also if another process is meant."""
+        try:
+            if incarnation != self._incarnation:
+                raise OtherIncarnationError(f"{incarnation!r} is meant, and this is {self._incarnation!r}")
+            yield
+        except tuple(_STATUS) as error:
+            code = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
+            context.abort(code, str(error) or "the work was abandoned for a later call")
 
 
 def _chosen_parity(request: master_pb2.AssignRequest | master_pb2.PrepareRequest, job: TrainingJob) -> int:

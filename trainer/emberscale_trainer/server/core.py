@@ -99,12 +99,16 @@ class _Serving:
 
 
 class ServerCore:
-    """One server's decisions, from the start of its process on. Times are in seconds, on one monotonic clock."""
+    """One server's decisions, from the start of its process on. Times are in seconds, on one monotonic clock.
+
+    `known` are generation and version of the newest table, as soon as rows are dropped for it; (0, 0) before the first.
+    A server that has given everything away still reports the table under which it did so.
+    """
 
     def __init__(self) -> None:
         self._wanted: Assignment | None = None
         self._serving: _Serving | None = None
-        self._known = (0, 0)
+        self.known = (0, 0)
         self._barrier = Barrier()
         self._moves = Moves()
         self._fence = LeaseFence()
@@ -112,14 +116,6 @@ class ServerCore:
         self._checkpoint = (0, 0)  # the newest that the server has heard of, and its barrier
         self._masters_generation = 0
         self.pressure = MemoryPressure()
-
-    @property
-    def known(self) -> tuple[int, int]:
-        """Generation and version of the newest table, as soon as rows are dropped for it; (0, 0) before the first.
-
-        A server that has given everything away still reports the table under which it did so.
-        """
-        return self._known
 
     @property
     def next_numbers(self) -> tuple[int, int]:
@@ -159,14 +155,14 @@ class ServerCore:
         Rows that have trained since they were loaded are later than their assignment, too. Only a master that has lost
         the end of its ledger repeats such an assignment, and it must begin another generation.
         """
-        newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
+        newest = self.known if self._wanted is None else max(self.known, _order(self._wanted))
         if _order(wanted) < newest:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is later")
         if self._serving is not None and self._serving.trained and _order(wanted) == newest:
             raise LaterError(f"the rows of generation {newest[0]} have trained on since they were loaded")
         if wanted == self._wanted:
             return Assigning.LOADING if self._serving is None else Assigning.DONE
-        self._wanted, self._known = wanted, _order(wanted)
+        self._wanted, self.known = wanted, _order(wanted)
         self._leave()
         return Assigning.LOAD
 
@@ -407,7 +403,7 @@ class ServerCore:
         current, serving = self._moves.transfer, self._serving
         if current is not None and current.number == number:
             return self._moves.wanted(number, now)
-        newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
+        newest = self.known if self._wanted is None else max(self.known, _order(self._wanted))
         if (table.generation, table.version) <= newest:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is not earlier")
         before = Ownership.of_nothing()
@@ -486,7 +482,7 @@ class ServerCore:
                     serving.bound.forget_session(session)
         if transfer.replaces or transfer.lost:
             serving.whole_since = table.version
-        self._known = (generation, table.version)
+        self.known = (generation, table.version)
         self._moves.end()
         return outcome, transfer
 

@@ -25,7 +25,10 @@ _WAIT_SECONDS = 5.0
 
 
 class RowProtection:
-    """The parity of one server, if its job wants parity. Any thread may call in."""
+    """The parity of one server, if its job wants parity. Any thread may call in.
+
+    `group` is that of the newest table; None without parity.
+    """
 
     def __init__(self, state: ServerState, token: str, context: ssl.SSLContext | None = None) -> None:
         """With a context, streams to other machines go over TLS."""
@@ -33,24 +36,19 @@ class RowProtection:
         self._token = token
         self._context = context
         self._changed = threading.Condition()
-        self._group: Group | None = None
+        self.group: Group | None = None
         self.totals = ParityTotals()
 
     @property
     def version(self) -> int:
         """The version of the routing table under which all rows of this server are protected; 0: none."""
-        group = self._group
+        group = self.group
         return group.table.version if group is not None and group.core.is_whole else 0
-
-    @property
-    def group(self) -> Group | None:
-        """The group of the newest table; None without parity."""
-        return self._group
 
     @property
     def trouble(self) -> ParityTrouble | None:
         """As `Group.trouble`, of the newest table's group."""
-        group = self._group
+        group = self.group
         return None if group is None else group.trouble
 
     def form(self, table: RoutingTable, index: int, parity: int = 1, lag: LagBound | None = None) -> None:
@@ -63,20 +61,20 @@ class RowProtection:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):
                 return
             owners = [server.index for server in table.owners]
-            self._group = None
+            self.group = None
             if parity and index in owners and can_keep_parity(len(owners), parity):
-                self._group = Group(self._state, table, index, self._token, self._context, self.totals, parity, lag=lag)
-            self._state.protect_by(self._group)
+                self.group = Group(self._state, table, index, self._token, self._context, self.totals, parity, lag=lag)
+            self._state.protect_by(self.group)
             self._changed.notify_all()
 
     def stop(self) -> None:
         """Ends the group, as the rows are no longer served, so that it keeps neither rows nor parity in memory."""
         with self._changed:
-            if self._group is not None and self._group.core.is_over:
-                self._group = None
+            if self.group is not None and self.group.core.is_over:
+                self.group = None
 
     def _is_current(self, table: RoutingTable) -> bool:
-        group = self._group
+        group = self.group
         return group is not None and (group.table.generation, group.table.version) == (table.generation, table.version)
 
     def accept(self, stream: int, generation: int) -> Deliver:
@@ -99,7 +97,7 @@ class RowProtection:
         return deliver
 
     def _member_of(self, stream: int, generation: int) -> tuple[Group, int] | None:
-        group = self._group
+        group = self.group
         if group is None:
             return None
         member = source_of(stream, generation, (group.table.generation, group.table.version), group.members)

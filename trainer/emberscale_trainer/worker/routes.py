@@ -11,7 +11,7 @@ _WAIT_SECONDS = 1.0
 
 
 class Routes:
-    """The newest table that this process knows, and the way to newer ones. Any thread may call in."""
+    """The newest `table` that this process knows, and the way to newer ones. Any thread may call in."""
 
     def __init__(self, master: MasterClient, stopping: threading.Event) -> None:
         """Waits for a table that every server has adopted. Raises JobOverError once `stopping` is set."""
@@ -19,12 +19,7 @@ class Routes:
         self._stopping = stopping
         self._closed = threading.Event()
         self._fetching = threading.Lock()
-        self._table = self._fetch(0)
-
-    @property
-    def table(self) -> RoutingTable:
-        """The newest known table."""
-        return self._table
+        self.table = self._fetch(0)
 
     def newer(self, version: int) -> RoutingTable | None:
         """Waits for a table newer than `version`; None once the generation has changed.
@@ -32,19 +27,19 @@ class Routes:
         Raises ChannelClosedError after `close`, and JobOverError once the process is told to stop.
         """
         with self._fetching:
-            if self._table.version <= version:
+            if self.table.version <= version:
                 table = self._fetch(version)
-                if table.generation != self._table.generation:
+                if table.generation != self.table.generation:
                     return None
-                self._table = table
-            return self._table
+                self.table = table
+            return self.table
 
     def in_force(self) -> bool:
         """Asks the master whether the newest known table still is the newest of all."""
         reply = self._master.call(
             self._master.stub.GetRouting, master_pb2.GetRoutingRequest(member=self._master.member)
         )
-        return bool(reply.ready and (reply.generation, reply.version) == (self._table.generation, self._table.version))
+        return bool(reply.ready and (reply.generation, reply.version) == (self.table.generation, self.table.version))
 
     def _fetch(self, newer_than: int) -> RoutingTable:
         request = master_pb2.GetRoutingRequest(

@@ -385,17 +385,12 @@ def _open(server: PsAddress, identity: Identity) -> Connection:
         if answer.kind == Status.REFRESH:
             raise ConnectionLostError("another process has this address now")
         if answer.kind != Status.OK:
-            raise RequestRefusedError(f"{server.data}: {reason.decode(errors='replace')}")
+            raise RequestRefusedError(reason.decode(errors="replace"))
         connection.trust()
-    except WireError as error:
+    except (ConnectionLostError, RequestRefusedError, WireError) as error:
         connection.close()
-        raise RequestRefusedError(f"{server.data}: {error}") from error
-    except ConnectionLostError as error:
-        connection.close()
-        raise ConnectionLostError(f"{server.data}: {error}") from error
-    except RequestRefusedError:
-        connection.close()
-        raise
+        kind = ConnectionLostError if isinstance(error, ConnectionLostError) else RequestRefusedError
+        raise kind(f"{server.data}: {error}") from error
     return connection
 
 
