@@ -7,13 +7,11 @@ their share.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import astuple
 from typing import Any, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
-import redis.asyncio
 import structlog
 from redis.exceptions import RedisError, ResponseError
 
@@ -21,9 +19,8 @@ from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
 from emberscale_operator.kubernetes.claims import BrainClaims
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
-from emberscale_operator.kubernetes.roster import Admission, Roster, made, missing_jobs
+from emberscale_operator.kubernetes.roster import Roster, acl_rules
 
-_TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _ATTEMPTS = 5
 _RETRY_SECONDS = 10.0
@@ -52,7 +49,7 @@ _log = structlog.get_logger()
 
 def user_name(installation: str, job_uid: str) -> str:
     """The name of a job's user; `installation` tells operators that share one Redis apart."""
-    return f"{_prefix(installation)}{job_uid}"
+    return f"emberscale-{digest(installation)}-{job_uid}"
 
 
 def user_url(url: str, user: str, password: str) -> str:
@@ -63,16 +60,8 @@ def user_url(url: str, user: str, password: str) -> str:
 
 
 def user_rules(job_uid: str, password: str) -> tuple[str, ...]:
-    """The arguments of ACL SETUSER: they replace the whole user, so that no earlier rule is left."""
-    hashed = hashlib.sha256(password.encode()).hexdigest()
-    return (
-        "reset",
-        "on",
-        f"#{hashed}",
-        *(f"~{key}" for key in astuple(StateKeys.of(job_uid))),
-        "resetchannels",
-        *_COMMANDS,
-    )
+    """The arguments of ACL SETUSER."""
+    return acl_rules(password, astuple(StateKeys.of(job_uid)), _COMMANDS)
 
 
 class Tenants:
@@ -93,14 +82,10 @@ class Tenants:
     ) -> None:
         self._flash = flash
         self._claims = claims
-        self._redis = redis.asyncio.Redis.from_url(
-            url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, decode_responses=True
-        )
+        self._roster = Roster(url, user_name(installation, ""), user_rules)
+        self._redis = self._roster.redis
         self._installation = installation
         self._look = look
-        self._roster = Roster(self._redis, _prefix(installation))
-        self._admitted: dict[str, Admission] = {}
-        self._missing: set[str] = set()
         self._expelled: dict[str, str] = {}
         self._largest: tuple[str, int, str] | None = None
         self._run_id = ""
@@ -117,10 +102,7 @@ class Tenants:
         """Ensures that a job's user exists, now and whenever Redis has forgotten it."""
         if self._flash is not None:
             self._flash.admit(job_uid, namespace, password)
-        admission = Admission(namespace, password)
-        if self._admitted.get(job_uid) != admission:
-            self._admitted[job_uid] = admission
-            self._missing.add(job_uid)
+        if self._roster.admit(job_uid, namespace, password):
             self._news.set()
 
     def expelled(self, job_uid: str) -> str | None:
@@ -147,9 +129,9 @@ class Tenants:
             try:
                 server = cast(Mapping[str, Any], await self._redis.info())
                 if server["run_id"] != self._run_id:
-                    self._missing = set(self._admitted)
+                    self._roster.missing = set(self._roster.admitted)
                 self.fill = server["used_memory"] / server["maxmemory"] if server["maxmemory"] else None
-                await self._make(tuple(self._missing - self._expelled.keys()))
+                await self._make()
                 self._run_id = server["run_id"]
                 await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
                 self._problem = ""
@@ -168,8 +150,7 @@ class Tenants:
         if self._flash is not None:
             self._flash.remove(job_uid)
         self.release(job_uid)
-        self._admitted.pop(job_uid, None)
-        self._missing.discard(job_uid)
+        self._roster.dismiss(job_uid)
         self._expelled.pop(job_uid, None)
         self.sizes.pop(job_uid, None)
         for attempt in range(_ATTEMPTS):
@@ -184,18 +165,11 @@ class Tenants:
         _log.warning("redis_state_not_removed", job_uid=job_uid, problem=problem)
 
     async def sweep(self, jobs: Mapping[str, Collection[str]]) -> None:
-        """Removes remains of jobs that were deleted while no operator ran.
-
-        `jobs` are the uids of existing jobs, by each namespace that was listed; those of other namespaces may exist.
-        """
+        """Removes remains of jobs that were deleted while no operator ran; `jobs` are as in `Roster.find_gone`."""
         if self._flash is not None:
             await self._flash.sweep(jobs)
         try:
-            tenants = await self._roster.tenants()
-            self._missing |= {job_uid for job_uid in self._admitted if not tenants.get(job_uid)}  # Redis was full
-            gone, left = missing_jobs(tenants, jobs, self._admitted)
-            self._roster.tell_left(left)
-            for job_uid in gone:
+            for job_uid in await self._roster.find_gone(jobs):
                 self.release(job_uid)
                 await self._remove(job_uid)
                 _log.info("redis_state_removed", job_uid=job_uid)
@@ -206,24 +180,21 @@ class Tenants:
         """Ends the connections."""
         await self._redis.aclose()
 
-    async def _make(self, job_uids: Collection[str]) -> None:
-        if not job_uids:
+    async def _make(self) -> None:
+        due = self._roster.due(without=self._expelled)
+        if not due:
             return
-        admitted = {job_uid: self._admitted[job_uid] for job_uid in job_uids}
-        await self._roster.enter(
-            {job_uid: one.namespace for job_uid, one in admitted.items()},
-            {job_uid: user_rules(job_uid, one.password) for job_uid, one in admitted.items()},
-        )
+        await self._roster.enter(due)
         await self._save()
-        self._missing -= made(admitted, self._admitted)
-        for job_uid in admitted.keys() - self._admitted.keys():  # deleted, perhaps before its user was made
+        self._roster.settle(due)
+        for job_uid in due.keys() - self._roster.admitted.keys():  # deleted, perhaps before its user was made
             await self._remove(job_uid)
 
     async def _bound(self, used: int, most: int) -> None:
         if not most or used <= _FILLS_UP * most:
             self.sizes, self._largest = {}, None
             return
-        jobs = [job_uid for job_uid in self._admitted if job_uid not in self._expelled]
+        jobs = [job_uid for job_uid in self._roster.admitted if job_uid not in self._expelled]
         asking = self._redis.pipeline(transaction=False)
         for job_uid in jobs:
             for key in astuple(StateKeys.of(job_uid)):
@@ -232,11 +203,11 @@ class Tenants:
         self.sizes = {job_uid: sum(next(answers) or 0 for _ in astuple(StateKeys.of(job_uid))) for job_uid in jobs}
         self._find_largest(used, most)
         for job_uid, size in tuple(self.sizes.items()):
-            if size <= _SHARE * most or job_uid not in self._admitted:
+            if size <= _SHARE * most or job_uid not in self._roster.admitted:
                 continue
-            self._missing.add(job_uid)  # an attempt that fails may have removed the user and not the state
+            self._roster.missing.add(job_uid)  # an attempt that fails may have removed the user and not the state
             await self._remove(job_uid)
-            if job_uid in self._admitted:  # it was not deleted meanwhile
+            if job_uid in self._roster.admitted:  # it was not deleted meanwhile
                 self._expelled[job_uid] = _too_much(size, most)
             _log.warning("job_expelled_from_redis", job_uid=job_uid, bytes=size, maxmemory=most)
 
@@ -289,7 +260,3 @@ def _fills(size: int, most: int) -> str:
         f"Redis fills up, and of all jobs this one has the most in it: {size / 2**20:.1f} MiB of {most >> 20}. A full "
         "Redis refuses the writes of all jobs: give it more memory"
     )
-
-
-def _prefix(installation: str) -> str:
-    return f"emberscale-{digest(installation)}-"

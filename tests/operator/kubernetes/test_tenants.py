@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from emberscale_api.compatibility import StateKeys
 from emberscale_jobmaster import takeover
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
-from emberscale_operator.kubernetes.roster import Roster
+from emberscale_operator.kubernetes.roster import Admission, Roster
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
 from eventually import until
 from redis_attacker import outcomes, refused
@@ -168,10 +168,10 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[N
     """Lets `happens` run once, after an operator has chosen which users to make and before Redis makes them."""
     enter, first = Roster.enter, [happens]
 
-    async def slow(roster: Roster, namespaces: Mapping[str, str], rules: Mapping[str, Sequence[str]]) -> None:
+    async def slow(roster: Roster, due: Mapping[str, Admission]) -> None:
         if first:
             await first.pop()()
-        await enter(roster, namespaces, rules)
+        await enter(roster, due)
 
     monkeypatch.setattr(Roster, "enter", slow)
 
