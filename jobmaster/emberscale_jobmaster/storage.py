@@ -7,6 +7,7 @@ process alive.
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import structlog
 
@@ -20,11 +21,10 @@ from emberscale_api.checkpoint import (
     number_of,
 )
 from emberscale_api.errors import InvalidError
-from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJob
 from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
 from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
-from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
+from emberscale_jobmaster.events import CallAnswer, CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
 from emberscale_jobmaster.flash_manifests import FlashManifests, FlashOutOfReachError
 from emberscale_jobmaster.initial import InitialFolder, InitialUnreachableError, restored_of
 from emberscale_jobmaster.operations import Source
@@ -36,7 +36,9 @@ _MOST_CALLS = 32
 _CREDENTIAL_ERRORS = frozenset({"DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError"})
 """Names of the errors for missing credentials in libraries that may not be installed (botocore, google-auth)."""
 
-StorageEffect = FindCheckpoint | WriteManifest | PruneCheckpoints | DeleteCheckpoint
+AnsweredEffect = FindCheckpoint | WriteManifest | PruneCheckpoints
+StorageEffect = AnsweredEffect | DeleteCheckpoint
+_Answer = TypeVar("_Answer", bound=CallAnswer)
 _log = structlog.get_logger()
 
 
@@ -95,11 +97,11 @@ class CheckpointStorage:
                 return self._find(effect)
             case WriteManifest():
                 self._write(self._manifest(effect), effect.operation)
-                return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
+                return self._answer(effect, ManifestWritten)
             case PruneCheckpoints():
                 self._store.confirm()
                 self._own.prune(effect.keep, effect.damaged)
-                return PruningDone(now=self._now(), operation=effect.operation, serial=effect.serial)
+                return self._answer(effect, PruningDone)
             case DeleteCheckpoint():
                 self._store.confirm()
                 self._own.discard(effect.checkpoint)
@@ -125,15 +127,11 @@ class CheckpointStorage:
         lacks_credentials = type(cause).__name__ in _CREDENTIAL_ERRORS
         if lacks_credentials:
             problem += "; give all roles credentials of the store, in a TrainingJob by env or serviceAccountName"
-        self._tell(
-            StorageFailed(
-                now=self._now(),
-                operation=effect.operation,
-                serial=effect.serial,
-                problem=problem,
-                lacks_credentials=lacks_credentials,
-            )
-        )
+        self._tell(self._answer(effect, StorageFailed, problem=problem, lacks_credentials=lacks_credentials))
+
+    def _answer(self, effect: AnsweredEffect, kind: type[_Answer], **content: Any) -> _Answer:
+        """Returns the event of this kind that answers an effect now."""
+        return kind(now=self._now(), operation=effect.operation, serial=effect.serial, **content)
 
     def _write(self, manifest: CheckpointManifest, operation: int) -> None:
         if not is_flash(manifest.id):
@@ -171,11 +169,11 @@ class CheckpointStorage:
         if flash is not None and (flash.id in effect.refused or incompatibility(flash, self._job)):
             flash = None
         if flash is not None and flash.id == effect.flash:
-            return self._found(effect, _source(flash), damaged, "", 0)
+            return self._answer(effect, CheckpointFound, source=_source(flash))
         if self._folder is None:
             return self._started(effect, flash, number)
         newest = max(number, self._folder.newest_number())
-        source, problem, complete = None, "", self._folder.complete()
+        complete = self._folder.complete()
         for identifier in reversed(complete):
             if flash is not None and int(identifier) < flash.number:
                 break
@@ -186,34 +184,21 @@ class CheckpointStorage:
             except DamagedCheckpointError as error:
                 damaged[identifier] = str(error)
                 continue
-            source = _source(manifest)
-            if reason := incompatibility(manifest, self._job):
-                problem = f"{self._folder.uri_of(identifier)}: {reason}"
-            return self._found(effect, source, damaged, problem, newest)
+            reason = incompatibility(manifest, self._job)
+            problem = f"{self._folder.uri_of(identifier)}: {reason}" if reason else ""
+            found = {"source": _source(manifest), "damaged": damaged, "incompatible": problem}
+            return self._answer(effect, CheckpointFound, **found, newest=newest)
         if not complete:
             return self._started(effect, flash, newest)
-        return self._found(effect, None if flash is None else _source(flash), damaged, "", newest)
+        source = None if flash is None else _source(flash)
+        return self._answer(effect, CheckpointFound, source=source, damaged=damaged, newest=newest)
 
     def _started(self, effect: FindCheckpoint, flash: CheckpointManifest | None, newest: int) -> CheckpointFound:
         """Returns the checkpoint of a job without one in the folder: that in Redis, else that of another job."""
         if flash is not None or self._initial is None or effect.initial is None:
-            return self._found(effect, None if flash is None else _source(flash), {}, "", newest)
-        found = self._initial.find(effect.initial)
-        event = self._found(effect, found.source, found.damaged, "", newest)
-        return replace(event, unusable=found.unusable)
-
-    def _found(
-        self, effect: FindCheckpoint, source: Source | None, damaged: dict[str, str], incompatible: str, newest: int
-    ) -> CheckpointFound:
-        return CheckpointFound(
-            now=self._now(),
-            operation=effect.operation,
-            serial=effect.serial,
-            source=source,
-            damaged=damaged,
-            incompatible=incompatible,
-            newest=newest,
-        )
+            source = None if flash is None else _source(flash)
+            return self._answer(effect, CheckpointFound, source=source, newest=newest)
+        return self._answer(effect, CheckpointFound, **vars(self._initial.find(effect.initial)), newest=newest)
 
     def _manifest(self, effect: WriteManifest) -> CheckpointManifest:
         image = effect.image
