@@ -106,13 +106,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     )
     if not _is_wanted(state, spec, move):  # a future owner is missing
         return state
-    state = replace(
-        state,
-        next_operation=state.next_operation + 1,
-        next_barrier=state.next_barrier + 1,
-        next_version=state.next_version + 1,
-    )
-    return state.asking(move, *move.everyone)
+    return state.beginning(move)
 
 
 def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
@@ -426,8 +420,6 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, pro
         barrier=None,
         done=frozenset(),
         deadline=now + COPY_SECONDS,
-        pending={},
-        again_at={},
     )
     return state.asking(copying, *operation.everyone)
 

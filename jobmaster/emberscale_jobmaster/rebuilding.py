@@ -182,14 +182,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         members=tuple(one.index for one in table.owners),
         lost=lost.servers,
     )
-    state = replace(
-        state,
-        rebuilding=replace(lost, attempts=lost.attempts + 1),
-        next_operation=state.next_operation + 1,
-        next_barrier=state.next_barrier + 1,
-        next_version=state.next_version + 1,
-    )
-    return state.asking(move, *move.everyone)
+    return replace(state, rebuilding=replace(lost, attempts=lost.attempts + 1)).beginning(move)
 
 
 def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now: float) -> JobState:

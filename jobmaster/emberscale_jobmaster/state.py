@@ -206,10 +206,8 @@ class JobState:
     @property
     def operations(self) -> tuple[Operation, ...]:
         """The operations in progress."""
-        restores = () if self.restore is None else (self.restore,)
-        reloads = () if self.reload is None else (self.reload,)
-        moves = () if self.move is None else (self.move,)
-        return (*restores, *reloads, *self.checkpointings, *moves, *self.prunings)
+        held = (self.restore, self.reload, *self.checkpointings, self.move, *self.prunings)
+        return tuple(operation for operation in held if operation is not None)
 
     def having(self, operation: Operation) -> "JobState":
         """Returns the state with this operation, which replaces its earlier state or is new."""
@@ -247,6 +245,16 @@ class JobState:
         pending = {**operation.pending, **dict.fromkeys(whom, self.next_serial)}
         asked = replace(operation, pending=pending, again_at=again_at)
         return replace(self.having(asked), next_serial=self.next_serial + 1)
+
+    def beginning(self, move: Move) -> "JobState":
+        """Returns the state with a new move, which takes the next numbers of an operation, a barrier and a table."""
+        numbered = replace(
+            self,
+            next_operation=self.next_operation + 1,
+            next_barrier=self.next_barrier + 1,
+            next_version=self.next_version + 1,
+        )
+        return numbered.asking(move, *move.everyone)
 
     def asking_due(self, operation: Operation, now: float) -> "JobState":
         """Returns the state in which this operation makes the calls that were put off until now."""
