@@ -4,6 +4,7 @@ Every load of all servers decides anew: with `ErasureCoding` servers keep parity
 advises it and all of them can. After too many partings the job forgoes parity, and continues to train without it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
@@ -17,6 +18,7 @@ from emberscale_api.job import (
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import PARITY_STEP
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.recovery import Parting
 from emberscale_jobmaster.state import JobState, newest_checkpoint, wanted_parity
 
@@ -53,7 +55,9 @@ def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
         message = f"with parity of rows from now on, to rebuild {lost}: {choice.why}"
     else:
         message = f"without parity of rows from now on: {choice.why}"
-    late = _not_knowing_async(state) if choice.parity and spec.fault_tolerance.durability is Durability.ASYNC else ""
+    late = ""
+    if choice.parity and spec.fault_tolerance.durability is Durability.ASYNC:
+        late = _owners_without(state, lambda process: process.knows_async_parity)
     if late:
         message += f"; pushes wait for it as with durability Sync, since {late} did not say that they know Async"
     may_change = was_forgone or spec.fault_tolerance.strategy is FaultToleranceStrategy.AUTO
@@ -74,29 +78,19 @@ def _choose(state: JobState, spec: TrainingJobSpec) -> _Choice:
     if not can_keep_parity(servers, wanted):
         takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_DOUBLE_PARITY_SERVERS}"
         return _Choice(0, f"it takes {takes} parameter servers")
-    if unable := _unable_to_keep(state, wanted):
+    if unable := _owners_without(state, lambda process: process.most_parity >= wanted):
         why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
         return _Choice(0, why, is_hindered=True)
     return _Choice(wanted, "that is expected to cost least")
 
 
-def _unable_to_keep(state: JobState, parity: int) -> str:
-    """Names the servers with rows that did not register as able to keep this parity; empty if all did."""
+def _owners_without(state: JobState, ability: Callable[[Process], bool]) -> str:
+    """Names the servers with rows that did not register with an ability; empty if all did."""
     processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
     return ", ".join(
         slot_name(Role.PS, index)
         for index, process in sorted(processes.items())
-        if process is None or process.most_parity < parity
-    )
-
-
-def _not_knowing_async(state: JobState) -> str:
-    """Names the servers with rows that did not register as knowing `durability: Async`; empty if all did."""
-    processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
-    return ", ".join(
-        slot_name(Role.PS, index)
-        for index, process in sorted(processes.items())
-        if process is None or not process.knows_async_parity
+        if process is None or not ability(process)
     )
 
 
