@@ -71,17 +71,11 @@ def relieve(
             relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1.0)
             shares[index] = share = 1.0
         slowness, is_kept = seen.slowness(name), _is_kept(state, index, clock)
-        is_slow = slowness is not None and slowness.calm_since is None
+        slow = slowness if slowness is not None and slowness.calm_since is None else None
         if not is_placed:
             relief = replace(relief, changed_at=now)
-        elif (
-            slowness is not None
-            and is_slow
-            and not lost
-            and not is_kept
-            and _is_extreme(relief, share, slowness.factor, now)
-        ):
-            relief = replace(relief, since=slowness.since, factor=slowness.told)
+        elif slow is not None and not lost and not is_kept and _is_extreme(relief, share, slow.factor, now):
+            relief = replace(relief, since=slow.since, factor=slow.told)
             if _redone_seconds(state, clock) <= FRESH_SECONDS:
                 state = _noted(state, index, clock)
                 lost.append(MemberId(Role.PS, index, process.incarnation))
@@ -89,14 +83,13 @@ def relieve(
             else:
                 state = _drained(state, index, process.incarnation, clock)
         elif (
-            slowness is not None
-            and is_slow
-            and now - max(relief.changed_at, slowness.since) >= STEADY_SECONDS
-            and (after := max(LEAST_SHARE, share / slowness.factor)) < share
+            slow is not None
+            and now - max(relief.changed_at, slow.since) >= STEADY_SECONDS
+            and (after := max(LEAST_SHARE, share / slow.factor)) < share
         ):
             shares[index] = after
             if share == 1.0:
-                relief = replace(relief, since=slowness.since, factor=slowness.told)
+                relief = replace(relief, since=slow.since, factor=slow.told)
             relief = replace(relief, changed_at=now)
             notes.append(LogEvent("server_is_relieved", name, f"its share goes from {share:.3g} to {after:.3g}"))
         elif not is_kept and _is_replaceable(relief, share, factors.get(name, 0.0), now):
