@@ -93,18 +93,12 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
         state = with_scaling(state, replace(state.scaling, sizes=target, target=None))
     generation = max(state.next_generation, state.routing.table.generation + 1)
     state = replace(
-        state,
+        _without_operations(state),
         routing=Routing(unowned(generation, state.next_version)),
         next_generation=generation + 1,
         next_version=state.next_version + 1,
         chain=Chain(),
-        restore=None,
-        reload=None,
-        checkpointings=(),
-        move=None,
-        ends_with=None,
         parity_group=ParityGroup(),
-        rebuilding=None,
     )
     if state.stage in PREPARATION or state.stage is Stage.READY:
         return state
@@ -259,16 +253,10 @@ def unowned(generation: int, version: int) -> RoutingTable:
 
 
 def _ended(state: JobState, outcome: JobEnd) -> JobState:
-    return replace(
-        state,
-        outcome=outcome,
-        ledger=state.ledger.revoke_all(),
-        restore=None,
-        reload=None,
-        checkpointings=(),
-        move=None,
-        rebuilding=None,
-        prunings=(),
-        troubles={},
-        ends_with=None,
-    )
+    idle = _without_operations(state)
+    return replace(idle, outcome=outcome, ledger=state.ledger.revoke_all(), prunings=(), troubles={})
+
+
+def _without_operations(state: JobState) -> JobState:
+    """Ends all operations on the servers."""
+    return replace(state, restore=None, reload=None, checkpointings=(), move=None, rebuilding=None, ends_with=None)
