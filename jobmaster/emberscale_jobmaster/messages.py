@@ -18,7 +18,7 @@ from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, message_of, ro
 from emberscale_api.rpc.fields import present_fields
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import Process
-from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.observations import ServerReport, WorkReport
 from emberscale_jobmaster.ranges import Ranges
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
@@ -87,11 +87,6 @@ def process(request: pb.RegisterRequest, role: Role) -> Process:
     if any(len(text) > _MAX_TEXT for text in texts):
         raise InvalidReportError(f"addresses and host: at most {_MAX_TEXT} characters")
     return same_fields(Process, request, incarnation=request.member.incarnation, alive=True)
-
-
-def vitals(request: pb.HeartbeatRequest) -> Vitals:
-    """Resources of the caller."""
-    return same_fields(Vitals, request)
 
 
 def work_report(delta: pb.WorkerDelta) -> WorkReport:

@@ -14,7 +14,7 @@ from emberscale_api.dataset import DataFile, Split
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
-from emberscale_api.rpc.codec import message_of, role_from_wire
+from emberscale_api.rpc.codec import message_of, role_from_wire, same_fields
 from emberscale_jobmaster import draining, messages, status, stragglers, tasks
 from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
@@ -28,6 +28,7 @@ from emberscale_jobmaster.events import (
     TaskWanted,
 )
 from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
+from emberscale_jobmaster.observations import Vitals
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
@@ -147,7 +148,7 @@ class MasterService(rpc.MasterServicer):
         event = HeartbeatReceived(
             now=self._runtime.now(),
             member=member,
-            vitals=messages.vitals(request),
+            vitals=same_fields(Vitals, request),
             leases={lease.token: lease.committed for lease in request.leases},
             sequence=request.delta_sequence,
             work=work,

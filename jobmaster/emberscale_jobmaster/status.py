@@ -218,23 +218,20 @@ def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: fl
         rounds = sighting.rounds if name in workers else None
         incarnation = process.incarnation if process is not None else sighting.incarnation
         members.append(
-            pb.MemberStatus(
+            message_of(
+                pb.MemberStatus,
+                sighting,
                 member=wire_member(slot.role, slot.index, incarnation),
                 alive=process is not None and process.alive,
                 registrations=slot.registrations,
-                memory_bytes=sighting.vitals.memory_bytes,
-                peak_memory_bytes=sighting.vitals.peak_memory_bytes,
-                cpu_seconds=sighting.vitals.cpu_seconds,
+                **vars(sighting.vitals),
                 metrics_address=process.metrics_address if process is not None else "",
                 samples_per_second=sighting.meter.rate(now) or 0.0,
-                stage_seconds=sighting.stage_seconds,
                 rows=sighting.server.rows if sighting.server is not None else {},
-                leases=sighting.leases,
-                leased_batches=sighting.leased_batches,
                 slowness=_slowness(state, seen, spec, slot, now),
                 buckets=owned[name],
                 delays_for_memory=sighting.server is not None and sighting.server.delays_for_memory,
-                rounds=None if rounds is None else message_of(pb.RoundsDecision, rounds),
+                rounds=rounds,
             )
         )
     return members
