@@ -1,11 +1,12 @@
 """Asynchronous calls to parameter servers: each reports its answer when it arrives."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from emberscale_api.checkpoint import is_flash, number_of
 from emberscale_api.job.status import MAX_COUNT
@@ -25,6 +26,7 @@ from emberscale_jobmaster.effects import (
     PrepareCall,
     ResumeCall,
     SavedCall,
+    ServerRequest,
     SettleCall,
     SnapshotCall,
     SwitchCall,
@@ -70,8 +72,9 @@ class ServerChannels:
 
     def start(self, call: CallServer) -> None:
         """Begins a call."""
-        method, request, read = self._translated(call)
-        future = method.future(request, timeout=call.seconds)
+        method, kind, read = _CALLS[type(call.request)]
+        request = self._message(kind, call.server, call.request)
+        future = getattr(self._stub(call.server), method).future(request, timeout=call.seconds)
         # Even if nobody waits for the answer: gRPC cancels a call without references.
         future.add_done_callback(lambda done: self._answered(call, done, read))
 
@@ -104,58 +107,28 @@ class ServerChannels:
             return ServerFailed(now=self._now(), code="INTERNAL", problem=str(error), **where)
         return ServerAnswered(now=self._now(), answer=answer, **where)
 
-    def _translated(self, call: CallServer) -> tuple[Any, Any, Callable[[Any], ServerAnswer]]:
-        stub, server, asked = self._stub(call.server), call.server, call.request
+    def _message(self, kind: type[Message], server: PsAddress, asked: ServerRequest) -> Message:
+        known: dict[str, Any] = {"incarnation": server.incarnation}
         match asked:
-            case AssignCall():
-                assign = message_of(pb.AssignRequest, asked, **self._begun_with(asked))
-                return stub.Assign, assign, _loaded
-            case HoldCall():
-                barrier = _barrier(server, asked, asked.hold_seconds)
-                taken = number_of(asked.checkpoint) if asked.checkpoint else 0
-                return stub.Hold, message_of(pb.HoldRequest, asked, barrier=barrier, checkpoint=taken), _said
-            case SettleCall():
-                barrier = _barrier(server, asked, asked.hold_seconds)
-                settle = messages.wire_applied(asked.settle)
-                return stub.Settle, message_of(pb.SettleRequest, asked, barrier=barrier, settle=settle), _said
+            case AssignCall() | PrepareCall():
+                known["routing"] = messages.wire_routing(asked.table, ready=False)
+                known["manifest_json"] = self._manifest
+                known["checkpoint_uri"] = self._uri_of(asked.checkpoint) if asked.checkpoint else ""
+            case HoldCall() | SettleCall() | SnapshotCall() | ResumeCall() | HandOverCall() | SwitchCall():
+                seconds = getattr(asked, "hold_seconds", 0.0)
+                known["barrier"] = message_of(pb.Barrier, asked, number=asked.barrier, hold_seconds=seconds, **known)
+        match asked:
+            case PrepareCall(priority=saves):
+                known["priority_uris"] = [self._uri_of(save) for save in saves]
+            case HoldCall(checkpoint=checkpoint):
+                known["checkpoint"] = number_of(checkpoint) if checkpoint else 0
+            case SettleCall(settle=batches):
+                known["settle"] = messages.wire_applied(batches)
             case SnapshotCall(checkpoint=checkpoint):
-                barrier = _barrier(server, asked, asked.hold_seconds)
-                uri = checkpoint if is_flash(checkpoint) else f"{self._uri_of(checkpoint)}/"
-                return stub.Snapshot, message_of(pb.SnapshotRequest, asked, barrier=barrier, uri=uri), _snapshot_said
-            case ResumeCall():
-                return stub.Resume, pb.ResumeRequest(barrier=_barrier(server, asked)), _nothing
-            case SavedCall():
-                saved = message_of(pb.GetSavedRequest, asked, incarnation=server.incarnation)
-                return stub.GetSaved, saved, _saved
-            case PrepareCall():
-                saves = [self._uri_of(save) for save in asked.priority]
-                prepare = message_of(
-                    pb.PrepareRequest,
-                    asked,
-                    **self._begun_with(asked),
-                    incarnation=server.incarnation,
-                    priority_uris=saves,
-                )
-                return stub.Prepare, prepare, partial(same_fields, Prepared)
-            case CopyCall():
-                return stub.Copy, message_of(pb.CopyRequest, asked, incarnation=server.incarnation), _copied
-            case HandOverCall():
-                barrier = _barrier(server, asked, asked.hold_seconds)
-                return stub.HandOver, message_of(pb.HandOverRequest, asked, barrier=barrier), _handed_over
-            case SwitchCall():
-                applied = messages.wire_applied(asked.applied)
-                switch = message_of(pb.SwitchRequest, asked, barrier=_barrier(server, asked), applied=applied)
-                return stub.Switch, switch, _said
-            case AbandonCall():
-                return stub.Abandon, pb.AbandonRequest(move=asked.move, incarnation=server.incarnation), _nothing
-
-    def _begun_with(self, asked: AssignCall | PrepareCall) -> dict[str, Any]:
-        """Returns what a server needs to know about its job."""
-        return {
-            "routing": messages.wire_routing(asked.table, ready=False),
-            "manifest_json": self._manifest,
-            "checkpoint_uri": self._uri_of(asked.checkpoint) if asked.checkpoint else "",
-        }
+                known["uri"] = checkpoint if is_flash(checkpoint) else f"{self._uri_of(checkpoint)}/"
+            case SwitchCall(applied=batches):
+                known["applied"] = messages.wire_applied(batches)
+        return message_of(kind, asked, **known)
 
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:
         with self._lock:
@@ -164,15 +137,6 @@ class ServerChannels:
                 channel = open_channel(server.control, self._token, self._authority)
                 self._channels[server.control] = channel
         return rpc.ParameterServerStub(channel)
-
-
-def _barrier(
-    server: PsAddress,
-    asked: HoldCall | SettleCall | SnapshotCall | ResumeCall | HandOverCall | SwitchCall,
-    hold_seconds: float = 0.0,
-) -> pb.Barrier:
-    named = {"number": asked.barrier, "hold_seconds": hold_seconds, "incarnation": server.incarnation}
-    return message_of(pb.Barrier, asked, **named)
 
 
 def _loaded(reply: pb.AssignReply) -> Loaded:
@@ -205,3 +169,19 @@ def _snapshot_said(reply: pb.SnapshotReply) -> AppliedReport:
 
 def _nothing(_: pb.ResumeReply | pb.AbandonReply) -> AppliedReport:
     return AppliedReport({})
+
+
+_CALLS: Mapping[type[ServerRequest], tuple[str, type[Message], Callable[[Any], ServerAnswer]]] = {
+    AssignCall: ("Assign", pb.AssignRequest, _loaded),
+    HoldCall: ("Hold", pb.HoldRequest, _said),
+    SettleCall: ("Settle", pb.SettleRequest, _said),
+    SnapshotCall: ("Snapshot", pb.SnapshotRequest, _snapshot_said),
+    ResumeCall: ("Resume", pb.ResumeRequest, _nothing),
+    SavedCall: ("GetSaved", pb.GetSavedRequest, _saved),
+    PrepareCall: ("Prepare", pb.PrepareRequest, partial(same_fields, Prepared)),
+    CopyCall: ("Copy", pb.CopyRequest, _copied),
+    HandOverCall: ("HandOver", pb.HandOverRequest, _handed_over),
+    SwitchCall: ("Switch", pb.SwitchRequest, _said),
+    AbandonCall: ("Abandon", pb.AbandonRequest, _nothing),
+}
+"""By the type of a request, its method and message, and what reads the reply."""
