@@ -183,9 +183,9 @@ class KubernetesBackend:
             try:
                 self._writer.read(body)
             except UnreadableStatusError as error:
-                await self._leave_alone(
-                    body, f"{error}; only an operator of the version that wrote it can continue the job", now
-                )
+                why = f"{error}; only an operator of the version that wrote it can continue the job"
+                _log.warning("job_left_alone", job=str(self.key), problem=why)
+                await self._writer.leave_alone(body, why, now)
                 return Pause(self._settings.resync)
             self._observation.take_over(self._writer.status.members)
         try:
@@ -224,11 +224,6 @@ class KubernetesBackend:
             ttl=run_policy.ttl_after_finished,
             waits=self._observation.obstacle(self._views.values(), self._actuator.problems)[:_LONGEST_OBSTACLE],
         )
-
-    async def _leave_alone(self, body: Mapping[str, Any], problem: str, now: float) -> None:
-        """Reports that this version leaves alone a job that another version manages."""
-        _log.warning("job_left_alone", job=str(self.key), problem=problem)
-        await self._writer.leave_alone(body, problem, now)
 
     def _runs_another_version(self) -> bool:
         """Whether the job has begun with the image of another version, such as the one before a rollback."""

@@ -98,6 +98,7 @@ async def _run(settings: Settings) -> int:
     brain = settings.brain_address
     claims = BrainClaims(brain, settings.brain_token, settings.brain_authority) if brain else None
     tenants = Tenants(settings.redis_url, settings.installation, flash=flash, claims=claims)
+    kept = (tenants, *(one for one in (flash, claims) if one is not None))
     fleet = Fleet(
         lambda key, uid: control(
             KubernetesBackend(
@@ -128,9 +129,7 @@ async def _run(settings: Settings) -> int:
             for coroutine in (
                 lease.keep(),
                 census.keep(),
-                tenants.keep(),
-                *((flash.keep(),) if flash is not None else ()),
-                *((claims.keep(),) if claims is not None else ()),
+                *(one.keep() for one in kept),
                 _watch(settings, cluster, fleet, stopping),
                 stopping.wait(),
             )
@@ -147,13 +146,8 @@ async def _run(settings: Settings) -> int:
         return 0
     finally:
         await web.cleanup()
-        await tenants.close()
-        if flash is not None:
-            await flash.close()
-        if claims is not None:
-            await claims.close()
-        await lease.close()
-        await client.close()
+        for one in (*kept, lease, client):
+            await one.close()
 
 
 async def _first(stopping: asyncio.Event, work: Any) -> bool:
