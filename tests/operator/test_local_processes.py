@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
 from emberscale_operator.local import KillRequest, RunFolder
-from emberscale_operator.local.process import list_threads
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
 from eventually import unwrap
@@ -145,7 +145,7 @@ def test_a_resize_moves_every_thread_to_its_cores(
     backend.create(WORKER, Resources(cpu_cores=1), now=1.0)
     eventually(lambda: "\nup\n" in (tmp_path / "worker-0.log").read_text())
     backend.resize(WORKER, Resources(cpu_cores=2))
-    tasks = list_threads(pid_of(backend))
+    tasks = [thread.id for thread in psutil.Process(pid_of(backend)).threads()]
     assert len(tasks) == 2
     assert {len(os.sched_getaffinity(task)) for task in tasks} == {2}
 

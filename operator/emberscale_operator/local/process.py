@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from emberscale_api import environment as names
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_operator.local.starters import Starter, execute
@@ -138,11 +140,10 @@ class TetheredProcess:
 
     def set_cores(self, cores: Sequence[int]) -> None:
         """Moves all its threads to these cores."""
-        for task in list_threads(self.pid) if self.pid is not None else ():
-            try:
-                os.sched_setaffinity(task, cores)
-            except ProcessLookupError:
-                continue
+        with suppress(psutil.NoSuchProcess):
+            for thread in psutil.Process(self.pid).threads() if self.pid is not None else ():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
 
     def _note(self, event: str, **fields: object) -> None:
         line = {
@@ -154,11 +155,3 @@ class TetheredProcess:
         }
         with self._log.open("a", encoding="utf-8") as output:
             output.write(json.dumps(line) + "\n")
-
-
-def list_threads(pid: int) -> list[int]:
-    """The ids of a process's threads; empty when it is gone."""
-    try:
-        return [int(task) for task in os.listdir(f"/proc/{pid}/task")]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
