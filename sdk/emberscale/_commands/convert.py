@@ -11,7 +11,7 @@ import yaml
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, named_format, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, stages_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
@@ -93,13 +93,8 @@ def convert(
             raise InvalidError(f"--compression {compression}: {target} can have {', '.join(COMPRESSIONS[target])}")
         targets = _targets(sources, out, target, compression, overwrite)
         conversion = Conversion(tuple(targets), target, layout.csv, compression, max_bad_records)
-        with progress_bar("looking for files", MofNCompleteColumn(), TimeRemainingColumn()) as update:
-            converted = convert_files(
-                sources,
-                layout.raw_reader(),
-                conversion,
-                lambda stage, done, total: update(description=stage, completed=done, total=total),
-            )
+        with stages_bar("looking for files", MofNCompleteColumn(), TimeRemainingColumn()) as tell:
+            converted = convert_files(sources, layout.raw_reader(), conversion, tell)
     manifest_data = _manifest_data(targets, target, layout)
     if output is Output.JSON:
         document = {

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar, stages_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
@@ -189,13 +189,8 @@ def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:
 def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSummary":
     from emberscale_trainer.data.inspect import inspect_files
 
-    with progress_bar("looking for files", TimeRemainingColumn()) as update:
-        return inspect_files(
-            files,
-            layout.raw_reader(),
-            max_records,
-            lambda stage, done, total: update(description=stage, completed=done, total=total),
-        )
+    with stages_bar("looking for files", TimeRemainingColumn()) as tell:
+        return inspect_files(files, layout.raw_reader(), max_records, tell)
 
 
 def _show_summary(summary: "DataSummary", id_format: str) -> None:

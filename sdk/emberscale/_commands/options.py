@@ -72,6 +72,13 @@ def progress_bar(doing: str, *figures: ProgressColumn, total: float | None = Non
         yield partial(progress.update, progress.add_task(doing, total=total))
 
 
+@contextmanager
+def stages_bar(doing: str, *figures: ProgressColumn) -> Iterator[Callable[[str, int, int], None]]:
+    """As `progress_bar`, for work in stages; yields what is told the stage, how much of it is done, and its total."""
+    with progress_bar(doing, *figures) as update:
+        yield lambda stage, done, total: update(description=stage, completed=done, total=total)
+
+
 def paragraphs(text: str) -> str:
     """Help text with each paragraph on one line, to be wrapped where the terminal ends."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

@@ -15,7 +15,7 @@ from emberscale._commands.options import (
     Overrides,
     bad_input_exits,
     paragraphs,
-    progress_bar,
+    stages_bar,
 )
 from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
@@ -67,13 +67,8 @@ def profile(
         from emberscale._profiling import ProfileFailedError, profile_job
 
         try:
-            with progress_bar("starting", MofNCompleteColumn(), TextColumn("samples")) as update:
-                measured = profile_job(
-                    job,
-                    samples,
-                    interruption,
-                    lambda doing, trained, total: update(description=doing, completed=trained, total=total),
-                )
+            with stages_bar("starting", MofNCompleteColumn(), TextColumn("samples")) as tell:
+                measured = profile_job(job, samples, interruption, tell)
         except ProfileFailedError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1 if interruption.signal is None else 128 + interruption.signal) from error

@@ -17,7 +17,7 @@ from emberscale._commands.options import (
     Overrides,
     bad_input_exits,
     paragraphs,
-    progress_bar,
+    stages_bar,
 )
 from emberscale._run.preflight import check_data, ensure_writable
 from emberscale._run.summary import finite_json
@@ -226,11 +226,7 @@ def _measure(
     from emberscale_trainer.hot.sampler import index_data
     from emberscale_trainer.hot.skew import measure_skew
 
-    with progress_bar("looking for records", TimeRemainingColumn()) as update:
-
-        def tell(stage: str, done: int, total: int) -> None:
-            update(description=stage, completed=done, total=total)
-
+    with stages_bar("looking for records", TimeRemainingColumn()) as tell:
         return measure_skew(index_data(files, reader, tell), model, request, tell)
 
 
