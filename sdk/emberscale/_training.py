@@ -83,36 +83,25 @@ def train(
     KeyboardInterrupt. Raises TrainingFailedError, InvalidError, UnavailableError, and for a full disk UnwritableError.
     """
     try:
-        return _train_here(manifest, name, workdir, resume, overwrite, brain)
+        if resume and overwrite:
+            raise InvalidError("resume and overwrite contradict each other: give one of them")
+        job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
+        with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
+            root = Path(workdir) if workdir is not None else default_folder(job)
+            training = run_job(
+                job, root, interruption, resume=resume, overwrite=overwrite, brain=choose_brain(job, brain, (), None)
+            )
+        phase = training.summary.phase
+        if phase == "Failed":
+            raise TrainingFailedError(training)
+        if phase != "Complete":
+            raise KeyboardInterrupt(f"the run in {training.folder} is {phase}: resume=True continues it")
+        return training
     except (InvalidError, UnavailableError, TrainingFailedError, KeyboardInterrupt) as error:
         if isinstance(error, InvalidError) and error.trace:
             error.add_note(error.trace)
         # where in here it came to light helps nobody: what is shown is the caller's line and the message
         raise error.with_traceback(None) from None
-
-
-def _train_here(
-    manifest: Path | str | Mapping[str, Any],
-    name: str | None,
-    workdir: Path | str | None,
-    resume: bool,
-    overwrite: bool,
-    brain: str,
-) -> Training:
-    if resume and overwrite:
-        raise InvalidError("resume and overwrite contradict each other: give one of them")
-    job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
-    with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
-        root = Path(workdir) if workdir is not None else default_folder(job)
-        training = run_job(
-            job, root, interruption, resume=resume, overwrite=overwrite, brain=choose_brain(job, brain, (), None)
-        )
-    summary = training.summary
-    if summary.phase == "Failed":
-        raise TrainingFailedError(training)
-    if summary.phase != "Complete":
-        raise KeyboardInterrupt(f"the run in {training.folder} is {summary.phase}: resume=True continues it")
-    return training
 
 
 def _whole(manifest: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
@@ -228,11 +217,8 @@ def _train(
 
 def _saved(held: Run) -> AuditReport | None:
     """Returns the audit of the newest whole checkpoint of the run, None if none can be read."""
-    uri = held.job.spec.checkpoint.uri
-    if uri is None:
-        return None
     try:
-        folder = SavedCheckpoints(uri)
+        folder = SavedCheckpoints(held.record.checkpoint_uri(held.paths))
         report, _ = audit_checkpoints(folder, folder.find({held.record.uid, *held.record.earlier_uids}))
     except InvalidError:
         return None
@@ -254,8 +240,8 @@ def _draw(held: Run, summary: Summary) -> None:
 
 
 def _export(held: Run, summary: Summary) -> None:
-    uri = held.job.spec.checkpoint.uri
-    if uri is not None and summary.checkpoint is not None:
+    uri = held.record.checkpoint_uri(held.paths)
+    if summary.checkpoint is not None:
         if any(entry.id == summary.checkpoint and entry.builds_on for entry in SavedCheckpoints(uri).entries()):
             _warn(f"{held.paths.model}: not written: checkpoint {summary.checkpoint} builds on others in {uri}")
             return

@@ -57,9 +57,7 @@ def audit(
 
 def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
     record = read_record(paths)
-    uri = record.job(paths).spec.checkpoint.uri
-    if uri is None:
-        raise InvalidError(f"{paths.record}: names no checkpoint URI")
+    uri = record.checkpoint_uri(paths)
     folder = SavedCheckpoints(uri)
     report, refused = audit_checkpoints(folder, folder.find({record.uid, *record.earlier_uids}))
     for problem in refused:

@@ -79,10 +79,7 @@ def located(place: str) -> tuple[str, str]:
     paths = RunPaths(Path(place))
     uri = place.rstrip("/")
     if paths.record.exists():
-        recorded = read_record(paths).job(paths).spec.checkpoint.uri
-        if recorded is None:
-            raise InvalidError(f"{paths.record}: names no checkpoint URI")
-        return recorded, ""
+        return read_record(paths).checkpoint_uri(paths), ""
     if _ONE.fullmatch(uri.rpartition("/")[2]):
         uri, _, chosen = uri.rpartition("/")
         return uri or ".", chosen

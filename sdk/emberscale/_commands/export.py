@@ -126,8 +126,7 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
             raise InvalidError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
         return found
     record = read_record(paths)
-    uri = record.job(paths).spec.checkpoint.uri
-    found = [] if uri is None else _found(SavedCheckpoints(uri), {record.uid, *record.earlier_uids})
+    found = _found(SavedCheckpoints(record.checkpoint_uri(paths)), {record.uid, *record.earlier_uids})
     copy = paths.model / MANIFEST_NAME
     if copy.exists():
         with suppress(DamagedCheckpointError):

@@ -56,12 +56,15 @@ class RunRecord(BaseModel):
         """The original manifest."""
         return TrainingJob.model_validate(self.manifest)
 
+    def checkpoint_uri(self, paths: "RunPaths") -> str:
+        """The place of its checkpoints: the manifest's, else in the run's folder."""
+        uri = self.given.spec.checkpoint.uri
+        return uri if uri is not None else str(paths.checkpoints.resolve())
+
     def job(self, paths: "RunPaths") -> TrainingJob:
         """The manifest as the run's processes get it: with the place of its checkpoints."""
         given = self.given
-        if given.spec.checkpoint.uri is not None:
-            return given
-        checkpoint = given.spec.checkpoint.model_copy(update={"uri": str(paths.checkpoints.resolve())})
+        checkpoint = given.spec.checkpoint.model_copy(update={"uri": self.checkpoint_uri(paths)})
         return given.model_copy(update={"spec": given.spec.model_copy(update={"checkpoint": checkpoint})})
 
 
