@@ -5,6 +5,7 @@ Progress goes to stderr, except in a notebook.
 
 import math
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -257,12 +258,9 @@ def live_view(name: str, snapshot: RunView) -> RenderableType:
         Text(f"{status.samples:,} / {total:,} samples" if total else "", "dim"),
         Text(eta, "cyan"),
     )
-    counts: dict[str, int] = {}
-    for process in snapshot.processes:
-        role = process.name.rpartition("-")[0]
-        counts[role] = counts.get(role, 0) + 1
+    counts = Counter(process.name.rpartition("-")[0] for process in snapshot.processes)
     restarts = sum(snapshot.restarts.values())
-    members = [f"{counts.get('ps', 0)} PS", f"{counts.get('worker', 0)} workers"]
+    members = [f"{counts['ps']} PS", f"{counts['worker']} workers"]
     if restarts:
         members.append(f"{restarts} restarts")
     return Group(title, bar, Text("   ".join([*figures(status), *members]), "green"))

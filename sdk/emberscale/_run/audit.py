@@ -5,9 +5,11 @@ repetition. Each push steps every dense piece of a server, and a piece counts it
 must agree, except for the batches that the piece forgot in recoveries, as the checkpoint records.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from emberscale_api.checkpoint import ForgottenShare, Origin
@@ -191,10 +193,9 @@ def _epoch(records: int, batch_size: int, servers: Sequence[Runs]) -> Counts:
     edges = {0, batches}
     for runs in servers:
         edges |= {edge for first, stop, _ in runs for edge in (first, stop)}
-    cursors = [_Times(runs) for runs in servers]
-    ordered = sorted(edges)
-    for first, stop in pairwise(ordered):
-        times = [cursor.at(first) for cursor in cursors]
+    ascending = [sorted(runs) for runs in servers]
+    for first, stop in pairwise(sorted(edges)):
+        times = [_times(runs, first) for runs in ascending]
         samples = min(stop * batch_size, records) - min(first * batch_size, records)
         if first >= batches:
             # batches that the data does not have: there is no sample to count, yet something was applied
@@ -210,17 +211,7 @@ def _epoch(records: int, batch_size: int, servers: Sequence[Runs]) -> Counts:
     return total
 
 
-class _Times:
-    """The number of times that one server applied batches, for ascending positions."""
-
-    def __init__(self, runs: Runs) -> None:
-        self._runs = sorted(runs)
-        self._next = 0
-
-    def at(self, batch: int) -> int:
-        while self._next < len(self._runs) and self._runs[self._next][1] <= batch:
-            self._next += 1
-        if self._next == len(self._runs):
-            return 0
-        first, _, times = self._runs[self._next]
-        return times if first <= batch else 0
+def _times(runs: Runs, batch: int) -> int:
+    """How often one server applied a batch; its runs are disjoint, and ascend."""
+    place = bisect_right(runs, batch, key=itemgetter(0)) - 1
+    return runs[place][2] if place >= 0 and batch < runs[place][1] else 0
