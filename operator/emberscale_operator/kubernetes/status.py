@@ -182,7 +182,11 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
             message=message[:2048],
         )
 
-    phase = facts.phase
+    def end(kind: ConditionType, reason: str, message: str) -> None:
+        if kind in conditions:
+            put(kind, False, reason, message)
+
+    phase, master = facts.phase, facts.master
     resting = phase in RESTING
     said = (facts.reason or str(phase), facts.message)
     blocked = None if resting else facts.blocked
@@ -191,44 +195,36 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType(str(phase)), True, *said)
     if phase is JobPhase.SUSPENDED:
         put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
-    elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
-        put(ConditionType.SUSPENDED, False, "JobResumed", "the job resumes from its last checkpoint")
+    elif phase is not JobPhase.SUSPENDING:
+        end(ConditionType.SUSPENDED, "JobResumed", "the job resumes from its last checkpoint")
     sizing = facts.plan.sizing if facts.plan is not None else Sizing()
     changes = [step for step in sizing.steps if step.reason and step.reason not in (*RECOVERY_STEPS, STARTED_STEP)]
-    if not resting and changes:
+    if resting:
+        for kind in (ConditionType.SCALING, ConditionType.FLASH_CHECKPOINT, ConditionType.PROTECTED):
+            end(kind, str(phase), "the job rests")
+    elif changes:
         put(ConditionType.SCALING, sizing.scaling, changes[-1].reason, changes[-1].message)
-    elif resting and ConditionType.SCALING in conditions:
-        put(ConditionType.SCALING, False, str(phase), "the job rests")
-    members = () if resting or facts.master is None else facts.master.members
-    slow = [_slow_text(one.member, one.slowness) for one in members if one.slowness is not None]
-    if slow:
+    members = () if resting or master is None else master.members
+    if slow := [_slow_text(one.member, one.slowness) for one in members if one.slowness is not None]:
         put(ConditionType.SLOW, True, "FoundSlowMembers", "; ".join(slow))
-    elif ConditionType.SLOW in conditions and (resting or facts.master is not None):
-        put(ConditionType.SLOW, False, "NoSlowMembers", "no member is much slower than its peers")
-    full = [one.member.slot for one in members if one.delays_for_memory]
-    if full:
-        put(
-            ConditionType.LOW_MEMORY,
-            True,
-            "DelayedPushes",
-            f"{', '.join(full)}: near the memory limit; pushes are slowed down",
-        )
-    elif ConditionType.LOW_MEMORY in conditions and (resting or facts.master is not None):
-        put(ConditionType.LOW_MEMORY, False, "EnoughMemory", "no parameter server is near its memory limit")
-    if resting and ConditionType.FLASH_CHECKPOINT in conditions:
-        put(ConditionType.FLASH_CHECKPOINT, False, str(phase), "the job rests")
-    elif not resting and facts.master is not None and facts.master.flash is not None:
-        put(ConditionType.FLASH_CHECKPOINT, *_flash(facts.master.flash))
-    elif facts.master is not None and ConditionType.FLASH_CHECKPOINT in conditions:
-        put(ConditionType.FLASH_CHECKPOINT, False, "NoFlashCheckpoints", "the job takes no flash checkpoints any more")
-    if resting and ConditionType.PROTECTED in conditions:
-        put(ConditionType.PROTECTED, False, str(phase), "the job rests")
-    elif not resting and facts.master is not None and (protection := kept_protection(facts.master)) is not None:
-        put(ConditionType.PROTECTED, *_protection(protection, facts.master, facts))
-    elif facts.master is not None and ConditionType.PROTECTED in conditions:
-        told = facts.master.protection
-        why = (told.problem if told is not None else "") or "the job keeps no parity of rows any more"
-        put(ConditionType.PROTECTED, False, "NoParity", f"{why}; {_UNPROTECTED}")
+    elif resting or master is not None:
+        end(ConditionType.SLOW, "NoSlowMembers", "no member is much slower than its peers")
+    if full := [one.member.slot for one in members if one.delays_for_memory]:
+        message = f"{', '.join(full)}: near the memory limit; pushes are slowed down"
+        put(ConditionType.LOW_MEMORY, True, "DelayedPushes", message)
+    elif resting or master is not None:
+        end(ConditionType.LOW_MEMORY, "EnoughMemory", "no parameter server is near its memory limit")
+    if master is not None and not resting:
+        if master.flash is not None:
+            put(ConditionType.FLASH_CHECKPOINT, *_flash(master.flash))
+        else:
+            end(ConditionType.FLASH_CHECKPOINT, "NoFlashCheckpoints", "the job takes no flash checkpoints any more")
+        if (protection := kept_protection(master)) is not None:
+            put(ConditionType.PROTECTED, *_protection(protection, master, facts))
+        else:
+            problem = master.protection.problem if master.protection is not None else ""
+            why = problem or "the job keeps no parity of rows any more"
+            end(ConditionType.PROTECTED, "NoParity", f"{why}; {_UNPROTECTED}")
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
