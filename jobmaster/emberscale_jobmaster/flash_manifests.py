@@ -1,6 +1,6 @@
 """The manifest of a job's newest flash checkpoint in Redis; parameter servers write the chunks that it lists."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
 import redis
@@ -65,8 +65,10 @@ class FlashManifests:
 
     def remove_replaced(self, before: CheckpointManifest, manifest: CheckpointManifest) -> None:
         """Removes the files that only the checkpoint `before` uses. No later one lists them: names are never reused."""
+        keys = sorted(self._keys_of(before) - self._keys_of(manifest))
         try:
-            self._remove(sorted(self._keys_of(before) - self._keys_of(manifest)))
+            for first in range(0, len(keys), _REMOVED_AT_ONCE):
+                self._redis.unlink(*keys[first : first + _REMOVED_AT_ONCE])
         except (redis.RedisError, OSError) as error:
             raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
 
@@ -79,9 +81,3 @@ class FlashManifests:
 
     def _keys_of(self, manifest: CheckpointManifest) -> set[str]:
         return {self._keys.of_file(manifest.id, file.path) for file in manifest.files}
-
-    def _remove(self, keys: Iterable[str]) -> None:
-        left = list(keys)
-        while left:
-            self._redis.unlink(*left[:_REMOVED_AT_ONCE])
-            left = left[_REMOVED_AT_ONCE:]

@@ -1,8 +1,6 @@
 """The checkpoint of another job that this one starts from, at the master's edge (`spec.checkpoint.initialFrom`)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from emberscale_api.checkpoint import CheckpointManifest, Origin
 from emberscale_api.errors import InvalidError, UnavailableError
@@ -11,8 +9,6 @@ from emberscale_api.origin import FIELD, InitialCheckpoints, UnusableOriginError
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import InitialWanted
 from emberscale_jobmaster.operations import Restored, Source
-
-_Result = TypeVar("_Result")
 
 
 class InitialUnreachableError(UnavailableError):
@@ -44,25 +40,18 @@ class InitialFolder:
     def find(self, wanted: InitialWanted) -> InitialFound:
         """Returns the checkpoint to start from. Raises InitialUnreachableError."""
         refused = {uri.rpartition("/")[2]: problem for uri, problem in wanted.refused.items()}
-        initial = InitialCheckpoints(self._folder.uri, self._call(self._folder.complete), self._read, refused)
         try:
+            initial = InitialCheckpoints(self._folder.uri, self._folder.complete(), self._folder.read, refused)
             manifest, damaged = initial.choose(self._job, wanted.pinned)
         except UnusableOriginError as error:
             return InitialFound(unusable=str(error))
-        by_uri = {initial.uri_of(identifier): problem for identifier, problem in damaged.items()}
-        return InitialFound(initial_source(manifest, initial.uri_of(manifest.id), self._job), by_uri)
-
-    def _read(self, identifier: str) -> CheckpointManifest:
-        return self._call(lambda: self._folder.read(identifier))
-
-    def _call(self, call: Callable[[], _Result]) -> _Result:
-        try:
-            return call()
         except InvalidError:
             raise
         except Exception as error:
             problem = f"{FIELD}.uri ({self._folder.uri}) cannot be used: {type(error).__name__}: {error}"
             raise InitialUnreachableError(problem) from error
+        by_uri = {initial.uri_of(identifier): problem for identifier, problem in damaged.items()}
+        return InitialFound(initial_source(manifest, initial.uri_of(manifest.id), self._job), by_uri)
 
 
 def initial_source(manifest: CheckpointManifest, uri: str, job: TrainingJob) -> Source:

@@ -277,10 +277,7 @@ class JobRuntime:
 
     def take_start_ups(self) -> list[tuple[float, StartedUp]]:
         """The start-ups since the last call, and when they were seen, in seconds since 1970."""
-        taken = []
-        while self._start_ups:
-            taken.append(self._start_ups.popleft())
-        return taken
+        return [self._start_ups.popleft() for _ in range(len(self._start_ups))]
 
     def _step(self, event: Event) -> tuple[Granted | LeasesVoid, ...]:
         before = self._state
