@@ -28,7 +28,7 @@ def test_a_limit_above_the_machine_gets_the_machine() -> None:
 
 def test_promises_are_shared_over_the_cores_of_a_process() -> None:
     placed = {"ps-0": (2.0, (0, 1)), "worker-0": (0.5, (1,)), "master-0": (None, None), "gone": (1.0, (9,))}
-    assert loads_of(placed, frozenset({0, 1, 2})) == {0: 1.0, 1: 1.5, 2: 0.0}
+    assert loads_of(placed.values(), frozenset({0, 1, 2})) == {0: 1.0, 1: 1.5, 2: 0.0}
 
 
 @given(
@@ -39,11 +39,11 @@ def test_placing_one_by_one_never_leaves_a_core_two_processes_behind(limits: lis
     usable = frozenset(range(cores))
     placed: dict[str, tuple[float | None, tuple[int, ...] | None]] = {}
     for number, limit in enumerate(limits):
-        got = place(limit, loads_of(placed, usable))
+        got = place(limit, loads_of(placed.values(), usable))
         assert got is not None
         assert len(got) == min(math.ceil(limit), cores)
         placed[f"worker-{number}"] = (limit, got)
-    loads = loads_of(placed, usable)
+    loads = loads_of(placed.values(), usable)
     assert (
         max(loads.values()) - min(loads.values())
         <= max(limit / min(math.ceil(limit), cores) for limit in limits) + 1e-9

@@ -5,6 +5,7 @@ Nor does a master know that its job has failed because too many pods died.
 """
 
 import asyncio
+from contextlib import suppress
 
 import grpc.aio
 import structlog
@@ -58,11 +59,9 @@ class BrainClaims:
                 if problem != self._problem:
                     _log.warning("brain_claims_not_ended", jobs=len(self._gone), problem=problem)
                 self._problem = problem
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._look if self._gone else None):
                     await self._news.wait()
-            except TimeoutError:
-                continue
 
     async def close(self) -> None:
         """Ends the connection."""

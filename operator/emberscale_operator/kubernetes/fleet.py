@@ -78,8 +78,6 @@ class Fleet:
             try:
                 await controller.run()
                 await self._bury(uid)
-            except asyncio.CancelledError:
-                raise
             except Exception:  # noqa: BLE001 - the outermost edge of a task that must not end silently
                 self.defects += 1
                 _log.exception("defect", job=str(key))

@@ -8,6 +8,7 @@ their share.
 
 import asyncio
 from collections.abc import Awaitable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Any, cast
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -139,11 +140,9 @@ class Tenants:
             except (RedisError, OSError) as error:
                 self.up = False
                 self._tell(str(error))
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._look):
                     await self._news.wait()
-            except TimeoutError:
-                continue
 
     async def remove(self, job_uid: str) -> None:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""

@@ -7,7 +7,7 @@ no quota can be set, a fraction of a core is a core that others may be placed on
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +24,10 @@ def place(cpu_cores: float | None, loads: Mapping[int, float]) -> tuple[int, ...
     return tuple(sorted(sorted(loads, key=lambda core: (loads[core], core))[:wanted]))
 
 
-def loads_of(
-    placed: Mapping[str, tuple[float | None, tuple[int, ...] | None]], usable: frozenset[int]
-) -> dict[int, float]:
+def loads_of(placed: Iterable[tuple[float | None, tuple[int, ...] | None]], usable: frozenset[int]) -> dict[int, float]:
     """Returns the load that each usable core has been promised, given each process's limit and cores."""
     loads = dict.fromkeys(sorted(usable), 0.0)
-    for cpu_cores, cores in placed.values():
+    for cpu_cores, cores in placed:
         for core in cores or ():
             if core in loads and cpu_cores is not None and cores:
                 loads[core] += cpu_cores / len(cores)

@@ -144,14 +144,8 @@ class JobProcesses:
             self._quotas.forget(member)
 
     def _loads(self, without: InstanceId | None = None) -> dict[int, float]:
-        return loads_of(
-            {
-                str(instance): (entry.resources.cpu_cores, entry.cores)
-                for instance, entry in self._entries.items()
-                if entry.exit is None and instance != without
-            },
-            self._usable_cores,
-        )
+        others = (entry for instance, entry in self._entries.items() if entry.exit is None and instance != without)
+        return loads_of(((entry.resources.cpu_cores, entry.cores) for entry in others), self._usable_cores)
 
 
 def _state(entry: _Entry) -> InstanceState:

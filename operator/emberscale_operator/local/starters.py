@@ -120,7 +120,8 @@ class ForkServerClient:
             for line in self._lines.add(data):
                 match decode(line):
                     case Forked(ticket, pid) if ticket in self._unwanted:
-                        _kill(pid)
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                     case Ended(ticket, _) if ticket in self._unwanted:
                         self._unwanted.discard(ticket)
                     case Forked(ticket, pid):
@@ -159,11 +160,6 @@ class ForkServerClient:
             process.end(-signal.SIGKILL if process.pid is not None else code)
         self._running.clear()
         self._unwanted.clear()
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 class _Forked:
