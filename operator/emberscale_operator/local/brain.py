@@ -36,7 +36,7 @@ from emberscale_api.rpc import tls
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_api.shape import GIB
-from emberscale_operator.local.folder import RunFolder, write_private
+from emberscale_operator.local.folder import RunFolder, try_lock, write_private
 from emberscale_operator.local.port import HOST, bind_shared
 from emberscale_operator.local.process import Launch
 
@@ -86,11 +86,7 @@ class BrainSeat:
     def take(self) -> bool:
         """Takes the seat if it is free. Returns whether this run has it, and so starts the brain."""
         if not self._held and self._lock is not None:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            self._held = True
+            self._held = try_lock(self._lock)
         return self._held
 
     def _give_up(self) -> None:

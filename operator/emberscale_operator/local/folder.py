@@ -1,5 +1,6 @@
 """Where a job keeps its files on this machine."""
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -76,3 +77,12 @@ def remove_socket_folder(link: Path) -> None:
     if folder.name.startswith(_PREFIX) and folder.is_dir() and folder.stat().st_uid == os.getuid():
         shutil.rmtree(folder)
     link.unlink()
+
+
+def try_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Locks an open file or folder until it is closed; returns whether no other process has it locked."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

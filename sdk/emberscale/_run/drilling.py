@@ -1,6 +1,5 @@
 """Rehearses the loss of a parameter server of a run under way on this machine, for `emberscale drill`."""
 
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.running_codec import status_from_wire
 from emberscale_operator.local import KillRequest
+from emberscale_operator.local.folder import try_lock
 
 _CALL_SECONDS = 5.0
 _TAKEN_SECONDS = 10.0
@@ -35,12 +35,10 @@ class DrilledRun:
         self._folder = folder_under_way(root)
         self._channel = open_master(root, self._folder)
         self._lock = os.open(self._folder.drill, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(self._lock):
             os.close(self._lock)
             self._channel.close()
-            raise InvalidError(f"{root}: another drill is under way; try again once it is over") from error
+            raise InvalidError(f"{root}: another drill is under way; try again once it is over")
         self._stub: MasterStub = MasterStub(self._channel)
         self._incarnations: dict[int, str] = {}
 

@@ -1,6 +1,5 @@
 """Ownership of a folder: when a run may begin or continue in it, and replace another."""
 
-import fcntl
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ from emberscale._run.scaling import scaled_numbers
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import RunFolder, end_edits
+from emberscale_operator.local.folder import try_lock
 
 _LOOK_SECONDS = 1.0
 """How long a new run waits for `emberscale scale`, which briefly holds the folder to see whether a run holds it."""
@@ -192,16 +192,12 @@ def _take_place(home: RunPaths) -> None:
 def _lock(root: Path) -> int:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     deadline = time.monotonic() + _LOOK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.02)
-                continue
+    while not try_lock(descriptor):
+        if time.monotonic() >= deadline:
             os.close(descriptor)
-            raise InvalidError(f"--workdir: {root} is in use by another `emberscale run`") from None
-        return descriptor
+            raise InvalidError(f"--workdir: {root} is in use by another `emberscale run`")
+        time.sleep(0.02)
+    return descriptor
 
 
 def _versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobStatus
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local import RunFolder, edit_manifest
+from emberscale_operator.local.folder import try_lock
 
 Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
 _BETWEEN_LAUNCHES = "the run is just starting, or about to end; try again in a moment"
@@ -103,9 +104,6 @@ def _is_held(root: Path) -> bool:
     """Whether an `emberscale run` owns the folder."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at the same time
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor, fcntl.LOCK_SH)  # several may look at the same time
     finally:
         os.close(descriptor)
-    return False
