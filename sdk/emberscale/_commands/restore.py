@@ -17,7 +17,7 @@ from emberscale._commands.options import (
     bad_input_exits,
     paragraphs,
 )
-from emberscale._commands.run import exit_code, show_result
+from emberscale._commands.run import end
 from emberscale._run.brain_choice import BrainOption, choose_brain
 from emberscale._run.checkpoints import check_initial
 from emberscale._run.interruption import Interruption
@@ -99,8 +99,7 @@ def restore(
             overwrite=overwrite,
             brain=choose_brain(job, brain, (), None),
         )
-        show_result(training, output)
-    raise typer.Exit(exit_code(training.summary, interruption))
+        end(training, interruption, output)
 
 
 def _fields(place: str, identifier: str | None, continuation: DataContinuation | None) -> list[str]:

@@ -1,6 +1,6 @@
 """`emberscale run`: trains a manifest on this machine."""
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from emberscale._reports.summary_table import summary_table
 from emberscale._run.brain_choice import BrainCaFile, BrainOption, BrainSettings, BrainTokenFile, choose_brain
 from emberscale._run.interruption import Interruption
 from emberscale._run.resumption import kept_by_a_run
-from emberscale._run.summary import Summary, finite_json
+from emberscale._run.summary import finite_json
 from emberscale._training import Training, default_folder, run_job
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
@@ -97,22 +97,16 @@ def run(
             brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
             picture=picture,
         )
-        show_result(training, output)
-    raise typer.Exit(exit_code(training.summary, interruption))
+        end(training, interruption, output)
 
 
-def show_result(training: Training, output: Output) -> None:
-    """Prints the summary of a run on stdout."""
+def end(training: Training, interruption: Interruption, output: Output) -> NoReturn:
+    """Prints the summary of a run on stdout, and ends the command: with exit code 0 only for a run that is Complete."""
+    summary = training.summary
     if output is Output.JSON:
-        typer.echo(finite_json(training.summary.as_document()))
+        typer.echo(finite_json(summary.as_document()))
     else:
-        Console().print(summary_table(training.summary, training.folder))
-
-
-def exit_code(summary: Summary, interruption: Interruption) -> int:
-    """Returns the exit code of a command that trained: 0 only for a run that is Complete."""
-    if summary.phase == "Complete":
-        return 0
-    if interruption.signal is not None and summary.phase != "Failed":
-        return 128 + interruption.signal
-    return 1
+        Console().print(summary_table(summary, training.folder))
+    if interruption.signal is not None and summary.phase not in ("Complete", "Failed"):
+        raise typer.Exit(128 + interruption.signal)
+    raise typer.Exit(0 if summary.phase == "Complete" else 1)

@@ -106,13 +106,7 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 def _flash(flash: FlashStatus | None) -> dict[str, Any] | None:
     if flash is None or not flash.checkpoint:
         return None
-    return {
-        "checkpoint": flash.checkpoint,
-        "seconds": flash.seconds,
-        "held_seconds": flash.held_seconds,
-        "written_bytes": flash.written_bytes,
-        "bytes": flash.bytes,
-    }
+    return {name: getattr(flash, name) for name in ("checkpoint", "seconds", "held_seconds", "written_bytes", "bytes")}
 
 
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
