@@ -29,7 +29,8 @@ class InitialCheckpoints:
 
     * `uri`: of the folder. `ids`: of those that are complete, oldest first.
     * `read`: returns the manifest of one. Raises DamagedCheckpointError for one that cannot be restored.
-    * `refused`: by id, why checkpoints failed when they were loaded.
+    * `refused`: by id, why checkpoints failed when they were loaded. A damaged file that a reason names also rules out
+      the other checkpoints that need the file.
     """
 
     uri: str
@@ -90,9 +91,19 @@ class InitialCheckpoints:
             manifest = self.read(identifier)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(f"{place} cannot be restored: {error}") from error
+        if problem := self._damage_shared_with_refused(manifest):
+            raise DamagedCheckpointError(f"{place} cannot be restored: {problem}")
         if problem := unfit(manifest, job):
             raise _UnfitError(f"{place} {problem}")
         return manifest
+
+    def _damage_shared_with_refused(self, manifest: CheckpointManifest) -> str:
+        """Returns why another checkpoint was refused, if that names a file of this one; else empty."""
+        problems = self.refused.values()
+        if not problems:
+            return ""
+        files = [f"{self.uri_of(file.checkpoint or manifest.id)}/{file.path}" for file in manifest.files]
+        return next((problem for problem in problems if any(f"{file} " in problem for file in files)), "")
 
     def _fitting(self, job: TrainingJob) -> Iterator[str]:
         for identifier in reversed(self.ids):

@@ -17,7 +17,10 @@ class InitialUnreachableError(UnavailableError):
 
 @dataclass(frozen=True)
 class InitialFound:
-    """The checkpoint found, or why the job cannot start from any; `damaged` lists newer damaged ones by URI."""
+    """The checkpoint found, or why the job cannot start from any.
+
+    `damaged` lists, by URI, newer ones that are damaged and that were not refused before.
+    """
 
     source: Source | None = None
     damaged: dict[str, str] = field(default_factory=dict)
@@ -50,7 +53,8 @@ class InitialFolder:
         except Exception as error:
             problem = f"{FIELD}.uri ({self._folder.uri}) cannot be used: {type(error).__name__}: {error}"
             raise InitialUnreachableError(problem) from error
-        by_uri = {initial.uri_of(identifier): problem for identifier, problem in damaged.items()}
+        new = {identifier: problem for identifier, problem in damaged.items() if identifier not in refused}
+        by_uri = {initial.uri_of(identifier): problem for identifier, problem in new.items()}
         return InitialFound(initial_source(manifest, initial.uri_of(manifest.id), self._job), by_uri)
 
 

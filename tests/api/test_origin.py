@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from emberscale_api.checkpoint import (
+    CheckpointFile,
     CheckpointManifest,
     DamagedCheckpointError,
     DataFileIdentity,
@@ -88,6 +89,19 @@ class TestChoice:
     def test_one_that_failed_while_it_was_loaded_is_not_taken_again(self) -> None:
         folder = Folder(checkpoint(3), checkpoint(4))
         assert folder.choose(job(model=MODEL), refused={"00000004": "a bit flipped"}) == "00000003"
+
+    def test_one_that_needs_a_file_that_failed_in_another_one_is_not_taken(self) -> None:
+        damaged = CheckpointFile(path="ps-0/table-3-0.b4", bytes=1, crc32=1)
+        others = CheckpointFile(path="ps-0/table-3-0.b4x", bytes=1, crc32=1)
+        folder = Folder(
+            checkpoint(2, files=(others,)),
+            checkpoint(3, files=(damaged,)),
+            checkpoint(4, files=(damaged.model_copy(update={"checkpoint": "00000003"}),)),
+        )
+        refused = {"00000004": f"{PLACE}/00000003/ps-0/table-3-0.b4 was altered: its checksum does not match"}
+        assert folder.choose(job(model=MODEL), refused=refused) == "00000002"
+        told = folder.refusal(job("00000004", model=MODEL), refused)
+        assert "give spec.checkpoint.initialFrom.id: '00000002' instead" in told
 
 
 class TestRefusals:

@@ -313,6 +313,16 @@ class TestAnotherJobsCheckpoints:
         assert (source.checkpoint, source.initial, source.anew) == ("moody://checkpoints/00000004", True, True)
         assert source.own_checkpoint == ""
 
+    def test_a_checkpoint_that_was_refused_before_is_not_reported_again(self, stored: Stored) -> None:
+        for identifier in ("00000004", "00000005", "00000006"):
+            complete(stored.folder, identifier)
+        filesystem, path = fsspec.core.url_to_fs("moody://checkpoints/00000005/manifest.json")
+        filesystem.pipe_file(path, b"{}")
+        event = self.found(InitialWanted(refused={"moody://checkpoints/00000006": "a bit flipped"}))
+        assert isinstance(event, CheckpointFound)
+        assert unwrap(event.source).checkpoint == "moody://checkpoints/00000004"
+        assert list(event.damaged) == ["moody://checkpoints/00000005"]
+
     def test_only_a_restore_takes_it(self, stored: Stored) -> None:
         complete(stored.folder, "00000004")
         event = self.found(None)
