@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from emberscale._cli import app
+from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints
 from emberscale_api.checkpoint import CheckpointManifest, EpochApplied
 from master_stand_in import checkpoint_manifest
 from trained_run import KEYS, TrainedRun
@@ -80,6 +82,23 @@ class TestList:
     def test_one_checkpoint_is_a_place(self, run: TrainedRun) -> None:
         assert [one["id"] for one in listed(folder_of(run, 2))] == ["00000002"]
 
+    def test_one_that_a_job_removes_meanwhile_hides_no_other(
+        self, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = CheckpointManifest.from_json
+        oldest = folder_of(run, 1)
+
+        def removing(text: str | bytes, name: str) -> CheckpointManifest:
+            shutil.rmtree(oldest, ignore_errors=True)
+            return read(text, name)
+
+        monkeypatch.setattr(CheckpointManifest, "from_json", removing)
+        assert [(one["id"], bool(one["problem"])) for one in listed(run.root)] == [
+            ("00000003", False),
+            ("00000002", False),
+            ("00000001", True),
+        ]
+
     @pytest.mark.parametrize("place", ["nowhere", "run/checkpoints/00000009"])
     def test_a_place_without_checkpoints_is_bad_input(self, run: TrainedRun, place: str) -> None:
         code, _, errors = checkpoints("list", run.root.parent / place)
@@ -109,6 +128,15 @@ class TestShow:
         code, _, errors = checkpoints("show", run.root)
         assert code == 2
         assert [f"{folder_of(run, cut)}/manifest.json" in errors for cut in (1, 2, 3)] == [True] * 3
+
+    def test_one_that_cannot_be_restored_is_a_line_with_the_one_to_take_instead(self, run: TrainedRun) -> None:
+        rows = next(folder_of(run, 2).rglob("table-*.rows"))
+        rows.unlink()
+        expected = f"{rows}: is missing; 00000001 can be restored instead"
+        code, _, errors = checkpoints("show", folder_of(run, 2))
+        assert code == 2
+        assert errors.splitlines() == [f"error: PLACE: {folder_of(run, 2)}: {expected}"]
+        assert f"00000002: {expected}" in checkpoints("list", folder_of(run, 2))[1]
 
 
 class TestVerify:
@@ -200,6 +228,22 @@ class TestPrune:
         assert code == 0
         assert "00000004" in errors
         assert [one["id"] for one in listed(run.root)] == ["00000005", "00000004", "00000003"]
+
+    def test_a_checkpoint_that_begins_meanwhile_is_left_alone(
+        self, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = SavedCheckpoints.entries
+
+        def begun_after(folder: SavedCheckpoints) -> tuple[SavedCheckpoint, ...]:
+            entries = found(folder)
+            folder_of(run, 4).mkdir(exist_ok=True)
+            return entries
+
+        monkeypatch.setattr(SavedCheckpoints, "entries", begun_after)
+        code, printed, _ = checkpoints("prune", run.root, "--keep", 2, "--yes")
+        assert code == 0
+        assert "00000001: removed" in printed
+        assert [one["id"] for one in listed(run.root)] == ["00000004", "00000003", "00000002"]
 
     def test_where_nothing_is_whole_nothing_is_removed(self, run: TrainedRun) -> None:
         for cut in (1, 2, 3):

@@ -93,17 +93,25 @@ class _Storage:
         self.place = place
         uri, chosen = located(place)
         self.folder = SavedCheckpoints(uri)
-        entries = self.folder.entries()
-        self.entries = [entry for entry in entries if chosen in ("", entry.id)]
+        self._beside = self.folder.entries()
+        self.entries = [entry for entry in self._beside if chosen in ("", entry.id)]
         if not self.entries:
-            has = f"has {', '.join(entry.id for entry in entries)}" if entries else "holds no checkpoints"
+            has = f"has {', '.join(entry.id for entry in self._beside)}" if self._beside else "holds no checkpoints"
             raise InvalidError(f"{_METAVAR}: {place}: is no checkpoint; {uri} {has}" if chosen else f"{place}: {has}")
+
+    @property
+    def is_part(self) -> bool:
+        """Whether there were other checkpoints beside those that the PLACE names."""
+        return len(self.entries) < len(self._beside)
 
     def newest(self) -> tuple[SavedCheckpoint, CheckpointManifest]:
         """The newest checkpoint that can be restored. Raises InvalidError."""
         for entry in self.entries:
             if entry.manifest is not None and not entry.problem:
                 return entry, entry.manifest
+        if len(self.entries) == 1:
+            only = self.entries[0]
+            raise InvalidError(f"{_METAVAR}: {self.place}: {only.problem}{self.instead_of(only)}")
         problems = "".join(f"\n{entry.id}: {entry.problem}" for entry in self.entries)
         raise InvalidError(f"{_METAVAR}: {self.place}: nothing can be restored{problems}")
 
@@ -111,7 +119,7 @@ class _Storage:
         """Says which checkpoint to take instead of a damaged one; empty if it is not, or was never completed."""
         if not damaged.problem or damaged.incomplete:
             return ""
-        sound = [entry.id for entry in self.entries if entry.manifest is not None and not entry.problem]
+        sound = [entry.id for entry in self._beside if entry.manifest is not None and not entry.problem]
         older = [identifier for identifier in sound if int(identifier) < int(damaged.id)]
         return f"; {(older or sound)[0]} can be restored instead" if sound else "; no other can be restored"
 
@@ -246,7 +254,7 @@ def prune(
     """Keeps the newest checkpoints that can be restored, and removes older ones."""
     with bad_input_exits():
         storage = _Storage(place)
-        if len(storage.entries) < len(storage.folder.entries()):
+        if storage.is_part:
             raise InvalidError(f"{_METAVAR}: {place}: is a single checkpoint; name the folder or the run that holds it")
         kept: list[SavedCheckpoint] = []
         for entry in storage.entries:

@@ -139,6 +139,8 @@ class SavedCheckpoints:
             manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
             if manifest.id != identifier:
                 problem = f"{path}: is the manifest of checkpoint {manifest.id}"
+        except FileNotFoundError:  # a job has just removed the checkpoint
+            return SavedCheckpoint(identifier, None, INCOMPLETE, taken)
         except DamagedCheckpointError as error:
             problem = str(error)
         for file in () if manifest is None or problem else manifest.files:
