@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from emberscale_api.job import crd_rules
 from emberscale_api.job.manifest import models_in
 from emberscale_api.job.model import ENTRYPOINT
+from emberscale_api.job.run_policy import AUTO_INTERVAL
 from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
 from emberscale_api.job.training_job import TrainingJobSpec
@@ -35,6 +36,7 @@ _QUANTITY = "^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _DURATION = "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$"
 _DURATION_OF_CEL = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
 _QUANTITIES = {("ResourceList", "cpu"), ("ResourceList", "memory"), ("FlashSpec", "maxBytes")}
+_DURATION_OR_AUTO = {("CheckpointSpec", "interval")}
 
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ModelSpec", "entrypoint"): {"pattern": ENTRYPOINT},
@@ -154,7 +156,8 @@ class _Inliner:
         if (type_name, name) in _QUANTITIES:
             return _quantity(source)
         if source.get("format") == DURATION:
-            return _duration(source, _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION)
+            schema = _duration(source, _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION)
+            return _or_auto(schema) if (type_name, name) in _DURATION_OR_AUTO else schema
         schema = self._convert(name, source)
         if (type_name, name) in _NUMBER_OR_WORD:
             return _number_or_word(schema)
@@ -291,6 +294,13 @@ def _duration(source: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     if source.get("default") is not None:
         schema["default"] = _plain_number(source["default"])
     return schema
+
+
+def _or_auto(duration: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a duration that may also be AUTO_INTERVAL."""
+    rules = duration["x-kubernetes-validations"]
+    either = [{**rule, "rule": f"string(self) == '{AUTO_INTERVAL}' || {rule['rule']}"} for rule in rules]
+    return {**duration, "pattern": f"^{AUTO_INTERVAL}$|{duration['pattern']}", "x-kubernetes-validations": either}
 
 
 def _plain_number(value: Any) -> Any:

@@ -11,6 +11,9 @@ from emberscale_api.job.units import Quantity, Seconds, memory_bytes
 DEFAULT_INTERVAL = 300.0
 """Seconds between checkpoints, unless the manifest or the brain sets another interval."""
 
+AUTO_INTERVAL = "Auto"
+"""The interval between checkpoints that the brain advises, as an absent interval."""
+
 
 class FlashMode(StrEnum):
     """`Auto` and `Enabled` need a Redis for rows; if there is none, only `Enabled` reports that."""
@@ -70,6 +73,10 @@ class IncrementalMode(StrEnum):
     AUTO = "Auto"
 
 
+def _absent_if_auto(value: object) -> object:
+    return None if value == AUTO_INTERVAL else value
+
+
 def _quoted(value: object) -> object:
     if isinstance(value, int):
         raise ValueError("must be text in quotes: YAML reads 00000010 as the number 8")
@@ -91,15 +98,16 @@ class InitialCheckpointSpec(ManifestPart):
 class CheckpointSpec(ManifestPart):
     """The job saves checkpoints at an interval and at its end; `flash` adds a faster tier in Redis.
 
-    Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, the brain advises one if
-    `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes. `quantization` applies to
-    the checkpoints at the interval; the checkpoint at the end of a job, or at its suspension, is exact. `keep` counts
-    checkpoints that can be restored; those that they build on stay, too. A job starts from `initialFrom` only while it
-    has no checkpoint of its own.
+    Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, or with `Auto`, the brain advises
+    one; until then, and without a brain, it is five minutes. `quantization` applies to the checkpoints at the interval;
+    the checkpoint at the end of a job, or at its suspension, is exact. `keep` counts checkpoints that can be restored;
+    those that they build on stay, too. A job starts from `initialFrom` only while it has no checkpoint of its own.
     """
 
     uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
-    interval: Seconds | None = Field(default=None, gt=0, description="Interval between checkpoints")
+    interval: Annotated[Annotated[Seconds, Field(gt=0)] | None, BeforeValidator(_absent_if_auto)] = Field(
+        default=None, description="Interval between checkpoints; the one that the brain advises if Auto or absent"
+    )
     incremental: IncrementalMode = Field(
         default=IncrementalMode.FULL,
         description="Rows that a checkpoint writes: all (Full), those changed since the first checkpoint (OneShot) "

@@ -1,0 +1,33 @@
+"""What manifests may say about checkpoints, here and on a cluster."""
+
+import re
+from typing import Any
+
+import pytest
+
+from emberscale_api.job import ManifestError
+from emberscale_api.job.crd import structural_schema
+from emberscale_api.job.run_policy import CheckpointSpec
+from training_jobs import training_spec
+
+FIELDS = structural_schema(CheckpointSpec, bounded=True)["properties"]
+
+
+def checkpoint(**fields: Any) -> CheckpointSpec:
+    return training_spec(checkpoint=fields).checkpoint
+
+
+def test_auto_is_the_interval_that_the_brain_advises_as_an_absent_one_is() -> None:
+    assert checkpoint(interval="Auto") == checkpoint()
+    assert checkpoint(interval="5m").interval == 300.0
+
+
+@pytest.mark.parametrize("interval", [0, "0s", "-5s", "auto", "soon"])
+def test_any_other_interval_is_a_duration_above_0(interval: object) -> None:
+    with pytest.raises(ManifestError, match=r"spec\.checkpoint\.interval: "):
+        checkpoint(interval=interval)
+
+
+@pytest.mark.parametrize(("interval", "taken"), [("Auto", True), ("1h30m", True), ("auto", False), ("Autos", False)])
+def test_a_cluster_takes_the_same_intervals(interval: str, taken: bool) -> None:
+    assert bool(re.search(FIELDS["interval"]["pattern"], interval)) is taken
