@@ -12,7 +12,6 @@ The next master undoes a barrier, and continues the phases after it.
 from emberscale_api.checkpoint import FLASH_PREFIX, PRIORITY_PREFIX, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
-from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_api.job.running import CheckpointCost
 from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
@@ -45,7 +44,15 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.progress import fail, suspend
 from emberscale_jobmaster.ranges import minus
-from emberscale_jobmaster.state import JobState, Stage, allowed_pls, applied_batches, committed_samples, newest_flash
+from emberscale_jobmaster.state import (
+    JobState,
+    Stage,
+    allowed_pls,
+    applied_batches,
+    checkpoint_interval,
+    committed_samples,
+    newest_flash,
+)
 
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of a barrier."""
@@ -67,12 +74,9 @@ SLOWED = 0.1
 _PREFIXES = {CheckpointPurpose.FLASH: FLASH_PREFIX, CheckpointPurpose.PRIORITY: PRIORITY_PREFIX}
 """Prefixes of the ids of checkpoints that do not count as checkpoints of the folder."""
 _PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
+_LIMITED = (CheckpointPurpose.PERIODIC, CheckpointPurpose.PRIORITY)
+"""What is written to the folder at the bandwidth of the manifest: the job waits for all others."""
 _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
-
-
-def interval(state: JobState, spec: TrainingJobSpec) -> float:
-    """Returns the seconds between checkpoints: those of the manifest, else those advised, else the default."""
-    return spec.checkpoint.interval or state.advised_interval or DEFAULT_INTERVAL
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
@@ -109,7 +113,7 @@ def _wants_priority(state: JobState, spec: TrainingJobSpec, now: float) -> bool:
     """Whether to save priority rows: a partial recovery would start from the newest checkpoint in the folder."""
     if state.move is not None or not state.checkpoint or is_flash(state.checkpoint) or newest_flash(state):
         return False
-    is_due = priority.is_due(state.priority, spec, state.checkpointed_at, interval(state, spec), now)
+    is_due = priority.is_due(state.priority, spec, state.checkpointed_at, checkpoint_interval(state, spec), now)
     return is_due and allowed_pls(state, spec) > 0
 
 
@@ -174,6 +178,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         tracked=mode is not IncrementalMode.FULL and purpose not in _PREFIXES,
         since=_since(state, spec, purpose, weight_bits),
         after=_saved_last(state) if purpose is CheckpointPurpose.PRIORITY else "",
+        bytes_per_second=spec.checkpoint.bytes_per_second if purpose in _LIMITED else 0,
     )
     state = replace(
         state,
@@ -323,6 +328,7 @@ def on_manifest_written(
         checkpoint=operation.checkpoint,
         chain=state.chain.followed_by(operation.checkpoint, listed),
         checkpoint_costs=(*state.checkpoint_costs, spent)[-COSTS_KEPT:],
+        most_written=operation.most_written if operation.bytes_per_second else state.most_written,
         checkpointed_at=now,
         cut_at=operation.began_at,
         restored=_held(state, operation),
@@ -435,15 +441,15 @@ def _due(state: JobState, spec: TrainingJobSpec, now: float) -> CheckpointPurpos
         return CheckpointPurpose.FINAL
     if state.suspending:
         return CheckpointPurpose.SUSPENSION
-    return CheckpointPurpose.PERIODIC if now - state.checkpointed_at >= interval(state, spec) else None
+    return CheckpointPurpose.PERIODIC if now - state.checkpointed_at >= checkpoint_interval(state, spec) else None
 
 
 def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPurpose, now: float) -> bool:
     """Whether a checkpoint under way prevents one of this purpose from beginning.
 
-    A checkpoint that the job waits for does not wait for a periodic one whose files or manifest make no progress. The
-    two tiers share only the barrier. A save of priority rows waits for all persistent checkpoints; those wait at most
-    for its barrier.
+    A checkpoint that the job waits for does not wait for a periodic one whose files or manifest make no progress, or
+    whose files are written at a limited bandwidth. The two tiers share only the barrier. A save of priority rows waits
+    for all persistent checkpoints; those wait at most for its barrier.
     """
     if taking.is_flash is not (purpose is CheckpointPurpose.FLASH):
         return taking.phase is CheckpointPhase.BARRIER
@@ -459,7 +465,7 @@ def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPu
         case CheckpointPhase.BARRIER:
             return True
         case CheckpointPhase.SAVE:
-            return now < taking.deadline - SAVE_SECONDS + STALLED_SECONDS
+            return not taking.bytes_per_second and now < taking.deadline - SAVE_SECONDS + STALLED_SECONDS
         case CheckpointPhase.WRITE:
             return taking.purpose not in state.troubles
 
@@ -485,6 +491,7 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
                 operation.weight_bits,
                 operation.tracked,
                 operation.after or operation.since,
+                operation.bytes_per_second,
             )
 
 
@@ -499,7 +506,7 @@ def _trouble(
         pause = flash.pause(state.flash, spec, 0 if before is None else before.attempts)
         return retry.failed_again(before, now, "FlashCheckpointFailed", problem, at_least=pause)
     can_wait = operation.purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.PRIORITY)
-    pause = interval(state, spec) / 10 if can_wait else 0.0
+    pause = checkpoint_interval(state, spec) / 10 if can_wait else 0.0
     return retry.failed_again(before, now, "CheckpointFailed", problem, at_least=pause)
 
 

@@ -72,6 +72,7 @@ class SnapshotCall:
     * `tracked`: later checkpoints may build on this one.
     * `since`: the complete checkpoint since which changes are written; empty: all rows are. For priority rows, the
       complete checkpoint or save since which changes count.
+    * `bytes_per_second`: the most that a server may write; 0: no limit.
     """
 
     generation: int
@@ -82,6 +83,7 @@ class SnapshotCall:
     weight_bits: int = 0
     tracked: bool = False
     since: str = ""
+    bytes_per_second: int = 0
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,7 @@ class Checkpointing:
     * `tracked`: whether later checkpoints may build on it.
     * `since`: the checkpoint on which it builds, or which its priority rows complete; empty: none.
     * `after`: of priority rows: the newest earlier save that completes `since`, or else `since` itself.
+    * `bytes_per_second`: the most that each server may write; 0: no limit.
     """
 
     id: int
@@ -237,6 +238,7 @@ class Checkpointing:
     since: str = ""
     after: str = ""
     examined: Mapping[int, int] = field(default_factory=dict)
+    bytes_per_second: int = 0
 
     @property
     def is_flash(self) -> bool:
@@ -252,6 +254,12 @@ class Checkpointing:
     def servers(self) -> tuple[PsAddress, ...]:
         """The servers that save their rows in it."""
         return self.barrier.servers
+
+    @property
+    def most_written(self) -> int:
+        """The bytes in the files of the server that wrote most."""
+        own = [sum(file.bytes for file in files if not file.checkpoint) for files in self.files.values()]
+        return max(own, default=0)
 
 
 class MovePhase(StrEnum):

@@ -20,7 +20,6 @@ from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobS
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster import takeover
-from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import (
     CheckpointTaken,
     Effect,
@@ -44,7 +43,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.state import JobState, phase_of, sizes_of
+from emberscale_jobmaster.state import JobState, checkpoint_interval, phase_of, sizes_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()
@@ -264,9 +263,9 @@ class JobRuntime:
         is_open = self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.FULL_RECOVERY
         if not is_open or (job.advised_interval, job.advised_strategy) == (seconds, strategy):
             return
-        before = interval(job, self.spec)
+        before = checkpoint_interval(job, self.spec)
         self.note(IntervalAdvised(now=self.now(), seconds=seconds, strategy=strategy))
-        if (after := interval(self.snapshot()[0], self.spec)) != before:
+        if (after := checkpoint_interval(self.snapshot()[0], self.spec)) != before:
             _log.info("checkpoint_interval_changed", seconds=round(after, 3), before=round(before, 3))
 
     def expect_failures(self, between_seconds: float) -> None:

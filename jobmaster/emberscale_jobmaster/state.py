@@ -10,6 +10,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_api.job.running import CheckpointCost
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
@@ -116,6 +117,7 @@ class JobState:
     * `reloads`: the number of partial recoveries.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `chain`: the persistent checkpoints on which the next one may build. `checkpoint_costs`: of the newest ones.
+      `most_written`: the bytes that one server wrote at most in the newest one of limited bandwidth.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `cut_at`: when, on the job's clock, the job last had exactly the progress that `checkpoint` holds: its barrier
       began, or its rows were restored.
@@ -159,6 +161,7 @@ class JobState:
     checkpoint: str = ""
     chain: Chain = field(default_factory=Chain)
     checkpoint_costs: tuple[CheckpointCost, ...] = ()
+    most_written: int = 0
     checkpointed_at: float = 0.0
     cut_at: float = 0.0
     restores: Mapping[int, int] = field(default_factory=dict)
@@ -436,6 +439,11 @@ def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
         return (state.epoch + 1) * records
     in_epoch = sum(min(stop * size, records) - start * size for start, stop in state.ledger.done)
     return state.epoch * records + in_epoch
+
+
+def checkpoint_interval(state: JobState, spec: TrainingJobSpec) -> float:
+    """Returns the seconds between checkpoints: those of the manifest, else those advised, else the default."""
+    return spec.checkpoint.interval or state.advised_interval or DEFAULT_INTERVAL
 
 
 def allowed_pls(state: JobState, spec: TrainingJobSpec) -> float:

@@ -7,10 +7,11 @@ import numpy as np
 
 from emberscale_api.job import RecoveryPriority, TrainingJobSpec
 from emberscale_api.job.rounds import BUDGET_PROBLEMS
+from emberscale_api.job.units import memory_quantity
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.state import JobState, committed_samples, wanted_workers
+from emberscale_jobmaster.state import JobState, checkpoint_interval, committed_samples, wanted_workers
 from emberscale_jobmaster.statistics import ProgressiveWindow
 
 _TRUNCATED_SHARE = 0.01
@@ -36,6 +37,12 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
         yield (
             "spec.faultTolerance.priority saves hardly any rows beside flash checkpoints, which have all of them: set "
             "spec.checkpoint.flash.mode to Disabled, or remove the priority"
+        )
+    if wanted := _wanted_bandwidth(state, seen, spec):
+        yield (
+            "checkpoints take longer than their interval at spec.checkpoint.writeBandwidth "
+            f"{spec.checkpoint.write_bandwidth}, so fewer are taken: {wanted} would do, or a longer "
+            "spec.checkpoint.interval"
         )
     for problem in state.damaged.values():
         yield f"a damaged checkpoint was skipped, and an older one or none is used: {problem}"
@@ -74,6 +81,23 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             "more than 1% of the records had a list that was longer than its maxLength and was cut: raise maxLength of "
             "the columns in spec.data.columns.lists"
         )
+
+
+def _wanted_bandwidth(state: JobState, seen: Observations, spec: TrainingJobSpec) -> str:
+    """Returns the bandwidth per server at which a checkpoint would be written within the interval; empty if it is.
+
+    Of the first checkpoint, only the size of the tables is known while it is being written, which it hardly exceeds.
+    The bandwidth is a power of two, so that it does not change with each checkpoint.
+    """
+    interval = checkpoint_interval(state, spec)
+    allowed = spec.checkpoint.bytes_per_second * interval
+    if not allowed:
+        return ""
+    periodic = [one for one in state.checkpointings if one.purpose is CheckpointPurpose.PERIODIC]
+    most = max([state.most_written, *(size for taking in periodic for size in taking.written.values())])
+    if most > allowed and not state.most_written:
+        most = max([most, *(one.server.table_bytes for one in seen.sightings.values() if one.server is not None)])
+    return memory_quantity(1 << math.ceil(math.log2(most / interval))) if most > allowed else ""
 
 
 def _are_sigmoids_of_probabilities(window: ProgressiveWindow) -> bool:

@@ -28,6 +28,31 @@ def test_any_other_interval_is_a_duration_above_0(interval: object) -> None:
         checkpoint(interval=interval)
 
 
+@pytest.mark.parametrize(("given", "limit"), [("100Mi", 100 << 20), (2_000_000, 2_000_000), ("1Mi", 1 << 20)])
+def test_the_bandwidth_of_writes_is_a_quantity_of_bytes_per_second(given: object, limit: int) -> None:
+    assert checkpoint(writeBandwidth=given).bytes_per_second == limit
+
+
+def test_writes_are_not_limited_unless_the_manifest_says_so() -> None:
+    assert checkpoint().bytes_per_second == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("100MB", "did you mean 100Mi?"),
+        ("1023Ki", "must be at least 1Mi per second"),
+        (0, "must be above 0"),
+        ("-5Mi", "is not a Kubernetes quantity"),
+    ],
+)
+def test_a_bandwidth_that_is_none_or_too_low_is_refused(given: object, problem: str) -> None:
+    with pytest.raises(ManifestError) as refused:
+        checkpoint(writeBandwidth=given)
+    assert "spec.checkpoint.writeBandwidth: " in str(refused.value)
+    assert problem in str(refused.value)
+
+
 @pytest.mark.parametrize(("interval", "taken"), [("Auto", True), ("1h30m", True), ("auto", False), ("Autos", False)])
 def test_a_cluster_takes_the_same_intervals(interval: str, taken: bool) -> None:
     assert bool(re.search(FIELDS["interval"]["pattern"], interval)) is taken

@@ -142,9 +142,10 @@ class Driven:
     """One job. `now` is the clock; `saves` are the durable states, and a new master begins with the last of them.
 
     Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. For each checkpoint,
-    `built_on` has the one on which it was to build, and `stored` the endings of the names of its row files. `initial`
-    are another job's checkpoints in the folder from which this one starts, by id. With `forgets_anew`, the servers run
-    a version that takes the batches of such a checkpoint for applied. `strategy` and `durability` are for `parity`.
+    `built_on` has the one on which it was to build, `stored` the endings of the names of its row files, and `limits`
+    the bytes per second that a server could write, 0 without a limit. `initial` are another job's checkpoints in the
+    folder from which this one starts, by id. With `forgets_anew`, the servers run a version that takes the batches of
+    such a checkpoint for applied. `strategy` and `durability` are for `parity`.
     """
 
     records: int = 500
@@ -158,6 +159,7 @@ class Driven:
     priority: str = "None"
     incremental: str = "Full"
     quantization: str = "None"
+    write_bandwidth: str | None = None
     changed_bytes: int = 2
     parity: int = 0
     strategy: str = "ErasureCoding"
@@ -180,6 +182,7 @@ class Driven:
                 "keep": 2,
                 "incremental": self.incremental,
                 "quantization": self.quantization,
+                "writeBandwidth": self.write_bandwidth,
                 "flash": {"interval": self.flash_interval},
                 "initialFrom": None if self.initial is None else {"uri": INITIAL},
             },
@@ -204,6 +207,7 @@ class Driven:
         self.built_on: dict[str, str] = {}
         self.lost: dict[int, Holding] = {}
         self.stored: dict[str, str] = {}
+        self.limits: dict[str, int] = {}
         self.unanswered: list[Effect] = []
         self.called: Counter[tuple[str, int]] = Counter()
         self.start_ups: list[StartedUp] = []
@@ -578,6 +582,7 @@ class Driven:
                 return AppliedReport(as_ranges(server.applied))
             case SnapshotCall(barrier=number, checkpoint=checkpoint, since=since, weight_bits=bits):
                 self.built_on[checkpoint], self.stored[checkpoint] = since, rows_suffix(bits)
+                self.limits[checkpoint] = call.request.bytes_per_second
                 if server.held != number:
                     return f"barrier {number} is not held"
                 copy = {epoch: set(batches) for epoch, batches in server.applied.items()}

@@ -59,6 +59,8 @@ TABLE: list[tuple[str, Any, str]] = [
     ),
     ("spec.sharding.leaseTimeout", "soon", "spec.sharding.leaseTimeout"),
     ("spec.checkpoint.interval", "-5s", "spec.checkpoint.interval"),
+    ("spec.checkpoint.writeBandwidth", "100MB", "spec.checkpoint.writeBandwidth"),
+    ("spec.checkpoint.writeBandwidth", "500Ki", "writeBandwidth must be at least 1Mi"),
     ("spec.checkpoint.keep", 0, "should be greater than or equal to 1"),
     ("spec.faultTolerance.strategy", "Pray", "supported values"),
     ("spec.faultTolerance", {"strategy": "ErasureCoding", "parity": 3}, "should be less than or equal to 2"),

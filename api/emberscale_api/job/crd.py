@@ -35,7 +35,12 @@ _LONG_STRINGS = {"value": 32768, "message": 32768}
 _QUANTITY = "^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _DURATION = "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$"
 _DURATION_OF_CEL = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
-_QUANTITIES = {("ResourceList", "cpu"), ("ResourceList", "memory"), ("FlashSpec", "maxBytes")}
+_QUANTITIES = {
+    ("ResourceList", "cpu"),
+    ("ResourceList", "memory"),
+    ("FlashSpec", "maxBytes"),
+    ("CheckpointSpec", "writeBandwidth"),
+}
 _DURATION_OR_AUTO = {("CheckpointSpec", "interval")}
 
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {

@@ -7,6 +7,7 @@ what to do.
 from collections.abc import Mapping
 
 from emberscale_api.job.continuity import Keeper, fixed_fields
+from emberscale_api.job.run_policy import LEAST_WRITE_BANDWIDTH
 from emberscale_api.job.training_job import NAME_PATTERN, NAME_RULE
 
 
@@ -134,6 +135,11 @@ RULES: Mapping[str, list[dict[str, str]]] = {
     ],
     "CheckpointSpec": [
         *_fixed_within("spec.checkpoint", optional=True),
+        {
+            "rule": "!has(self.writeBandwidth) || "
+            f"!quantity(string(self.writeBandwidth)).isLessThan(quantity('{LEAST_WRITE_BANDWIDTH}'))",
+            "message": f"writeBandwidth must be at least {LEAST_WRITE_BANDWIDTH}",
+        },
         {
             "rule": "!has(self.uri) || !has(self.initialFrom) || self.uri != self.initialFrom.uri",
             "message": "initialFrom.uri must differ from uri: a job resumes from its own checkpoints without it",

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, memory_bytes
@@ -13,6 +13,10 @@ DEFAULT_INTERVAL = 300.0
 
 AUTO_INTERVAL = "Auto"
 """The interval between checkpoints that the brain advises, as an absent interval."""
+
+
+LEAST_WRITE_BANDWIDTH = "1Mi"
+"""The smallest `writeBandwidth`: servers write rows in files of that size or larger, and report each one."""
 
 
 class FlashMode(StrEnum):
@@ -101,7 +105,9 @@ class CheckpointSpec(ManifestPart):
     Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, or with `Auto`, the brain advises
     one; until then, and without a brain, it is five minutes. `quantization` applies to the checkpoints at the interval;
     the checkpoint at the end of a job, or at its suspension, is exact. `keep` counts checkpoints that can be restored;
-    those that they build on stay, too. A job starts from `initialFrom` only while it has no checkpoint of its own.
+    those that they build on stay, too. `writeBandwidth` spares a network and a store that other jobs share; checkpoints
+    that a job waits for, at its end or its suspension, are written at full speed. A job starts from `initialFrom` only
+    while it has no checkpoint of its own.
     """
 
     uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
@@ -117,11 +123,28 @@ class CheckpointSpec(ManifestPart):
     quantization: Annotated[Quantization, BeforeValidator(_as_text)] = Field(
         default=Quantization.NONE, description="Bits per weight in checkpoints at the interval; None keeps float32"
     )
+    write_bandwidth: Quantity | None = Field(
+        default=None,
+        description="Most bytes per second that each parameter server writes to checkpoints at the interval, at least "
+        f"{LEAST_WRITE_BANDWIDTH}; no limit if absent",
+    )
     keep: int = Field(default=2, ge=1, le=1000, description="Number of restorable checkpoints to keep")
     flash: FlashSpec = FlashSpec()
     initial_from: InitialCheckpointSpec | None = Field(
         default=None, description="Checkpoint of another job to start from; from scratch if absent"
     )
+
+    @property
+    def bytes_per_second(self) -> int:
+        """`writeBandwidth` in bytes per second; 0 if there is no limit."""
+        return 0 if self.write_bandwidth is None else memory_bytes(self.write_bandwidth)
+
+    @field_validator("write_bandwidth")
+    @classmethod
+    def _enough_for_a_file(cls, bandwidth: str | None) -> str | None:
+        if bandwidth is not None and memory_bytes(bandwidth) < memory_bytes(LEAST_WRITE_BANDWIDTH):
+            raise ValueError(f"must be at least {LEAST_WRITE_BANDWIDTH} per second; a longer interval writes less, too")
+        return bandwidth
 
     @model_validator(mode="after")
     def _two_folders(self) -> Self:

@@ -2479,6 +2479,7 @@ class SnapshotRequest(_message.Message):
     URI_FIELD_NUMBER: _builtins.int
     FLASH_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHT_BITS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     TRACKED_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
@@ -2489,6 +2490,8 @@ class SnapshotRequest(_message.Message):
     """
     weight_bits: _builtins.int
     """in which the weights of embedding rows are stored; 0: as float32"""
+    bytes_per_second: _builtins.int
+    """that this server may write; 0: no limit"""
     tracked: _builtins.bool
     """a later checkpoint may build on this one: keep track of what changes from now on"""
     since: _builtins.str
@@ -2502,12 +2505,13 @@ class SnapshotRequest(_message.Message):
         uri: _builtins.str = ...,
         flash_bytes: _builtins.int = ...,
         weight_bits: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
         tracked: _builtins.bool = ...,
         since: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "flash_bytes", b"flash_bytes", "since", b"since", "tracked", b"tracked", "uri", b"uri", "weight_bits", b"weight_bits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "bytes_per_second", b"bytes_per_second", "flash_bytes", b"flash_bytes", "since", b"since", "tracked", b"tracked", "uri", b"uri", "weight_bits", b"weight_bits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

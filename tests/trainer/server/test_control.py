@@ -114,10 +114,13 @@ class Server:
             request.settle.add(epoch=0, ranges=[batch, batch + 1])
         return ranges(self.control.Settle(request, CONTEXT))
 
-    def snapshot(self, uri: Path | str, number: int = 1, generation: int = 1) -> master_pb2.SnapshotReply:
-        return self.control.Snapshot(
-            master_pb2.SnapshotRequest(barrier=barrier(number, generation), uri=str(uri)), CONTEXT
+    def snapshot(
+        self, uri: Path | str, number: int = 1, generation: int = 1, bytes_per_second: int = 0
+    ) -> master_pb2.SnapshotReply:
+        request = master_pb2.SnapshotRequest(
+            barrier=barrier(number, generation), uri=str(uri), bytes_per_second=bytes_per_second
         )
+        return self.control.Snapshot(request, CONTEXT)
 
     def saved(self, number: int = 1, wait: float = SECONDS, generation: int = 1) -> master_pb2.GetSavedReply:
         request = master_pb2.GetSavedRequest(generation=generation, barrier=number, wait_seconds=wait, incarnation="i")
@@ -178,6 +181,28 @@ def test_a_checkpoint_is_saved_behind_the_training_and_loaded(server: Server, tm
     assert saved.done
     assert saved.written_bytes == sum(file.bytes for file in saved.files)
     assert {Path(file.path).parent.name for file in saved.files} == {"ps-0"}
+
+
+def test_saves_of_limited_bandwidth_share_it_and_others_do_not_wait(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(work.Work, "pause", lambda _, seconds: waits.append(seconds))
+    server.assign()
+    longest, written = [], []
+    for number, rate in enumerate((1, 0, 1), start=1):
+        server.push(number)
+        server.hold(number)
+        server.settle(number)
+        server.snapshot(tmp_path / f"{number:08}", number, bytes_per_second=rate)
+        saved = server.saved(number)
+        assert saved.done
+        longest.append(max(waits, default=0.0))
+        written.append(saved.written_bytes)
+        waits.clear()
+    assert 0.0 < longest[0] < written[0]
+    assert longest[1] == 0.0
+    assert longest[2] > written[0]
 
 
 def test_a_snapshot_holds_what_was_settled_and_its_answer_can_be_asked_for_again(

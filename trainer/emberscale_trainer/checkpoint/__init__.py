@@ -4,7 +4,7 @@
 * `writer`, `chains`: writing a snapshot, all rows or those that changed; `reader`: loading what one server owns.
 * `flash`, `flash_redis`, `flash_inventory`: the same in Redis.
 * `priority`, `choosing`: saves of priority rows between checkpoints, and the choice of these rows.
-* `work`: progress, retries and the end of work on storage, and reading ahead.
+* `work`: progress, retries, the rate and the end of work on storage, and reading ahead.
 """
 
 from emberscale_trainer.checkpoint.chains import ChainDraft, ChainWriter, owned_rows
@@ -19,7 +19,13 @@ from emberscale_trainer.checkpoint.reader import (
     read_records,
     server_history,
 )
-from emberscale_trainer.checkpoint.work import AbandonedError, StorageUnreachableError, Work
+from emberscale_trainer.checkpoint.work import (
+    AbandonedError,
+    StorageUnreachableError,
+    TokenBucket,
+    Work,
+    WriteLimit,
+)
 from emberscale_trainer.checkpoint.writer import Share
 
 __all__ = [
@@ -33,7 +39,9 @@ __all__ = [
     "PriorityWriter",
     "Share",
     "StorageUnreachableError",
+    "TokenBucket",
     "Work",
+    "WriteLimit",
     "load_partition",
     "load_priority_rows",
     "owned_rows",

@@ -1,13 +1,16 @@
 """Background work on checkpoint storage.
 
-`Work` has the progress of background work, its current problem, and a way to end it. `ahead` reads the next items while
-the caller uses the previous ones.
+`Work` has the progress of background work, its current problem, and a way to end it. `TokenBucket` limits the bytes per
+second that a parameter server writes. `ahead` reads the next items while the caller uses the previous ones.
 """
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,6 +54,36 @@ def _is_of_storage(error: BaseException) -> bool:
     return isinstance(error, OSError) or (is_foreign and isinstance(error, Exception))
 
 
+class TokenBucket:
+    """A token is a byte. A file takes its tokens at once, which may leave a debt; the next file waits until it is paid.
+
+    So the files that begin within `t` seconds have at most `t * rate` bytes and those of one file more. Saves that
+    overlap share the bucket.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` returns seconds that never decrease."""
+        self._now = now
+        self._turn = threading.Lock()
+        self._paid_at = -math.inf
+
+    def take(self, size: int, bytes_per_second: int) -> float:
+        """Takes the tokens of a file; returns the seconds after which it may be written."""
+        with self._turn:
+            now = self._now()
+            begins = max(now, self._paid_at)
+            self._paid_at = begins + size / bytes_per_second
+            return begins - now
+
+
+@dataclass(frozen=True)
+class WriteLimit:
+    """A bucket, and the rate at which a save takes from it."""
+
+    bucket: TokenBucket
+    bytes_per_second: int
+
+
 class Work:
     """The progress of reading or writing a checkpoint. Other threads may read it meanwhile.
 
@@ -59,8 +92,17 @@ class Work:
     * `problem`: the failure that is being retried, for people; empty if there is none.
     """
 
-    def __init__(self, patience_seconds: float = PATIENCE_SECONDS, missing_seconds: float | None = None) -> None:
-        """Retries missing files for `missing_seconds` (MISSING_SECONDS), all other errors for `patience_seconds`."""
+    def __init__(
+        self,
+        patience_seconds: float = PATIENCE_SECONDS,
+        missing_seconds: float | None = None,
+        limit: WriteLimit | None = None,
+    ) -> None:
+        """Retries missing files for `missing_seconds` (MISSING_SECONDS), all other errors for `patience_seconds`.
+
+        `limit` applies to files that are written; None: they are written at full speed.
+        """
+        self.limit = limit
         self._patience_seconds = patience_seconds
         self._missing_seconds = MISSING_SECONDS if missing_seconds is None else missing_seconds
         self._abandoned = threading.Event()
@@ -72,6 +114,16 @@ class Work:
     def abandon(self) -> None:
         """Makes the work end soon, with AbandonedError."""
         self._abandoned.set()
+
+    def pause(self, seconds: float) -> None:
+        """Waits. Raises AbandonedError, as soon as the work is abandoned."""
+        if self._abandoned.wait(seconds):
+            raise AbandonedError
+
+    def await_bandwidth(self, size: int) -> None:
+        """Waits until a file of `size` bytes may be written. Raises AbandonedError."""
+        if self.limit is not None:
+            self.pause(self.limit.bucket.take(size, self.limit.bytes_per_second))
 
     def advance(self, count: int) -> None:
         """Counts bytes that were read or written. May be called by several threads. Raises AbandonedError."""
@@ -102,16 +154,12 @@ class Work:
             self.problem = f"{what}: {error}; trying again"
             log.warning("storage_failed", what=what, problem=str(error), attempt=state.attempt_number)
 
-        def pause(seconds: float) -> None:
-            if self._abandoned.wait(seconds):
-                raise AbandonedError
-
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_of_storage),
             wait=tenacity.wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
             stop=is_over,
             before_sleep=note,
-            sleep=pause,
+            sleep=self.pause,
         )
         try:
             result = retrying(operation)

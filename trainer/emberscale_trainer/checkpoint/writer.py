@@ -29,7 +29,10 @@ from emberscale_trainer.table import (
 )
 
 _PART_BYTES = 16 << 20
-"""A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
+"""A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it.
+
+With a limited bandwidth, it ends with the chunk that reaches the bytes of a second, if these are fewer.
+"""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -138,7 +141,7 @@ def write_rows(
         records = chosen.get(number, RowLayout.of(spec).empty(0))
         suffix = RowEncoding.to_write(spec, 0).suffix
         chunks = np.array_split(records, 1 + records.nbytes // _CHUNK_BYTES)
-        parts = enumerate(parts_of(chunks, _PART_BYTES))
+        parts = enumerate(parts_of(chunks, folder.part_bytes))
         names = [folder.write(f"{_stem(spec)}-{part}{suffix}", content) for part, content in parts]
         tables.append(TablePart.of(spec, names, len(records)))
     partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
@@ -184,7 +187,7 @@ def _write_table(
             count += len(records)
             yield encoding.encode(records)
 
-    rows = ((encoding.suffix, content) for content in parts_of(encoded(), _PART_BYTES))
+    rows = ((encoding.suffix, content) for content in parts_of(encoded(), folder.part_bytes))
     names = []
     try:
         for part, (suffix, content) in enumerate(chain(keys, rows)):
@@ -229,12 +232,14 @@ class _Folder:
         self._local = isinstance(self._filesystem, LocalFileSystem)
         self._root, self._name, self._work = root, name, work
         self.written: list[CheckpointFile] = []
+        self.part_bytes = _PART_BYTES if work.limit is None else min(_PART_BYTES, work.limit.bytes_per_second)
 
     def write(self, name: str, content: bytes | memoryview) -> str:
         """Writes a file, whole; returns its name."""
         path = f"{self._root}/{self._name}/{name}"
 
         def attempt() -> None:
+            self._work.await_bandwidth(len(content))  # the bytes of an attempt that failed were written, too
             try:
                 self._filesystem.makedirs(f"{self._root}/{self._name}", exist_ok=True)
                 with open(path, "wb") if self._local else self._filesystem.open(path, "wb") as file:

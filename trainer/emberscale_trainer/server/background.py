@@ -12,9 +12,9 @@ _Result = TypeVar("_Result")
 class Background(Generic[_Result]):
     """One piece of work in a thread of its own, which ends with the process."""
 
-    def __init__(self, name: str, run: Callable[[Work], _Result]) -> None:
+    def __init__(self, name: str, run: Callable[[Work], _Result], work: Work | None = None) -> None:
         """Starts at once."""
-        self.work = Work()
+        self.work = Work() if work is None else work
         self._run = run
         self._done = threading.Event()
         self._result: _Result | None = None

@@ -21,7 +21,9 @@ from emberscale_trainer.checkpoint import (
     FlashWriter,
     PriorityWriter,
     Share,
+    TokenBucket,
     Work,
+    WriteLimit,
     owned_rows,
 )
 from emberscale_trainer.partition import AppliedBatches, Ownership
@@ -48,6 +50,7 @@ class SaveRequest:
     * `since`: the id of the checkpoint to build on, or with which priority rows count as saved; empty: all rows.
     * `weight_bits`: bits of a quantised weight; 0: float32.
     * `flash_bytes`: what this server may have in Redis.
+    * `bytes_per_second`: that the server may write to the folder; 0: no limit.
     """
 
     generation: int
@@ -57,6 +60,7 @@ class SaveRequest:
     since: str
     weight_bits: int
     flash_bytes: int
+    bytes_per_second: int
 
 
 class _Kind(Enum):
@@ -94,6 +98,7 @@ class Saves:
         self._flash_writer = None if flash is None else FlashWriter(flash.url, flash.job_uid, incarnation)
         self._chain_writer = ChainWriter()
         self._priority = PriorityWriter(RecoveryPriority.NONE)
+        self._bucket = TokenBucket()
         self._under_way: dict[_Kind, _Save] = {}
 
     def prioritise(self, priority: RecoveryPriority) -> PriorityWriter:
@@ -126,7 +131,8 @@ class Saves:
             self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
             return files
 
-        self._under_way[kind] = _Save(request.generation, request.barrier, Background("save", write))
+        limit = WriteLimit(self._bucket, request.bytes_per_second) if request.bytes_per_second else None
+        self._under_way[kind] = _Save(request.generation, request.barrier, Background("save", write, Work(limit=limit)))
 
     def of(self, generation: int, barrier: int) -> Background[list[CheckpointFile]] | None:
         """Returns the save of a barrier's snapshot; None if there is none."""

@@ -1,0 +1,138 @@
+"""Which checkpoints are written at a limited bandwidth, what does not wait for them, and when the limit is too low."""
+
+import pytest
+from tests.jobmaster.driven import Driven, Fault
+
+from emberscale_api.checkpoint import is_flash, is_priority
+from emberscale_api.frozen import replace
+from emberscale_jobmaster.checkpointing import SAVE_SECONDS, STALLED_SECONDS
+from emberscale_jobmaster.observations import Observations, ServerReport
+from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.state import JobState
+from emberscale_jobmaster.warning_signs import warning_signs
+from eventually import unwrap
+
+INTERVAL = 20.0
+LIMIT = 2 << 20
+
+
+def limited(**settings: object) -> Driven:
+    driven = Driven(**{"interval": INTERVAL, "write_bandwidth": "2Mi", "records": 200, **settings})  # type: ignore[arg-type]  # any of its fields
+    driven.start()
+    return driven
+
+
+def writing(bandwidth: str | None = "2Mi") -> Driven:
+    """A job that has just begun to write a checkpoint at the interval, and is going on with it."""
+    driven = limited(write_bandwidth=bandwidth)
+    driven.train(3)
+    driven.faults["Saved", 0] = Fault(hangs=True)
+    driven.pass_time(INTERVAL + 2)
+    assert [one.purpose for one in driven.job.checkpointings] == [CheckpointPurpose.PERIODIC]
+    return driven
+
+
+def test_checkpoints_at_the_interval_are_limited_and_the_one_at_the_end_is_not() -> None:
+    driven = limited()
+    driven.train_for(2.5 * INTERVAL)
+    driven.train_all()
+    driven.pass_time(INTERVAL)
+    assert unwrap(driven.job.outcome).reason == "Completed"
+    *periodic, last = [driven.limits[name] for name in sorted(driven.limits)]
+    assert len(periodic) >= 2
+    assert {*periodic} == {LIMIT}
+    assert last == 0
+
+
+def test_saves_of_priority_rows_are_limited_and_flash_checkpoints_are_not() -> None:
+    driven = limited(target_pls=0.5, priority="MFU", records=2000)
+    driven.train_for(2.5 * INTERVAL)
+    saves = {limit for name, limit in driven.limits.items() if is_priority(name)}
+    assert saves == {LIMIT}
+    driven = limited(flash_interval=5.0, records=2000)
+    driven.train_for(2.5 * INTERVAL)
+    assert {limit for name, limit in driven.limits.items() if is_flash(name)} == {0}
+
+
+def test_without_the_field_nothing_is_limited() -> None:
+    driven = limited(write_bandwidth=None)
+    driven.train_for(2.5 * INTERVAL)
+    assert {*driven.limits.values()} == {0}
+
+
+@pytest.mark.parametrize("ends", [Driven.train_all, Driven.suspend])
+def test_a_checkpoint_that_the_job_waits_for_does_not_wait_for_one_of_limited_bandwidth(ends: object) -> None:
+    driven = writing()
+    driven.faults.clear()
+    ends(driven)  # type: ignore[operator]
+    driven.pass_time(3)
+    assert not driven.job.checkpointings
+    assert driven.limits[driven.job.checkpoint] == 0
+
+
+def test_it_waits_for_one_of_full_speed_that_makes_progress() -> None:
+    driven = writing(bandwidth=None)
+    driven.train_all()
+    driven.pass_time(STALLED_SECONDS / 3)
+    assert [one.purpose for one in driven.job.checkpointings] == [CheckpointPurpose.PERIODIC]
+
+
+def test_at_most_one_is_written_however_late_it_is() -> None:
+    driven = writing()
+    driven.pass_time(min(SAVE_SECONDS / 2, 1.5 * INTERVAL))
+    assert len(driven.job.checkpointings) == 1
+
+
+def signs(driven: Driven, state: JobState | None = None, table_bytes: int = 0) -> list[str]:
+    member = driven.ps[0].member
+    report = ServerReport(rows={}, table_bytes=table_bytes, applied_batches=0, repeated_batches=0, stage_seconds={})
+    seen = Observations().heard(member).served(member, report)
+    return [sign for sign in warning_signs(state or driven.job, seen, driven.spec) if "writeBandwidth" in sign]
+
+
+def written(driven: Driven, size: int) -> JobState:
+    """The state in which one server has written so many bytes of the checkpoint under way."""
+    (taking,) = driven.job.checkpointings
+    return driven.job.having(replace(taking, written={0: size, 1: 10}))
+
+
+def test_while_checkpoints_fit_into_their_interval_nothing_is_told() -> None:
+    driven = writing()
+    assert signs(driven) == []
+    assert signs(driven, written(driven, int(LIMIT * INTERVAL)), table_bytes=1 << 40) == []
+    assert signs(driven, replace(driven.job, most_written=int(LIMIT * INTERVAL))) == []
+
+
+def test_of_a_checkpoint_that_took_longer_the_bandwidth_that_would_do_is_told() -> None:
+    driven = writing()
+    (sign,) = signs(driven, replace(driven.job, most_written=int(LIMIT * INTERVAL * 2.1)))
+    assert sign == (
+        "checkpoints take longer than their interval at spec.checkpoint.writeBandwidth 2Mi, so fewer are taken: 8Mi "
+        "would do, or a longer spec.checkpoint.interval"
+    )
+    assert signs(driven, replace(driven.job, most_written=int(LIMIT * INTERVAL * 3.9))) == [sign]
+
+
+def test_of_one_that_is_late_already_it_follows_from_the_size_of_the_tables() -> None:
+    driven = writing()
+    late = written(driven, int(LIMIT * INTERVAL) + 1)
+    assert "4Mi would do" in signs(driven, late)[0]
+    assert "128Mi would do" in signs(driven, late, table_bytes=int(LIMIT * INTERVAL * 50))[0]
+    later = replace(late, most_written=int(LIMIT * INTERVAL * 2.1))
+    assert "8Mi would do" in signs(driven, later, table_bytes=int(LIMIT * INTERVAL * 50))[0]
+
+
+def test_what_a_server_wrote_is_measured_in_checkpoints_of_limited_bandwidth_only() -> None:
+    driven = limited(incremental="OneShot", changed_bytes=2)
+    driven.train_for(2.5 * INTERVAL)
+    assert driven.job.checkpoint_costs[-1].bytes == 24
+    assert driven.job.most_written == 2
+    driven.changed_bytes = 1000
+    driven.train(1)
+    driven.suspend()
+    driven.pass_time(5)
+    assert driven.job.checkpoint_costs[-1].written_bytes == 2000
+    assert driven.job.most_written == 2
+    unlimited = limited(write_bandwidth=None)
+    unlimited.train_for(1.5 * INTERVAL)
+    assert unlimited.job.most_written == 0
