@@ -138,6 +138,15 @@ class TestShow:
         assert errors.splitlines() == [f"error: PLACE: {folder_of(run, 2)}: {expected}"]
         assert f"00000002: {expected}" in checkpoints("list", folder_of(run, 2))[1]
 
+    def test_one_whose_content_was_altered_is_a_line_with_the_one_to_take_instead(self, run: TrainedRun) -> None:
+        altered = folder_of(run, 3) / "ps-0" / "partition.json"
+        flip_a_bit(altered)
+        expected = f"error: {altered} was altered: its checksum does not match; 00000002 can be restored instead"
+        for arguments in (("show", run.root), ("diff", run.root, folder_of(run, 1))):
+            code, _, errors = checkpoints(*arguments)
+            assert code == 2
+            assert errors.splitlines() == [expected]
+
 
 class TestVerify:
     def test_sound_checkpoints_pass(self, run: TrainedRun) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from rich.table import Table
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
 from emberscale._run.record import RunPaths, read_record
-from emberscale_api.checkpoint import CheckpointManifest
+from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
 
@@ -104,11 +105,14 @@ class _Storage:
         """Whether there were other checkpoints beside those that the PLACE names."""
         return len(self.entries) < len(self._beside)
 
-    def newest(self) -> tuple[SavedCheckpoint, CheckpointManifest]:
-        """The newest checkpoint that can be restored. Raises InvalidError."""
+    def newest(self) -> tuple[SavedCheckpoint, CheckpointManifest, list[TableRows]]:
+        """The newest checkpoint that can be restored, and its tables. Raises InvalidError."""
         for entry in self.entries:
             if entry.manifest is not None and not entry.problem:
-                return entry, entry.manifest
+                try:
+                    return entry, entry.manifest, self.folder.tables(entry.manifest)
+                except DamagedCheckpointError as error:
+                    raise InvalidError(f"{error}{self.instead_of(replace(entry, problem=str(error)))}") from error
         if len(self.entries) == 1:
             only = self.entries[0]
             raise InvalidError(f"{_METAVAR}: {self.place}: {only.problem}{self.instead_of(only)}")
@@ -154,8 +158,7 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
     """Shows the job, the samples, the tables and the evaluations of a checkpoint."""
     with bad_input_exits():
         storage = _Storage(place)
-        entry, manifest = storage.newest()
-        tables = storage.folder.tables(manifest)
+        entry, manifest, tables = storage.newest()
     if output is Output.JSON:
         typer.echo(json.dumps({**_document(entry), "tables": [vars(table) for table in tables]}, indent=2))
         return
@@ -220,11 +223,9 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
     """Compares the manifests, the progress and the rows per table of two checkpoints."""
     with bad_input_exits():
         storages = [_Storage(place) for place in (first, second)]
-        chosen = [storage.newest()[1] for storage in storages]
-        rows = [
-            {table.name: table.rows for table in storage.folder.tables(manifest)}
-            for storage, manifest in zip(storages, chosen, strict=True)
-        ]
+        found = [storage.newest() for storage in storages]
+    chosen = [manifest for _, manifest, _ in found]
+    rows = [{table.name: table.rows for table in tables} for _, _, tables in found]
     fields = {one.path: [one.before, one.now] for one in differences(chosen[0].job, chosen[1].job)}
     figures: dict[str, list[Any]] = {
         "samples": [manifest.applied_samples for manifest in chosen],
