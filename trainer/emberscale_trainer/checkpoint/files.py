@@ -13,7 +13,7 @@ A checkpoint that builds on earlier ones also lists their files, which stay in t
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -24,12 +24,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import OptimizerType, TableSpec
-from emberscale_trainer.checkpoint.work import Work
+from emberscale_trainer.checkpoint.work import Work, each_ahead
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import RowLayout, holds_sketches
 from emberscale_trainer.table.layout import state_floats
 
 RETIRED = ".keys"
+
+_READY_FILES = 2
+"""Files that are read and checked, each by its own thread, while an earlier one is in use."""
 
 
 class _Part(BaseModel):
@@ -219,10 +222,9 @@ class CheckpointFiles:
         if zlib.crc32(content) != listed.crc32:
             raise DamagedCheckpointError(f"{self._name(listed)} was altered: its checksum does not match")
 
-    def read_all(self, keys: Sequence[str]) -> Iterator[bytes]:
-        """Yields the contents of several files in order, each as `read` returns it."""
-        for key in keys:
-            yield self.read(key)
+    def read_all(self, keys: Sequence[str]) -> Generator[bytes, None, None]:
+        """Yields the contents of several files in order, each as `read` returns it; reads and checks others ahead."""
+        yield from each_ahead(self.read, keys, _READY_FILES)
 
     def _content(self, listed: CheckpointFile) -> bytes:
         """Returns the content, or its first bytes if it is longer than listed. Raises OSError."""

@@ -14,7 +14,7 @@ import hashlib
 import threading
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -287,7 +287,7 @@ class FlashFiles(CheckpointFiles):
         [content] = self.read_all([path])
         return content
 
-    def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
+    def read_all(self, paths: Sequence[str]) -> Generator[bytes, None, None]:
         """As CheckpointFiles, with several requests under way, and the next files ready while one is used."""
         for path in paths:
             self._entry(path)

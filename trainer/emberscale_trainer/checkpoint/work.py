@@ -1,15 +1,16 @@
 """Background work on checkpoint storage.
 
 `Work` has the progress of background work, its current problem, and a way to end it. `TokenBucket` limits the bytes per
-second that a parameter server writes. `ahead` reads the next items while the caller uses the previous ones.
+second that a parameter server writes. `ahead` and `each_ahead` read the next items while the caller uses the previous
+ones.
 """
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -187,3 +188,21 @@ def ahead(source: Iterator[_Item], count: int) -> Generator[_Item, None, None]:
             yield item
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def each_ahead(use: Callable[[_Item], _Result], items: Sequence[_Item], count: int) -> Generator[_Result, None, None]:
+    """Yields `use` of each item, in order, of which up to `count` are under way or ready, each in a thread of its own.
+
+    Raises what `use` raises, in its place. No thread outlives the generator.
+    """
+    with ThreadPoolExecutor(count, "each-ahead") as pool:
+        ready: deque[Future[_Result]] = deque()
+        try:
+            for item in items:
+                ready.append(pool.submit(use, item))
+                if len(ready) > count:
+                    yield ready.popleft().result()
+            while ready:
+                yield ready.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
