@@ -105,8 +105,10 @@ def replaced(seen: Observations, members: list[MemberId], now: float) -> Observa
 def holds_up(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: str) -> bool:
     """Whether the others would push more than the bound on staleness allows during a batch of this slow worker."""
     slowness = seen.slowness(slot)
+    if slowness is None:  # as nearly always, and what follows looks at all members
+        return False
     others = len(state.members.live(Role.WORKER)) - 1
-    return slowness is not None and slowness.factor * others > _staleness_bound(seen, spec)
+    return slowness.factor * others > _staleness_bound(seen, spec)
 
 
 def remedy(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: str) -> str:
