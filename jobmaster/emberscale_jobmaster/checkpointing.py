@@ -32,6 +32,7 @@ from emberscale_jobmaster.effects import (
 from emberscale_jobmaster.events import AppliedReport, Saved
 from emberscale_jobmaster.moving import is_copied
 from emberscale_jobmaster.operations import (
+    CHECKPOINT_NOT_WRITTEN,
     STORAGE,
     Checkpointing,
     CheckpointPhase,
@@ -507,7 +508,9 @@ def _trouble(
         return retry.failed_again(before, now, "FlashCheckpointFailed", problem, at_least=pause)
     can_wait = operation.purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.PRIORITY)
     pause = checkpoint_interval(state, spec) / 10 if can_wait else 0.0
-    return retry.failed_again(before, now, "CheckpointFailed", problem, at_least=pause)
+    is_unwritten = can_wait and operation.phase is not CheckpointPhase.BARRIER
+    reason = CHECKPOINT_NOT_WRITTEN if is_unwritten else "CheckpointFailed"
+    return retry.failed_again(before, now, reason, problem, at_least=pause)
 
 
 def _patience(operation: Checkpointing) -> float:

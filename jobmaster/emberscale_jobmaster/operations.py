@@ -21,6 +21,9 @@ from emberscale_jobmaster.sizes import RoleShapes
 STORAGE = -1
 """Stands for the checkpoint folder in place of a server's index."""
 
+CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
+"""The reason of the trouble of a checkpoint whose files or manifest could not be written while the job trains."""
+
 
 @dataclass(frozen=True)
 class Restored:

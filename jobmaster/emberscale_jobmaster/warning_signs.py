@@ -1,6 +1,7 @@
 """Warnings that a running or Complete job may not be what the user wanted: each is a line that says what to do."""
 
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,10 +11,16 @@ from emberscale_api.job.rounds import BUDGET_PROBLEMS
 from emberscale_api.job.units import memory_quantity
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.operations import CHECKPOINT_NOT_WRITTEN, CheckpointPurpose
 from emberscale_jobmaster.state import JobState, checkpoint_interval, committed_samples, wanted_workers
 from emberscale_jobmaster.statistics import ProgressiveWindow
 
+_SKIPPED = {
+    CheckpointPurpose.PERIODIC: "no new checkpoint was taken",
+    CheckpointPurpose.PRIORITY: "no priority rows were saved",
+}
+_IDENTIFIER = re.compile(r"/(priority-)?\d{8,}/")
+"""The folder of a checkpoint in the path of a file. Each attempt has another one."""
 _TRUNCATED_SHARE = 0.01
 _ENOUGH_SAMPLES = 1000
 _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
@@ -32,6 +39,10 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
     trouble = state.troubles.get(CheckpointPurpose.FLASH)
     if problem := flash.missing_store(state.flash, spec) or (trouble.message if trouble is not None else ""):
         yield f"no new flash checkpoint was taken, and training continues: {problem}"
+    for purpose, what in _SKIPPED.items():
+        trouble = state.troubles.get(purpose)
+        if trouble is not None and trouble.reason == CHECKPOINT_NOT_WRITTEN:
+            yield f"{what}, and training continues: {_IDENTIFIER.sub('/*/', trouble.message)}"
     saves_rows = spec.fault_tolerance.priority is not RecoveryPriority.NONE
     if saves_rows and state.flash.checkpoint and flash.is_wanted(state.flash, spec):
         yield (

@@ -5,11 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.jobmaster.driven import Driven, Fault
 from tests.jobmaster.pure import Pure
 
 from emberscale_api.job.status import EvaluationResult
 from emberscale_jobmaster import lifecycle
+from emberscale_jobmaster.checkpointing import SAVE_SECONDS
 from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.operations import CHECKPOINT_NOT_WRITTEN, CheckpointPurpose
+from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.statistics import ProgressiveWindow
 from emberscale_jobmaster.warning_signs import warning_signs
 
@@ -56,6 +60,43 @@ def test_a_model_that_was_better_before_overfits() -> None:
     pure = trained()
     (sign,) = warning_signs(replace(pure.state, evaluations=(evaluated(0.9), evaluated(1.2))), NOTHING, pure.spec)
     assert "after epoch 1 it was better, so the model overfits: train for fewer epochs" in sign
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_alike_at_each_attempt() -> None:
+    pure = trained()
+    signs: set[str] = set()
+    for attempt in range(2, 5):
+        problem = f"ps-0 wrote nothing for 60 s: /checkpoints/{attempt:08}/ps-0/table-3-0.rows: No space left on device"
+        trouble = Trouble(CHECKPOINT_NOT_WRITTEN, problem, since=0.0, next_at=1.0, attempts=attempt)
+        signs.update(warning_signs(pure.state.troubled(CheckpointPurpose.PERIODIC, trouble), NOTHING, pure.spec))
+    assert signs == {
+        "no new checkpoint was taken, and training continues: ps-0 wrote nothing for 60 s: "
+        "/checkpoints/*/ps-0/table-3-0.rows: No space left on device"
+    }
+
+
+def test_a_checkpoint_whose_files_make_no_progress_is_told_until_one_is_taken() -> None:
+    driven = Driven(interval=20.0)
+    driven.start()
+    driven.train(3)
+    driven.faults["Saved", 0] = Fault(hangs=True, times=100)
+    driven.pass_time(20 + SAVE_SECONDS + 10)
+    (sign,) = warning_signs(driven.job, NOTHING, driven.spec)
+    assert sign.startswith("no new checkpoint was taken, and training continues: ps-0 wrote nothing for 60 s")
+    driven.faults.clear()
+    driven.pass_time(60)
+    assert driven.job.checkpoint
+    assert warning_signs(driven.job, NOTHING, driven.spec) == ()
+
+
+def test_a_barrier_that_fails_is_repeated_without_a_warning() -> None:
+    driven = Driven(interval=20.0)
+    driven.start()
+    driven.train(3)
+    driven.faults["Snapshot", 0] = Fault(code="FAILED_PRECONDITION")
+    driven.pass_time(21)
+    assert CheckpointPurpose.PERIODIC in driven.job.troubles
+    assert warning_signs(driven.job, NOTHING, driven.spec) == ()
 
 
 def test_a_batch_that_is_larger_than_the_data_is_told_once_the_data_is_known() -> None:
