@@ -56,7 +56,7 @@ e2e: install
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale simulator/emberscale_simulator trainer/emberscale_trainer tests benchmarks
+	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale simulator/emberscale_simulator trainer/emberscale_trainer tests benchmarks deploy
 	$(BIN)/lint-imports
 
 docs: install

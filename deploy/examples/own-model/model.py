@@ -23,7 +23,7 @@ class DeepFM(nn.Module):
         vectors = torch.stack(list(embeddings.values()), dim=1)
         # (sum of v)^2 - sum of v^2 is twice the sum over all pairs
         pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2
-        deep = self.deep(torch.cat([dense, vectors.flatten(start_dim=1)], dim=1)).squeeze(1)
+        deep: Tensor = self.deep(torch.cat([dense, vectors.flatten(start_dim=1)], dim=1)).squeeze(1)
         linear: Tensor = self.linear(dense).squeeze(1)
         return linear + pairs + deep
 
