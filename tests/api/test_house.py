@@ -68,6 +68,19 @@ def test_every_component_has_layers_for_all_of_its_modules(package: str) -> None
     )
 
 
+def test_all_that_the_masters_machine_is_made_of_is_held_to_be_pure() -> None:
+    (layers,) = (one["layers"] for one in CONTRACTS["contracts"] if one.get("containers") == ["emberscale_jobmaster"])
+    below = layers[layers.index("machine") :]
+    parts = {f"emberscale_jobmaster.{module}" for layer in below for module in re.split(r" [|:] ", layer)}
+    pure = {
+        module
+        for one in CONTRACTS["contracts"]
+        for module in one.get("source_modules", ())
+        if "time" in one["forbidden_modules"]
+    }
+    assert parts - pure == set()
+
+
 def test_log_events_are_constants_in_snake_case() -> None:
     assert [event for path in sources() for event in log_events(path) if not re.fullmatch("[a-z0-9_]+", event)] == []
 
