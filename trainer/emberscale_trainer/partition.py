@@ -133,8 +133,8 @@ class Ownership:
     def of(cls, routing: RoutingTable, index: int) -> "Ownership":
         """Returns what the server with this index owns under `routing`."""
         return cls(
-            np.array([owner == index for owner in routing.bucket_owners], dtype=np.bool_).reshape(-1),
-            np.array([owner == index for owner in routing.piece_owners], dtype=np.bool_).reshape(-1),
+            np.array(routing.bucket_owners, dtype=np.int64) == index,
+            np.array(routing.piece_owners, dtype=np.int64) == index,
         )
 
     @classmethod

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.routing import RoutingTable
-from emberscale_api.wire import Flag, Header, Status
+from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import Barrier, NotHeldError, Outcome
 from emberscale_trainer.server.fencing import LeaseFence
@@ -276,7 +276,7 @@ class ServerCore:
         serving = self._serving
         if serving is None or serving.generation != header.generation:
             return Status.REFRESH
-        training = not header.flags & Flag.READ_ONLY
+        training = not header.is_read_only
         if header.version != serving.version and (
             header.version < serving.whole_since
             or (training and header.version < serving.ordered_since)
@@ -519,7 +519,7 @@ def _order(assignment: Assignment) -> tuple[int, int]:
 
 
 def _ticket(session: int, header: Header) -> Ticket:
-    return Ticket(session, header.epoch, header.batch, header.batches, bool(header.flags & Flag.ROUND))
+    return Ticket(session, header.epoch, header.batch, header.batches, header.is_round)
 
 
 def _moved(header: Header, serving: _Serving, arrived: float, now: float) -> Decision:

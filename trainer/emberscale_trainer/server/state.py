@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job.running import AdmissionCounts, total_admission
 from emberscale_api.routing import RoutingTable
-from emberscale_api.wire import Flag, Header, Status
+from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
@@ -268,7 +268,7 @@ class ServerState:
             if status is not Status.OK or tables is None:
                 return status, None, 1
             began = self._clock()
-            state = bool(header.flags & Flag.ROUND)
+            state = header.is_round
             values = room(tables.values_per_request(counts, state=state))
             self._check_pieces(counts, keys)
             tables.pull(counts, keys, values, state=state)
@@ -308,7 +308,7 @@ class ServerState:
         values: NDArray[np.float32],
     ) -> Status:
         arrived = self._clock()
-        changes_of = header.batches if header.flags & Flag.ROUND else 0
+        changes_of = header.batches if header.is_round else 0
         if header.batches > 1 and not changes_of:
             raise ValueError("only the changes of a round are of several batches")
         problem = _not_finite(values)
