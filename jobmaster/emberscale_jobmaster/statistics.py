@@ -7,6 +7,7 @@ however many workers report. The measurements of evaluation shards merge into on
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,8 @@ class Tally:
             loss_sum=self.loss_sum + other.loss_sum,
             prediction_sum=self.prediction_sum + other.prediction_sum,
             label_sum=self.label_sum + other.label_sum,
-            positives=tuple((np.asarray(self.positives) + np.asarray(other.positives)).tolist()),
-            negatives=tuple((np.asarray(self.negatives) + np.asarray(other.negatives)).tolist()),
+            positives=tuple(map(add, self.positives, other.positives)),
+            negatives=tuple(map(add, self.negatives, other.negatives)),
         )
 
     def result(self, epoch: int) -> EvaluationResult:
@@ -58,7 +59,7 @@ class Tally:
         logloss = self.loss_sum / self.samples if self.samples else None
         base = self.label_sum / self.samples if self.samples else 0.0
         entropy = -(base * math.log(base) + (1 - base) * math.log(1 - base)) if 0 < base < 1 else None
-        area = auc(self.positives, self.negatives)
+        area = math.nan if entropy is None else auc(self.positives, self.negatives)
         return EvaluationResult(
             epoch=epoch,
             samples=self.samples,
