@@ -7,6 +7,7 @@ its share gives to the one furthest below, until no transfer brings the two clos
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 NOBODY = -1
 """Stands for a missing owner: the previous owner may not own the thing any more, or there never was one."""
@@ -22,6 +23,11 @@ def placed(owners: Sequence[int], servers: int, limits: Sequence[int] | None = N
 
     Raises ValueError if no server may own anything, and for negative limits.
     """
+    return _placed(tuple(owners), servers, None if limits is None else tuple(limits))
+
+
+@lru_cache(maxsize=64)  # each event plans a move anew while it waits for a server
+def _placed(owners: tuple[int, ...], servers: int, limits: tuple[int, ...] | None) -> tuple[int, ...]:
     limit = [1] * servers if limits is None else list(limits)
     if len(limit) != servers or min(limit, default=0) < 0 or sum(limit) < 1:
         raise ValueError("expected a limit of each server, none negative, and one or more positive")

@@ -117,8 +117,8 @@ def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
     table = replace(
         state.routing.table,
         servers=servers,
-        bucket_owners=placed([NOBODY] * BUCKETS, len(servers), limits=limits_of(shares)),
-        piece_owners=placed([NOBODY] * DENSE_PIECES, len(servers), limits=limits_of(shares)),
+        bucket_owners=placed((NOBODY,) * BUCKETS, len(servers), limits=limits_of(shares)),
+        piece_owners=placed((NOBODY,) * DENSE_PIECES, len(servers), limits=limits_of(shares)),
     )
     return replace(state, routing=Routing(table, shares=shares))
 
