@@ -138,16 +138,17 @@ def _failed(operation: Operation, event: StorageFailed) -> tuple[LogEvent, ...]:
 def effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
     """Returns new calls that operations wait for, and the clean-up after operations that were given up."""
     effects: list[Effect] = []
-    if before is after:
+    operations_before, operations = before.operations, after.operations
+    if operations_before == operations:
         return effects
-    earlier = {operation.id: operation for operation in before.operations}
-    left = {operation.id for operation in after.operations}
-    for operation in before.operations:
+    earlier = {operation.id: operation for operation in operations_before}
+    left = {operation.id for operation in operations}
+    for operation in operations_before:
         if operation.id not in left and isinstance(operation, Checkpointing):
             effects += checkpointing.clean_up(operation)
     if before.move is not None and before.move is not after.move:
         effects += moving.clean_up(before.move, after)
-    for operation in after.operations:
+    for operation in operations:
         known = earlier.get(operation.id)
         for whom, serial in operation.pending.items():
             if known is None or known.pending.get(whom) != serial:

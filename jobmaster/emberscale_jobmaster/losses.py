@@ -41,9 +41,9 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
     """Starts the cheapest recovery."""
     is_flash_newest = bool(newest_flash(state))
-    survivors = _survivors(state, failure)
+    survivors, allowed = _survivors(state, failure), allowed_pls(state, spec)
     pls = state.pls
-    if not is_flash_newest:  # the manifest of a flash checkpoint says this later
+    if allowed and not is_flash_newest:  # the manifest of a flash checkpoint says this later
         lost = {server.index for server in state.routing.table.owners} - survivors
         newest_persistent = Source(state.checkpoint, state.restored)
         pls += forgotten_by(state, spec, lost, applied_batches(state, spec), newest_persistent).pls
@@ -51,7 +51,7 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
         is_flash_newest or bool(state.checkpoint),
         len(survivors),
         pls,
-        allowed_pls(state, spec),
+        allowed,
         protected_servers(state),
         due_parity(state, spec),
     )
@@ -119,11 +119,13 @@ def protected_servers(state: JobState) -> frozenset[int]:
     They include lost servers while the survivors have all rows in the parity.
     """
     table, group = state.routing.table, state.parity_group
+    if (group.generation, group.version) != (table.generation, table.version):
+        return frozenset()
     owners = frozenset(server.index for server in table.owners)
-    whole = (group.generation, group.version, group.protected) == (table.generation, table.version, owners)
     serves = state.stage not in PREPARATION and state.routing.ready
     withdraws = state.rebuilding is not None and state.rebuilding.withdraws
-    return owners if whole and serves and switching(state) is None and not withdraws else frozenset()
+    is_whole = group.protected == owners
+    return owners if is_whole and serves and switching(state) is None and not withdraws else frozenset()
 
 
 def is_protected(state: JobState) -> bool:

@@ -111,7 +111,8 @@ class Membership:
 
     def process(self, role: Role, index: int) -> Process | None:
         """The process in a slot if it is alive."""
-        process = self.slot(role, index).process
+        slot = self.slots.get(slot_name(role, index))
+        process = None if slot is None else slot.process
         return process if process is not None and process.alive else None
 
     def live(self, *roles: Role) -> dict[str, MemberId]:
@@ -122,6 +123,11 @@ class Membership:
             if slot.process is not None and slot.process.alive and (not roles or slot.role in roles)
         }
 
+    def names(self, role: Role) -> list[str]:
+        """Returns the slots of the live members of a role."""
+        slots = self.slots.items()
+        return [name for name, one in slots if one.role is role and one.process is not None and one.process.alive]
+
     def server(self, index: int) -> PsAddress | None:
         """The parameter server of this index if it is alive, as a routing table names it."""
         process = self.process(Role.PS, index)
@@ -131,7 +137,7 @@ class Membership:
 
     def has(self, server: PsAddress) -> bool:
         """Whether a server of a routing table is alive and no other process has taken its slot."""
-        present = self.server(server.index)
+        present = self.process(Role.PS, server.index)
         return present is not None and present.incarnation == server.incarnation
 
     def keeps(self, server: PsAddress) -> bool:

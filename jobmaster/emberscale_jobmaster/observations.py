@@ -225,7 +225,9 @@ class Observations:
         peak = max(known.vitals.peak_memory_bytes, vitals.peak_memory_bytes)
         if any(position > self.positions.get(token, position) for token, position in leases.items()):
             known = self._moved(known)
-        beat = replace(known, beat_at=self.watched, vitals=replace(vitals, peak_memory_bytes=peak))
+        if peak > vitals.peak_memory_bytes:
+            vitals = replace(vitals, peak_memory_bytes=peak)
+        beat = replace(known, beat_at=self.watched, vitals=vitals)
         return replace(
             self,
             sightings={**self.sightings, member.slot: beat},
@@ -388,6 +390,8 @@ class Observations:
 
     def has_heard_servers(self, members: Membership) -> bool:
         """Whether every parameter server has said what it serves; one that is silent is given up in time."""
+        if not self.unheard:
+            return True
         waited_for = (members.slots[name] for name in self.unheard)
         return all(slot.process is None or not slot.process.alive for slot in waited_for)
 

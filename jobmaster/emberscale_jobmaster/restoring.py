@@ -45,8 +45,9 @@ KIND = "Restore"
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Begins a restore once all servers are there and none is under way."""
     is_under_way = state.restore is not None or state.reload is not None
-    waits = state.rests(KIND, now) or awaits_servers(state, spec)
-    if state.over or state.routing.ready or is_under_way or waits:
+    if state.over or state.routing.ready or is_under_way:
+        return state
+    if state.rests(KIND, now) or awaits_servers(state, spec):
         return state
     operation = Restore(state.next_operation, RestorePhase.FIND, deadline=now + FIND_SECONDS)
     state = replace(state, next_operation=state.next_operation + 1)

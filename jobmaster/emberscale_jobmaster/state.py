@@ -209,6 +209,8 @@ class JobState:
     @property
     def operations(self) -> tuple[Operation, ...]:
         """The operations in progress."""
+        if self.restore is None and self.reload is None and self.move is None:
+            return self.checkpointings + self.prunings
         held = (self.restore, self.reload, *self.checkpointings, self.move, *self.prunings)
         return tuple(operation for operation in held if operation is not None)
 
@@ -339,9 +341,10 @@ def servers_wanted(state: JobState, spec: TrainingJobSpec) -> int:
     If all servers of the job's shape are being drained, one more stands in for them until one has a successor.
     """
     servers = (state.scaling.target or sizes_of(state, spec)).ps.replicas
+    if not state.drains:
+        return servers
     trains = state.routing.ready and not state.suspending and not state.over
-    stands_in = trains and bool(state.drains) and all(_is_drained(state, index) for index in range(servers))
-    return servers + stands_in
+    return servers + (trains and all(_is_drained(state, index) for index in range(servers)))
 
 
 def routed_servers(state: JobState, spec: TrainingJobSpec) -> int:
@@ -402,7 +405,9 @@ def live_servers(state: JobState, spec: TrainingJobSpec) -> tuple[PsAddress, ...
 
 def missing_servers(state: JobState, sizes: RoleShapes) -> list[str]:
     """Returns the names of the parameter servers of a shape that are not alive."""
-    return [slot_name(Role.PS, index) for index in range(sizes.ps.replicas) if state.members.server(index) is None]
+    return [
+        slot_name(Role.PS, index) for index in range(sizes.ps.replicas) if state.members.process(Role.PS, index) is None
+    ]
 
 
 def awaits_servers(state: JobState, spec: TrainingJobSpec) -> bool:
