@@ -73,6 +73,7 @@ def test_what_is_reported_is_forgotten_with_the_instance() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 100), st.sampled_from(list(ExitReason))), max_size=8))
 def test_folding_an_observation_twice_is_folding_it_once(exits: list[tuple[int, float, ExitReason]]) -> None:
-    observed = list({n: ended(n, 0.0, at, reason) for n, at, reason in exits}.values())
+    by_incarnation = {n: ended(n, 0.0, at, reason) for n, at, reason in exits}
+    observed = [by_incarnation[n] for n in sorted(by_incarnation)]
     once = advance(History(), observed, BACKOFF)
     assert advance(once, observed, BACKOFF) == once

@@ -39,13 +39,13 @@ def converge(
     demands: Iterable[Demand], observed: Sequence[Instance], history: History, plan_heard: bool, now: float
 ) -> Iterable[Action]:
     """Keeps at most one live instance of a role and index, creates none that is not wanted, and restarts what ended
-    after its back-off.
+    after its back-off. `observed` is ascending by id.
 
     Completed members are not replaced until the master is known to want members: they may be done because the job is.
     """
     live: defaultdict[tuple[Role, int], list[Instance]] = defaultdict(list)
     done: set[tuple[Role, int]] = set()
-    for instance in sorted(observed, key=lambda instance: instance.id, reverse=True):
+    for instance in reversed(observed):
         slot = (instance.id.role, instance.id.index)
         if instance.live:
             live[slot].append(instance)
@@ -101,9 +101,9 @@ def end_given_up(policy: Policy, observed: Sequence[Instance], master: MasterRep
     for instance in running:
         if instance.unanswered_since is not None:
             yield _kill_or_wait(instance, instance.unanswered_since, policy.silence, "answered", now)
-        elif instance.as_member in master.silent & master.drained:
+        elif master.silent and instance.as_member in master.silent & master.drained:
             yield Delete(instance.id, at_once=True)
-        elif instance.as_member in master.silent:
+        elif master.silent and instance.as_member in master.silent:
             yield Kill(instance.id, f"the master has not heard of {instance.id.member} for too long")
         elif policy.join_silence is not None and (since := _unheard_since(instance, master)) is not None:
             yield _kill_or_wait(instance, since, policy.join_silence, "joined the job", now)
@@ -196,7 +196,5 @@ def _delete(instances: Iterable[Instance], at_once: bool = False) -> Iterable[Ac
 
 def _differs(seen: Resources, wanted: Resources) -> bool:
     """Returns whether an instance's limits differ from the wanted ones. Limits that no one set stay as they are."""
-    return any(
-        limit is not None and limit != present
-        for limit, present in ((wanted.cpu_cores, seen.cpu_cores), (wanted.memory_bytes, seen.memory_bytes))
-    )
+    cpu, memory = wanted.cpu_cores, wanted.memory_bytes
+    return cpu not in (None, seen.cpu_cores) or memory not in (None, seen.memory_bytes)

@@ -1,6 +1,6 @@
 """Decides when an instance that ended may restart, and keeps the history that this needs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -75,22 +75,21 @@ class History:
         return sum(lives.restarts for (of, _), lives in self.lives.items() if of is role)
 
 
-def advance(history: History, observed: Iterable[Instance], backoff: Backoff, wanted: bool = True) -> History:
-    """Folds an observation into the history; folding the same observation again changes nothing.
+def advance(history: History, observed: Sequence[Instance], backoff: Backoff, wanted: bool = True) -> History:
+    """Folds an observation, ascending by id, into the history; folding the same observation again changes nothing.
 
     While a job rests, no instance is `wanted`, and no exit counts.
     """
-    instances = sorted(observed, key=lambda instance: instance.id)
     lives = dict(history.lives)
-    for instance in instances:
+    for instance in observed:
         slot = (instance.id.role, instance.id.index)
-        past = lives.get(slot, Lives())
+        past = lives.get(slot, _UNLIVED)
         if instance.id.incarnation > past.last_incarnation:
             past = replace(past, last_incarnation=instance.id.incarnation)
         if instance.exit is not None and instance.id.incarnation > past.counted:
             past = _count_exit(past, instance, instance.exit, backoff, wanted)
         lives[slot] = past
-    seen = frozenset(instance.id for instance in instances)
+    seen = frozenset(instance.id for instance in observed)
     return History(MappingProxyType(lives), history.reported & seen)
 
 
