@@ -1,6 +1,5 @@
 """One whole job: all processes, what they share, and the faults that strike them."""
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -51,6 +50,7 @@ class Cluster:
         self.strays: list[Process] = []
         """Masters that run on unseen by the operator."""
         self._members: dict[str, ParameterServer | Worker] = {}
+        self._servers: list[ParameterServer] = []
 
     def run(self) -> None:
         """Runs the job to its end."""
@@ -92,6 +92,8 @@ class Cluster:
             case _:
                 kind = ParameterServer if key.role is Role.PS else Worker
                 process = member = self._members[name] = kind(self, name, key.index, name)
+                if isinstance(member, ParameterServer):
+                    self._servers.append(member)
                 self._members[member.address] = member  # like a pod's stable name, which passes to its successor
                 process.after(self.world.random.uniform(0.1, 0.5), lambda: member.spawn(member.live()))
         process.trace("starts")
@@ -118,8 +120,7 @@ class Cluster:
 
     def servers(self) -> list[ParameterServer]:
         """Returns the parameter servers that are alive."""
-        named = ((name, one) for name, one in self._members.items() if one.alive and one.name == name)
-        return [one for _, one in named if isinstance(one, ParameterServer)]
+        return [one for one in self._servers if one.alive]
 
     def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
         """Calls the present master."""
@@ -241,19 +242,11 @@ class Cluster:
 
 
 def simulate(scenario: Scenario, traced: bool = False) -> Cluster:
-    """Runs a scenario to its end. Raises SimulationError, or what a core raises; its `cluster` then has the trace.
-
-    Garbage collection is off meanwhile: a run makes little garbage, and collecting it takes a fifth of the time.
-    """
+    """Runs a scenario to its end. Raises SimulationError, or what a core raises; its `cluster` then has the trace."""
     cluster = Cluster(scenario, traced)
-    collecting = gc.isenabled()
-    gc.disable()
     try:
         cluster.run()
     except Exception as error:
         error.__dict__["cluster"] = cluster
         raise
-    finally:
-        if collecting:
-            gc.enable()
     return cluster

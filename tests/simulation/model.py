@@ -41,12 +41,12 @@ from tests.simulation.scenario import (
     SAVED,
     SWITCHED,
 )
-from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched
+from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched, touching
 from tests.simulation.world import SimulationError
 
 from emberscale_api.job.roles import MemberId
 from emberscale_api.routing import RoutingTable, bucket_of
-from emberscale_api.wire import Flag, Header
+from emberscale_api.wire import Header
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.losses import protected_servers
 from emberscale_jobmaster.ranges import Applied
@@ -72,8 +72,8 @@ class Model:
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._own: defaultdict[tuple[str, int, int], int] = defaultdict(int)
         """By server, generation and session: the batches of `_applied` that the session pushed itself."""
-        self._rounds: defaultdict[int, list[Batch]] = defaultdict(list)
-        """By session: the batches of the rounds that it has begun to train."""
+        self._rounds: defaultdict[int, Counter[Batch]] = defaultdict(Counter)
+        """By session: how often it has begun to train each batch in a round."""
         self._pulled: defaultdict[tuple[int, Batch], dict[Unit, tuple[frozenset[Batch], frozenset[Batch]]]]
         self._pulled = defaultdict(dict)
         """By session and first batch of a round: the batches in the pulled rows, and the session's own among them."""
@@ -133,7 +133,7 @@ class Model:
             if owner(table, unit) != server.index:
                 continue
             held = rows.get(unit, set())
-            counted = {batch for batch in record if unit in touched(batch)}
+            counted = touching(record, unit)
             if unknown := self._committed[table.generation, unit] - counted:
                 self._broken(f"{server.name} replaces a lost server, and its record lacks {sorted(unknown)} for {unit}")
             if unknown := held - counted:
@@ -149,7 +149,7 @@ class Model:
         before = self._holder.get((table.generation, server.index), "")
         acknowledged = self._acknowledged[before, table.generation]
         own = [unit for unit in UNITS if owner(table, unit) == server.index]
-        counted = {unit: {batch for batch in record if unit in touched(batch)} for unit in own}
+        counted = {unit: touching(record, unit) for unit in own}
         new = {unit: counted[unit] - rows.get(unit, set()) - self._forgotten[table.generation, unit] for unit in own}
         forgotten = set[Batch]().union(*new.values())
         self._predecessor[server.incarnation, table.generation] = before
@@ -160,7 +160,7 @@ class Model:
             found, expected = rows.get(unit, set()), set[Batch]()
             if unit in own:
                 earlier = self._forgotten[table.generation, unit] & counted[unit]
-                lost = earlier | {batch for batch in forgotten if unit in touched(batch)}
+                lost = earlier | touching(forgotten, unit)
                 self._forgotten[table.generation, unit], expected = lost, counted[unit] - lost
                 self._lacks(table.generation, unit, acknowledged - record)
             if found != expected:
@@ -176,7 +176,7 @@ class Model:
 
     def _lacks(self, generation: int, unit: Unit, batches: set[Batch]) -> None:
         """Notes that a unit lacks batches that were acknowledged, and that nobody may count as done."""
-        lacking = {batch for batch in batches if unit in touched(batch)}
+        lacking = touching(batches, unit)
         self._lacking[generation, unit] |= lacking
         self._committed[generation, unit] -= lacking
 
@@ -188,7 +188,7 @@ class Model:
             for unit in units:
                 if owner(_table_of(other), unit) != other.index:
                     continue
-                lacks = {one for one in batches if unit in touched(one)} - other.rows.get(unit, set())
+                lacks = touching(batches, unit) - other.rows.get(unit, set())
                 lacks -= self._forgotten[header.generation, unit]
                 if lacks and self._predecessor.get((other.incarnation, header.generation)) == server.incarnation:
                     self._lacks(header.generation, unit, lacks)
@@ -221,10 +221,10 @@ class Model:
             known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
             if missing := self._committed[header.generation, unit] - known:
                 self._broken(f"{server.name} answers a pull of {unit} without the committed batches {sorted(missing)}")
-        if not header.flags & Flag.READ_ONLY:
+        if not header.is_read_only:
             batch = (header.epoch, header.batch)
             self._seen[server.name, session, batch] = self._others(server, session, header)
-            if header.flags & Flag.ROUND:
+            if header.is_round:
                 for unit in units:
                     known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
                     self._pulled[session, batch][unit] = (
@@ -235,7 +235,7 @@ class Model:
     def _others(self, server: "ParameterServer", session: int, header: Header) -> int:
         """Returns the number of batches on a server that make a pull stale."""
         count = self._applied[server.name, header.generation]
-        return count - self._own[server.name, header.generation, session] if header.flags & Flag.ROUND else count
+        return count - self._own[server.name, header.generation, session] if header.is_round else count
 
     def begins_round(
         self, worker: "Worker", session: int, batches: tuple[Batch, ...], added: tuple[Batch, ...]
@@ -244,7 +244,7 @@ class Model:
 
         A batch that it trains again, since its lease lapsed after the push, is in both the rows and the changes.
         """
-        trained = Counter(self._rounds[session])
+        trained = self._rounds[session]
         for unit, (seen, own) in self._pulled.pop((session, batches[0])).items():
             for earlier, times_trained in trained.items():
                 if unit in touched(earlier) and (
@@ -252,7 +252,7 @@ class Model:
                 ):
                     times = "twice" if earlier in added else "never"
                     self._broken(f"{worker.name} begins {batches[0]} with its own batch {earlier} {times} in {unit}")
-        self._rounds[session] += batches
+        trained.update(batches)
 
     def applying(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
         """A server is about to apply a push."""
@@ -273,9 +273,9 @@ class Model:
                 self._broken(f"{server.name} applies batches {sorted(again)} twice to {unit}")
             if table := server.table:
                 self._lacking[table.generation, unit].difference_update(batches)
-        if header.flags & Flag.ROUND:
+        if header.is_round:
             for unit in units:
-                self._pushed[session, unit].update(one for one in batches if unit in touched(one))
+                self._pushed[session, unit].update(touching(batches, unit))
         if any(one not in server.core.applied for one in batches):
             self._broken(f"{server.name} applies a round {batch} that it has not recorded whole")
         if server.knows_dead(header.token):
@@ -379,7 +379,9 @@ class Model:
                 self._broken(f"the job goes back to checkpoint {after.checkpoint or '(none)'} instead of {newest}")
         if after.stage is Stage.TRAIN and after.routing.ready:
             fresh = before.stage is not Stage.TRAIN or before.epoch != after.epoch or not before.routing.ready
-            done = after.ledger.done if fresh else ranges.difference(after.ledger.done, before.ledger.done)
+            done = after.ledger.done
+            if not fresh:
+                done = () if done is before.ledger.done else ranges.difference(done, before.ledger.done)
             batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
             if batches:
                 self._on_servers(after.routing.table, batches, "the ledger counts as done", self._lacking)
@@ -431,6 +433,7 @@ class Model:
 
     def _consistent(self, manifest: Manifest) -> None:
         batches = batches_of(manifest.applied)
+        all_expected = {unit: touching(batches, unit) - forgotten_by(manifest, unit) for unit in UNITS}
         holders: dict[Unit, str] = {}
         whole = True
         for path in manifest.files:
@@ -444,14 +447,10 @@ class Model:
                 if unit in holders:
                     self._broken(f"{path} and {holders[unit]} both hold {unit}")
                 holders[unit] = path
-                expected = {batch for batch in batches if unit in touched(batch)} - forgotten_by(manifest, unit)
+                expected = all_expected[unit]
                 if rows != expected:
                     self._broken(f"{path} says that it holds {sorted(expected)}, and {unit} holds {sorted(rows)}")
-        changed = {
-            unit
-            for unit in UNITS
-            if {batch for batch in batches if unit in touched(batch)} - forgotten_by(manifest, unit)
-        }
+        changed = {unit for unit, expected in all_expected.items() if expected}
         if whole and (missing := changed - holders.keys()):
             self._broken(f"checkpoint {manifest.checkpoint} lacks {sorted(missing)}")
 
@@ -523,7 +522,7 @@ def forgotten_by(manifest: Manifest, unit: Unit) -> set[Batch]:
         spans = share.buckets if kind == "key" else share.pieces
         if any(first <= place < stop for first, stop in spans):
             batches |= batches_of({part.epoch: part.ranges for part in share.epochs})
-    return {batch for batch in batches if unit in touched(batch)}
+    return touching(batches, unit)
 
 
 def batches_of(applied: Applied) -> set[Batch]:

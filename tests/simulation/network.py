@@ -60,7 +60,7 @@ class Network:
         """
         reply: Signal[Any] = Signal()
         caller.after(timeout, partial(_refuse, reply, "deadline exceeded"))
-        if self._is_lost():
+        if self._random() < self.lossy:
             caller.after(self.delay(), partial(_refuse, reply, "the request was lost"))
         else:
             self.world.after(self.delay(), partial(self._arrive, caller, find, handle, reply))
@@ -89,12 +89,9 @@ class Network:
             answered = partial(reply.fail, error)
         else:
             answered = partial(reply.set, value)
-        if self._is_lost():
+        if self._random() < self.lossy:
             answered = partial(_refuse, reply, "the answer was lost")
         caller.after(self.delay(), answered)
-
-    def _is_lost(self) -> bool:
-        return self._random() < self.lossy
 
     def connect(self, client: Process, server: Process, accept: Callable[["Stream"], None]) -> "Stream | None":
         """Opens a stream; None if the server is dead or out of reach. `accept` runs in the server."""

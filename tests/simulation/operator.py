@@ -91,9 +91,10 @@ class Operator(Process):
 
     def process(self, role: Role, index: int) -> Process | None:
         """Returns the newest live process of a role and index."""
-        for key, one in reversed(self._running.items()):
-            if key.role is role and key.index == index and one.process.alive:
-                return one.process
+        for one in reversed(self._running.values()):
+            process, key = one.process, one.instance.id
+            if process.alive and key.role is role and key.index == index:
+                return process
         return None
 
     def all_of(self, role: Role) -> list[Process]:

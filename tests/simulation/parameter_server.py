@@ -9,7 +9,7 @@ from tests.simulation.group import Open
 from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
 from tests.simulation.protection import SimulatedProtection
-from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, request, touched
+from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, request, touching
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
@@ -194,7 +194,7 @@ class ParameterServer(Process):
         self.cluster.model.applying(self, session, asked.header, asked.units)
         batches = batches_in(asked.header)
         for unit in asked.units:
-            self.rows.setdefault(unit, set()).update(one for one in batches if unit in touched(one))
+            self.rows.setdefault(unit, set()).update(touching(batches, unit))
             self.mover.dirty.add(unit)
         if self.protection.protector is not None:
             self.protection.protector.pushed(batch, asked.units)

@@ -1,5 +1,6 @@
 """The units that a batch changes: some rows and all dense pieces, few enough to check all of them after every step."""
 
+from collections.abc import Collection
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +27,11 @@ def touched(batch: Batch) -> tuple[Unit, ...]:
     """Returns the units that a batch changes: all pieces, and about half of the keys."""
     mixed = mix64(batch[0] << 32 | batch[1])
     return tuple(unit for place, unit in enumerate(UNITS) if unit[0] == "piece" or mixed >> place & 1)
+
+
+def touching(batches: Collection[Batch], unit: Unit) -> set[Batch]:
+    """Returns the batches that change a unit."""
+    return set(batches) if unit[0] == "piece" else {batch for batch in batches if unit in touched(batch)}
 
 
 def batches_in(header: Header) -> tuple[Batch, ...]:

@@ -176,7 +176,6 @@ class Worker(Process):
 
     def call(self, ask: Callable[[Any], Task[Any]], wait: float = 0.0) -> Task[Any]:
         """Calls the master until it answers. Raises OverError and CallError."""
-        member = self.cluster.member_of(self)
         pause = 0.05
         while not self.stopping:
             try:
@@ -185,6 +184,7 @@ class Worker(Process):
                 pass
             except CallError as error:
                 if error.code == "NOT_FOUND":
+                    member = self.cluster.member_of(self)
                     with contextlib.suppress(UnavailableError, CallError):
                         yield self.cluster.call_master(self, methodcaller("register", member, self.name))
                 elif error.code != "UNAVAILABLE":
@@ -524,11 +524,11 @@ class Servers:
         if kind in (Kind.PULL, Kind.PUSH):
             units = tuple(unit for unit in changed(work.batches) if owner(self._table, unit) == server)
         epoch, number = work.batches[0]
-        flags = Flag.READ_ONLY if purpose is Purpose.EVALUATE else Flag.NONE
+        flags = (Flag.READ_ONLY if purpose is Purpose.EVALUATE else 0) + (Flag.ROUND if work.is_round else 0)
         return Request(
             Header(
                 kind=kind,
-                flags=flags | Flag.ROUND if work.is_round else flags,
+                flags=flags,
                 generation=self._table.generation,
                 version=self._table.version,
                 epoch=epoch,

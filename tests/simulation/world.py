@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +38,8 @@ class Signal(Generic[_Value]):
         """Makes it happen. Only the first call counts."""
         if not self.done:
             self.done, self.value = True, value
-            self._wake(value, None)
+            if self._listeners is not None:
+                self._wake(value, None)
 
     def fail(self, error: Exception) -> None:
         """Makes it fail for good. Only the first call counts."""
@@ -53,11 +55,9 @@ class Signal(Generic[_Value]):
             self._listeners.append((process, task))
 
     def _wake(self, value: Any, error: Exception | None) -> None:
-        listeners = self._listeners
-        if listeners is not None:
-            self._listeners = None
-            for process, task in listeners:
-                process.wake(task, value, error)
+        listeners, self._listeners = self._listeners, None
+        for process, task in listeners or ():
+            process.wake(task, value, error)
 
 
 class Condition(Signal[None]):
@@ -65,7 +65,8 @@ class Condition(Signal[None]):
 
     def notify(self) -> None:
         """Makes it happen now."""
-        self._wake(None, None)
+        if self._listeners is not None:
+            self._wake(None, None)
 
 
 @dataclass
@@ -83,12 +84,12 @@ class World:
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self._queue: list[tuple[float, int, Process | None, Action]] = []
-        self._scheduled = 0
+        self._order = count()
 
     def at(self, time: float, action: Action, process: "Process | None" = None) -> None:
         """Runs an action at a time, or now if that has passed; with a process, the process runs it once it can."""
-        self._scheduled += 1
-        heappush(self._queue, (time if time > self.now else self.now, self._scheduled, process, action))
+        now = self.now
+        heappush(self._queue, (time if time > now else now, next(self._order), process, action))
 
     def after(self, delay: float, action: Action) -> None:
         """Runs an action after a delay."""
@@ -106,8 +107,10 @@ class World:
             self.steps += 1
             if process is None:
                 action()
-            else:
+            elif process.hung:
                 process.deliver(action)
+            elif process.alive:
+                action()
 
     def trace(self, who: str, what: str) -> None:
         """Adds a line to the trace."""
