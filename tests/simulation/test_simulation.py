@@ -12,7 +12,7 @@ from emberscale_jobmaster.parity import MOST_PARTINGS
 from emberscale_jobmaster.state import JobState
 from eventually import unwrap
 
-SEEDS, CHUNKS = 600, 12
+SEEDS, CHUNKS = 5000, 25
 FOUND_WITHIN = 2000
 FOUND_AT = {
     "a switch lets go of its barrier": 1664,
