@@ -21,6 +21,7 @@ from emberscale_trainer.data.records import empty_columns
 from emberscale_trainer.table import warm_up
 
 _COMPILED_WHEN_IMPORTED = (
+    "emberscale_trainer.models.cin",
     "emberscale_trainer.models.interaction",
     "emberscale_trainer.models.loss",
     "emberscale_trainer.worker.keys",

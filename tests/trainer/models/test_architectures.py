@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from emberscale_api.job import resolve_model
 from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM, build_model, vjp
+from emberscale_trainer.models.cin import compress
 from emberscale_trainer.models.flat import FlatParameters
-from emberscale_trainer.models.interaction import compress, interact
+from emberscale_trainer.models.interaction import interact
 from training_jobs import training_job
 
 B, DENSE, TABLES, D = 6, 3, 5, 4

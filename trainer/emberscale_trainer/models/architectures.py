@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from emberscale_api.job import Architecture, ModelSpec, ResolvedModel
 from emberscale_api.job.dense import narrow_rank
+from emberscale_trainer.models.cin import compress
 from emberscale_trainer.models.entrypoint import features_of, own_model
 from emberscale_trainer.models.flat import load_flat
 from emberscale_trainer.models.initial import initial_parameters
-from emberscale_trainer.models.interaction import compress, interact, interaction_gradients
+from emberscale_trainer.models.interaction import interact, interaction_gradients
 from emberscale_trainer.models.mlp import MLP
 
 PullBack = Callable[[Tensor], Tensor | None]
