@@ -24,6 +24,7 @@ _COMPILED_WHEN_IMPORTED = (
     "emberscale_trainer.models.cin",
     "emberscale_trainer.models.interaction",
     "emberscale_trainer.models.loss",
+    "emberscale_trainer.models.mlp",
     "emberscale_trainer.worker.keys",
     "emberscale_trainer.worker.local_rows",
     "emberscale_trainer.worker.rows",

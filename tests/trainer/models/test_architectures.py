@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from emberscale_api.job import resolve_model
-from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM, build_model, vjp
+from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM, build_model
 from emberscale_trainer.models.cin import compress
-from emberscale_trainer.models.flat import FlatParameters
 from emberscale_trainer.models.interaction import interact
 from training_jobs import training_job
 
@@ -57,34 +56,6 @@ def test_dlrm_is_its_formula() -> None:
     bare = DLRM(0, TABLES, D, bottom=[7], top=[8])
     expected = bare.top(pairwise_products(dense[:, :0], embeddings, D))[:, 0]
     torch.testing.assert_close(bare(dense[:, :0], embeddings), expected)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        DLRM(DENSE, TABLES, D, bottom=[7, 6], top=[8, 5]),
-        DLRM(DENSE, TABLES, D, bottom=[], top=[]),
-        DLRM(0, TABLES, D, bottom=[7], top=[8]),
-        DCNv2(DENSE, TABLES * D, cross_layers=2, cross_rank=None, layers=[8]),
-    ],
-)
-def test_the_way_back_of_a_model_is_that_of_autograd(model: nn.Module) -> None:
-    width = 0 if isinstance(model, DLRM) and model.bottom is None else DENSE
-    dense, embeddings = torch.randn(B, width), torch.randn(B, TABLES * D)
-    gradient = torch.randn(B)
-    flat = FlatParameters(model)
-    leaf = embeddings.clone().requires_grad_()
-    expected = model(dense, leaf)
-    expected.backward(gradient)
-    of_parameters, of_embeddings = flat.gradients.clone(), leaf.grad
-    for _ in range(2):  # the second time shows that nothing is left of the first
-        flat.clear_gradients()
-        logits, pull_back = vjp(model, dense, embeddings.clone())
-        assert not logits.requires_grad
-        torch.testing.assert_close(logits, expected.detach())
-        torch.testing.assert_close(pull_back(gradient), of_embeddings)
-        torch.testing.assert_close(flat.gradients, of_parameters)
-        assert of_parameters.count_nonzero()
 
 
 def test_wide_and_deep_is_its_formula() -> None:

@@ -6,7 +6,7 @@
 * xDeepFM: a linear model, an MLP, and a compressed interaction network (CIN) over whole embedding vectors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -18,30 +18,8 @@ from emberscale_trainer.models.cin import compress
 from emberscale_trainer.models.entrypoint import features_of, own_model
 from emberscale_trainer.models.flat import load_flat
 from emberscale_trainer.models.initial import initial_parameters
-from emberscale_trainer.models.interaction import interact, interaction_gradients
+from emberscale_trainer.models.interaction import interact
 from emberscale_trainer.models.mlp import MLP
-
-PullBack = Callable[[Tensor], Tensor | None]
-"""Takes the gradient of logits, float32 [B], back: to the `grad` of the parameters, and to that of the embeddings,
-float32 [B, width], which it returns; None if the logits do not depend on them."""
-
-
-def vjp(model: nn.Module, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, PullBack]:
-    """Returns the logits float32 [B] of a batch, without a graph, and the pull-back of their gradient, to call once.
-
-    The pull-back is PyTorch's autograd, or the model's own if it has one. The gradients of the parameters must be
-    zeros before.
-    """
-    if isinstance(model, DLRM):
-        return model.vjp(dense, embeddings)
-    embeddings.requires_grad_()
-    logits: Tensor = model(dense, embeddings)
-
-    def pull_back(gradient: Tensor) -> Tensor | None:
-        logits.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return embeddings.grad
-
-    return logits.detach(), pull_back
 
 
 class DLRM(nn.Module):
@@ -53,7 +31,7 @@ class DLRM(nn.Module):
 
     def __init__(self, dense: int, tables: int, dimension: int, bottom: Sequence[int], top: Sequence[int]) -> None:
         super().__init__()
-        self._dimension = dimension
+        self.dimension = dimension
         vectors = tables + 1 if dense else tables
         self.bottom = MLP([dense, *bottom, dimension], activate_last=True) if dense else None
         repeated = dimension if dense else 0
@@ -62,24 +40,8 @@ class DLRM(nn.Module):
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Logits of a batch."""
         bottom = embeddings[:, :0] if self.bottom is None else self.bottom(dense)
-        logits: Tensor = self.top(interact(bottom, embeddings, self._dimension))
+        logits: Tensor = self.top(interact(bottom, embeddings, self.dimension))
         return logits.squeeze(1)
-
-    def vjp(self, dense: Tensor, embeddings: Tensor) -> "tuple[Tensor, PullBack]":
-        """Returns the logits of a batch, and the pull-back of their gradient; see `vjp`."""
-        with torch.no_grad():
-            below = [embeddings[:, :0]] if self.bottom is None else self.bottom.outputs(dense)
-            above = self.top.outputs(interact(below[-1], embeddings, self._dimension))
-
-        def pull_back(gradient: Tensor) -> Tensor:
-            with torch.no_grad():
-                of_rows = self.top.of_inputs(self.top.pull_back(above, gradient.unsqueeze(1)))
-                of_bottom, of_embeddings = interaction_gradients(of_rows, below[-1], embeddings, self._dimension)
-                if self.bottom is not None:
-                    self.bottom.pull_back(below, of_bottom)
-            return of_embeddings
-
-        return above[-1].squeeze(1), pull_back
 
 
 class WideAndDeep(nn.Module):

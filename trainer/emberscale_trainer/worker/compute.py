@@ -10,9 +10,10 @@ from torch import nn
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
-from emberscale_trainer.models.architectures import build_model, vjp
+from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import FlatParameters
 from emberscale_trainer.models.loss import log_loss
+from emberscale_trainer.models.vjp import PullBack, vjp_of
 from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.local_rows import LocalRows
@@ -73,6 +74,7 @@ class ModelReplica:
         resolved = resolve_model(job.spec)
         self._model: nn.Module = build_model(job.spec.model, resolved, job.spec.training.seed)
         self._flat = FlatParameters(self._model)
+        self._vjp = vjp_of(self._model, self._flat)
         self.layout = EmbeddingLayout(resolved.tables)
         self.tables = resolved.tables
 
@@ -88,8 +90,10 @@ class ModelReplica:
         """
         if not len(batch.labels):
             return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), _NO_PREDICTIONS
-        of_embeddings, dense, predictions = self._train(batch, plan, pulled.rows, pulled.dense)
-        gradients = Gradients(self.layout.scatter(of_embeddings, plan), self._padded(dense))
+        dense = self._prepare(pulled.dense, batch)
+        embeddings = self._embeddings(plan, pulled.rows)
+        of_embeddings, predictions = self._pulled_back(batch, *self._vjp(dense, embeddings))
+        gradients = Gradients(self.layout.scatter(of_embeddings, plan), self._padded(self._flat.gradients.numpy()))
         require_finite(gradients.rows, f"rows of batch {batch.number}")
         require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
         return gradients, predictions
@@ -101,49 +105,56 @@ class ModelReplica:
         """
         if not len(batch.labels):
             return _NO_PREDICTIONS
-        of_embeddings, dense, predictions = self._train(batch, plan, local.rows, local.dense)
+        dense = self._prepare(local.dense, batch)
+        of_embeddings, predictions = self._pulled_back(batch, *self._vjp(dense, self._embeddings(plan, local.rows)))
         of_embeddings = np.ascontiguousarray(of_embeddings)
+        of_dense = self._flat.gradients.numpy()
         require_finite(of_embeddings.reshape(-1), f"embeddings of batch {batch.number}")
-        require_finite(dense, f"dense parameters of batch {batch.number}")
-        local.step(plan, of_embeddings, self._padded(dense))
+        require_finite(of_dense, f"dense parameters of batch {batch.number}")
+        local.step(plan, of_embeddings, self._padded(of_dense))
         return predictions
 
-    def _train(
-        self, batch: Batch, plan: KeyPlan, rows: NDArray[np.float32], dense: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], Predictions]:
-        """The gradients of the embeddings, float32 [batch, width], and of the dense vector, and the predictions."""
+    def _prepare(self, dense: NDArray[np.float32], batch: Batch) -> torch.Tensor:
+        """Takes over the dense parameters to train with; returns the batch's dense features."""
         self._switch(training=True)
-        self._flat.clear_gradients()
-        logits, pull_back = vjp(self._model, torch.from_numpy(batch.dense), self._embeddings(plan, rows, dense))
+        self._load(dense)
+        return torch.from_numpy(batch.dense)
+
+    def _pulled_back(
+        self, batch: Batch, logits: torch.Tensor, pull_back: PullBack
+    ) -> tuple[NDArray[np.float32], Predictions]:
+        """Takes the gradient of the loss back; returns that of the embeddings, and the predictions."""
         loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):
             raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}")
         of_embeddings = pull_back(torch.from_numpy(loss.gradient))
         if of_embeddings is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
-        return of_embeddings.numpy(), self._flat.gradients.numpy(), Predictions(loss.probabilities, loss.total)
+        return of_embeddings.numpy(), Predictions(loss.probabilities, loss.total)
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
         """Returns predictions and loss without gradients. Raises NonFiniteLossError and EntrypointError."""
         self._switch(training=False)
         with torch.no_grad():
-            embeddings = self._embeddings(plan, pulled.rows, pulled.dense)
-            logits = self._model(torch.from_numpy(batch.dense), embeddings)
+            self._load(pulled.dense)
+            logits = self._model(torch.from_numpy(batch.dense), self._embeddings(plan, pulled.rows))
             loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):  # the master refuses such a sum
             mean = loss.total / len(batch.labels)
             raise NonFiniteLossError(f"the loss of batch {batch.number} of an evaluation is {mean}")
         return Predictions(loss.probabilities, loss.total)
 
-    def _embeddings(self, plan: KeyPlan, rows: NDArray[np.float32], dense: NDArray[np.float32]) -> torch.Tensor:
+    def _load(self, dense: NDArray[np.float32]) -> None:
         self._flat.values.copy_(torch.from_numpy(dense[: self.parameters]))
+
+    def _embeddings(self, plan: KeyPlan, rows: NDArray[np.float32]) -> torch.Tensor:
         return torch.from_numpy(self.layout.gather(rows, plan))
 
     def _padded(self, gradients: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """Returns a copy of the flat gradients, padded to whole pieces; zeros if there are none."""
-        padded = np.zeros(DENSE_PIECES * piece_length(self.parameters), np.float32)
-        if gradients is not None:
-            padded[: self.parameters] = gradients
+        padded = np.empty(DENSE_PIECES * piece_length(self.parameters), np.float32)
+        padded[: self.parameters] = 0 if gradients is None else gradients
+        padded[self.parameters :] = 0
         return padded
 
     def _switch(self, training: bool) -> None:
