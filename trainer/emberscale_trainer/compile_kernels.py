@@ -22,7 +22,7 @@ from emberscale_trainer.table import warm_up
 
 _COMPILED_WHEN_IMPORTED = (
     "emberscale_trainer.models.cin",
-    "emberscale_trainer.models.interaction",
+    "emberscale_trainer.models.dot_products",
     "emberscale_trainer.models.loss",
     "emberscale_trainer.models.mlp",
     "emberscale_trainer.worker.keys",

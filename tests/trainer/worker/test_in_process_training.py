@@ -1,5 +1,6 @@
 """Batch after batch, worker and servers learn what PyTorch alone learns."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,9 @@ class Pairs(nn.Module):
 """
 
 
-def job(**model: Any) -> TrainingJob:
+def job(columns: dict[str, Any] = COLUMNS, **model: Any) -> TrainingJob:
     return training_job(
-        data={"train": ["x"], "format": "Parquet", "columns": COLUMNS},
+        data={"train": ["x"], "format": "Parquet", "columns": columns},
         model=model,
         optimizers={"sparse": ADAGRAD, "dense": ADAGRAD, "wide": {"type": "SGD", "learningRate": 0.3}},
     )
@@ -86,12 +87,21 @@ def test_every_model_learns_what_plain_pytorch_learns(
 ) -> None:
     (tmp_path / "pairs_of_mine.py").write_text(OWN_MODEL)
     monkeypatch.syspath_prepend(tmp_path)
-    ours, plain = InProcessTraining(job(**model)), PlainTraining(job(**model), IDS)
-    batches = [batch(number, 64) for number in range(30)]
+    expect_the_same_of_both(job(**model), [batch(number, 64) for number in range(30)], batch(1000, 50))
+
+
+def test_a_dlrm_without_lists_learns_what_plain_pytorch_learns() -> None:
+    columns = {key: value for key, value in COLUMNS.items() if key != "lists"}
+    without_lists = job(columns, embeddings={"dimension": 8})
+    batches = [replace(batch(number, 60 + number), lists=()) for number in range(30)]
+    expect_the_same_of_both(without_lists, batches, replace(batch(1000, 50), lists=()))
+
+
+def expect_the_same_of_both(job: TrainingJob, batches: list[Batch], held_out: Batch) -> None:
+    ours, plain = InProcessTraining(job), PlainTraining(job, IDS)
     losses = np.array([(ours.train(one), plain.train(one)) for one in batches])
     np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=2e-3, atol=1e-4)
     assert losses[-5:].mean() < losses[:5].mean()
-    held_out = batch(1000, 50)
     np.testing.assert_allclose(ours.predict(held_out), plain.predict(held_out), rtol=5e-3, atol=2e-3)
 
 

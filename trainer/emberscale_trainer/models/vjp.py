@@ -1,6 +1,8 @@
 """The logits of a batch, and the way back from their gradient: a vector-Jacobian product (VJP) of a model.
 
-PyTorch's autograd takes the gradients of any model. Those of a DLRM are taken without a graph.
+PyTorch's autograd takes the gradients of any model. Those of a DLRM are taken without a graph, and also straight from
+and to the rows that its embeddings come from: embeddings and their gradients, side by side for a whole batch, would not
+fit into the second-level cache.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from emberscale_trainer.models.architectures import DLRM
 from emberscale_trainer.models.flat import FlatParameters
-from emberscale_trainer.models.interaction import interact, interaction_gradients
+from emberscale_trainer.models.interaction import Lookup, interaction_gradients, interactions
 from emberscale_trainer.models.mlp import MLPPasses
 
 PullBack = Callable[[Tensor], Tensor | None]
@@ -51,10 +53,10 @@ class DLRMVJP:
         self._top = MLPPasses(model.top)
 
     @torch.no_grad()
-    def __call__(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, PullBack]:
-        """As `VJP`."""
+    def __call__(self, dense: Tensor, embeddings: Tensor | Lookup) -> tuple[Tensor, PullBack]:
+        """As `VJP`. The gradient of a lookup is that of its rows, float32 [values]."""
         below = [dense[:, :0]] if self._bottom is None else self._bottom.forward(dense)
-        above = self._top.forward(interact(below[-1], embeddings, self._dimension))
+        above = self._top.forward(interactions(below[-1], embeddings, self._dimension))
 
         @torch.no_grad()
         def pull_back(gradient: Tensor) -> Tensor:

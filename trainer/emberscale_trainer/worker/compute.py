@@ -12,8 +12,9 @@ from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import FlatParameters
+from emberscale_trainer.models.interaction import Lookup
 from emberscale_trainer.models.loss import log_loss
-from emberscale_trainer.models.vjp import PullBack, vjp_of
+from emberscale_trainer.models.vjp import DLRMVJP, PullBack, vjp_of
 from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.local_rows import LocalRows
@@ -91,9 +92,14 @@ class ModelReplica:
         if not len(batch.labels):
             return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), _NO_PREDICTIONS
         dense = self._prepare(pulled.dense, batch)
-        embeddings = self._embeddings(plan, pulled.rows)
-        of_embeddings, predictions = self._pulled_back(batch, *self._vjp(dense, embeddings))
-        gradients = Gradients(self.layout.scatter(of_embeddings, plan), self._padded(self._flat.gradients.numpy()))
+        if isinstance(self._vjp, DLRMVJP) and not plan.lists:
+            lookup = Lookup(torch.from_numpy(pulled.rows), torch.from_numpy(plan.offsets))
+            of_rows, predictions = self._pulled_back(batch, *self._vjp(dense, lookup))
+        else:
+            embeddings = self._embeddings(plan, pulled.rows)
+            of_embeddings, predictions = self._pulled_back(batch, *self._vjp(dense, embeddings))
+            of_rows = self.layout.scatter(of_embeddings, plan)
+        gradients = Gradients(of_rows, self._padded(self._flat.gradients.numpy()))
         require_finite(gradients.rows, f"rows of batch {batch.number}")
         require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
         return gradients, predictions
@@ -123,7 +129,7 @@ class ModelReplica:
     def _pulled_back(
         self, batch: Batch, logits: torch.Tensor, pull_back: PullBack
     ) -> tuple[NDArray[np.float32], Predictions]:
-        """Takes the gradient of the loss back; returns that of the embeddings, and the predictions."""
+        """Takes the gradient of the loss back; returns that of the embeddings or of their rows, and the predictions."""
         loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):
             raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}")
