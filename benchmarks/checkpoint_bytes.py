@@ -104,15 +104,19 @@ class Taken:
 
 
 class Server:
-    """A parameter server whose checkpoints are of one mode."""
+    """A parameter server whose checkpoints are of one mode. `keys`: those of each of its tables."""
 
-    def __init__(self, mode: IncrementalMode, folder: Path, keys: NDArray[np.int64], bits: int = 0) -> None:
+    def __init__(self, mode: IncrementalMode, folder: Path, keys: Sequence[NDArray[np.int64]], bits: int = 0) -> None:
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD)
-        self._specs = (TableSpec(0, "C1", 0, DIMENSION, optimizer, InitializerSpec(), seed=1),)
+        self._specs = tuple(
+            TableSpec(number, f"C{1 + number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
+            for number in range(len(keys))
+        )
         self._dense = DensePieces.of(np.zeros(DENSE, np.float32), OptimizerSpec())
         self._mode, self._bits = mode, bits
         self._writer = ChainWriter()
-        self._gradients = np.random.default_rng(2).normal(0, 0.01, len(keys) * DIMENSION + 2 * DENSE).astype(np.float32)
+        floats = sum(map(len, keys)) * DIMENSION + 2 * DENSE
+        self._gradients = np.random.default_rng(2).normal(0, 0.01, floats).astype(np.float32)
         self.tables = self.empty()
         self.taken = Taken(folder)
         self.push(keys)
@@ -121,11 +125,11 @@ class Server:
         """Returns its tables without rows."""
         return TableStore(self._specs, self._dense)
 
-    def push(self, keys: NDArray[np.int64]) -> None:
-        """Steps these rows and all dense pieces."""
-        counts = np.array([len(keys), 64], np.uint32)
+    def push(self, keys: Sequence[NDArray[np.int64]]) -> None:
+        """Steps these rows of each table and all dense pieces."""
+        counts = np.array([*map(len, keys), 64], np.uint32)
         values = self._gradients[: self.tables.values_per_request(counts)]
-        self.tables.push(counts, np.concatenate([keys, np.arange(64)]), values)
+        self.tables.push(counts, np.concatenate([*keys, np.arange(64)]), values)
 
     def save(self, number: int) -> None:
         """Takes a checkpoint, and removes what the newest does not need."""
@@ -179,12 +183,12 @@ def measure(rows: int, folder: Path) -> dict[Setting, Taken]:
     weights, draws = law(rows, DIRTY_ONE, DIRTY_TEN)
     say(f"one window touches {dirty(weights, draws):.1%} of {rows:,} rows, ten {dirty(weights, 10 * draws):.1%}")
     all_keys = np.random.default_rng(0).integers(-(2**63), 2**63, rows)  # like hashed ids, which do not compress
-    servers = {(mode, bits): Server(mode, folder / f"{mode}-{bits}", all_keys, bits) for mode, bits in SETTINGS}
+    servers = {(mode, bits): Server(mode, folder / f"{mode}-{bits}", [all_keys], bits) for mode, bits in SETTINGS}
     random = np.random.default_rng(1)
     for number in range(1, WINDOWS + 1):
         for keys in touched(weights, draws, random) if number > 1 else ():
             for server in servers.values():
-                server.push(all_keys[keys])
+                server.push([all_keys[keys]])
         for server in servers.values():
             server.save(number)
     for setting, server in servers.items():
