@@ -24,6 +24,8 @@ from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.server import serve
 from emberscale_brain.service.settings import BrainSettings, load_settings
 
+_log = structlog.get_logger()
+
 _SUPERSEDED = 3
 _GRACE_SECONDS = 5.0
 _COLLECTOR = (2_000, 10, 1_000)
@@ -92,7 +94,6 @@ def _collect_rarely() -> None:
 
 
 async def _run(settings: BrainSettings, token: str, certificates: Certificates | None, store: HistoryStore) -> int:
-    log = structlog.get_logger()
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[str | None] = loop.create_future()
 
@@ -109,30 +110,30 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
         try:  # before the brain begins: a second instance must not take the database from the first
             metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
         except OSError as error:
-            log.error("address_unavailable", problem=str(error), metrics=settings.metrics)
+            _log.error("address_unavailable", problem=str(error), metrics=settings.metrics)
             return 2
     try:
         await asyncio.to_thread(brain.start)
     except DatabaseUnusableError as error:
-        log.error("database_unusable", problem=str(error), database=store.address)
+        _log.error("database_unusable", problem=str(error), database=store.address)
         return 2
     _collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)  # answering threads wait in turn for those that record and read plans
     try:
         server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:
-        log.error("address_unavailable", problem=str(error), listen=settings.listen)
+        _log.error("address_unavailable", problem=str(error), listen=settings.listen)
         await asyncio.to_thread(brain.stop)
         return 2
-    log.info("serving", listen=settings.listen, port=port_number, database=store.address)
+    _log.info("serving", listen=settings.listen, port=port_number, database=store.address)
     superseded = await stopping
     if superseded is not None:
-        log.error("superseded", problem=superseded, database=store.address)
+        _log.error("superseded", problem=superseded, database=store.address)
     await server.stop(_GRACE_SECONDS)
     if metrics is not None:
         metrics.shutdown()
     await asyncio.to_thread(brain.stop)
-    log.info("stopped")
+    _log.info("stopped")
     return 0 if superseded is None else _SUPERSEDED
 
 

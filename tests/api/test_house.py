@@ -23,6 +23,7 @@ PACKAGES = {
     "emberscale_simulator": "simulator",
     "emberscale_trainer": "trainer",
 }
+LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -82,17 +83,27 @@ def test_all_that_the_masters_machine_is_made_of_is_held_to_be_pure() -> None:
 
 
 def test_log_events_are_constants_in_snake_case() -> None:
-    assert [event for path in sources() for event in log_events(path) if not re.fullmatch("[a-z0-9_]+", event)] == []
+    others = [
+        f"{path.name}: {ast.unparse(event)}"
+        for path in sources()
+        for event in log_events(path)
+        if not (isinstance(event, ast.Constant) and re.fullmatch("[a-z0-9_]+", str(event.value)))
+    ]
+    assert others == ["runtime.py: name"], "only the master's runtime logs the event of a LogEvent"
 
 
-def log_events(source: Path) -> Iterator[str]:
+def log_events(source: Path) -> Iterator[ast.expr]:
     for node in ast.walk(ast.parse(source.read_text())):
         match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name("_log" | "log"), attr="debug" | "info" | "warning" | "error"),
-                args=[event, *_],
-            ):
-                yield str(event.value) if isinstance(event, ast.Constant) else ast.unparse(event)
+            case ast.Call(func=ast.Attribute(value=ast.Name("_log"), attr=level), args=[event, *_]) if level in LEVELS:
+                yield event
+            case ast.Call(func=ast.Name("LogEvent"), args=[event, *_]):
+                yield event
+
+
+def test_every_module_that_logs_names_its_logger_alike() -> None:
+    loggers = [line for path in sources() for line in path.read_text().splitlines() if "get_logger(" in line]
+    assert set(loggers) == {"_log = structlog.get_logger()"}
 
 
 def test_a_package_describes_modules_that_exist() -> None:

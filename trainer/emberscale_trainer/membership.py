@@ -34,7 +34,7 @@ def routing_from_proto(routing: master_pb2.Routing) -> RoutingTable:
     )
 
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _Reply = TypeVar("_Reply")
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -165,7 +165,7 @@ class MasterClient:
                 answered = time.monotonic()
             except grpc.RpcError as error:
                 if error.code() not in _AWAY or time.monotonic() - answered > seconds / 4:
-                    log.warning("not_drained", problem=error.details())
+                    _log.warning("not_drained", problem=error.details())
                     return False
             self._closed.wait(_FIRST_PAUSE)
         return False
@@ -176,7 +176,7 @@ class MasterClient:
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             raise SupersededError(error.details()) from error
         if code is grpc.StatusCode.NOT_FOUND and self._registration is not None:
-            log.warning("unknown_to_master", problem=error.details())
+            _log.warning("unknown_to_master", problem=error.details())
             self._register_anew(self._registration)
         elif code is grpc.StatusCode.UNAVAILABLE:
             self._look_into_tls()
@@ -193,7 +193,7 @@ class MasterClient:
             return
         if not self._answered:
             raise NoHandshakeError(f"the master at {problem}")
-        log.error("no_handshake", problem=problem)
+        _log.error("no_handshake", problem=problem)
 
     def _register_anew(self, registration: master_pb2.RegisterRequest) -> None:
         registration.generation, registration.routing_version = self._adopted()
@@ -252,14 +252,14 @@ class Heartbeat:
             try:
                 reply = self._master.call(self._master.stub.Heartbeat, request)
             except SupersededError as error:
-                log.warning("superseded", problem=str(error))
+                _log.warning("superseded", problem=str(error))
                 self.superseded = True
                 self._stopping.set()
                 return
             except JobOverError:
                 return
             except grpc.RpcError as error:
-                log.error("heartbeat_refused", code=str(error.code()), problem=error.details())
+                _log.error("heartbeat_refused", code=str(error.code()), problem=error.details())
             else:
                 self._accepted(reply)
                 if reply.stop:

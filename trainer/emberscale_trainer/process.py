@@ -16,7 +16,7 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_trainer.membership import NoHandshakeError
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of mallopt(3)."""
@@ -41,7 +41,7 @@ def run_process(serve: Serve) -> NoReturn:
     try:
         code = serve(identity, stopping)
     except NoHandshakeError as error:
-        log.error("unusable", problem=str(error))
+        _log.error("unusable", problem=str(error))
         code = UNUSABLE_EXIT_CODE
     _end(code)
 

@@ -29,6 +29,8 @@ from emberscale_brain.service.runtime import BrainRuntime, JobSummary, Reported,
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState
 
+_log = structlog.get_logger()
+
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
 _MOST_BACKOFF = 16
@@ -52,7 +54,6 @@ class Brain:
         self.clock = clock or SteadyClock()
         self._settings = settings
         self._store = store
-        self._log = structlog.get_logger()
         self._listeners: list[Callable[[JobId], None]] = []
         self._on_superseded = on_superseded
         self._recorder = ChangeRecorder(
@@ -88,12 +89,12 @@ class Brain:
             self._learn()
         except DatabaseAwayError as error:
             away = str(error)
-            self._log.error("database_unavailable", problem=away, kept=0)
+            _log.error("database_unavailable", problem=away, kept=0)
         self._recorder.start(away)
         for thread in self._threads:
             thread.start()
         self._wake.set()
-        self._log.info("brain_started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
+        _log.info("brain_started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
 
     def stop(self) -> None:
         """Ends the threads and the planning process, and writes pending changes."""
@@ -138,13 +139,11 @@ class Brain:
         self.meters.profiles.labels("Accepted").inc(reported.accepted)
         for sequence, problem in reported.refused:
             self.meters.profiles.labels(problem.reason.value).inc()
-            self._log.warning(
-                "profile_refused", job=job, sequence=sequence, reason=problem.reason, message=problem.message
-            )
+            _log.warning("profile_refused", job=job, sequence=sequence, reason=problem.reason, message=problem.message)
         self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
         for place, problem in reported.refused_start_ups:
             self.meters.start_ups.labels(problem.reason.value).inc()
-            self._log.warning("start_up_refused", job=job, place=place, reason=problem.reason, message=problem.message)
+            _log.warning("start_up_refused", job=job, place=place, reason=problem.reason, message=problem.message)
         return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:
@@ -188,7 +187,7 @@ class Brain:
         """Ends jobs that have not reported for too long, so that they take no room; they may be submitted again."""
         now, silence = self.clock(), self._settings.planning.silence
         for job in self._runtime.silent(now, silence):
-            self._log.warning("job_silent", job=job, seconds=silence)
+            _log.warning("job_silent", job=job, seconds=silence)
             try:
                 self.end(JobEnded(job, SILENT, now))
             except UnknownJobError:
@@ -234,12 +233,12 @@ class Brain:
                     break
                 failures += 1
                 self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
-                self._log.error("planning_failed", how=error.how, problem=str(error), failures=failures)
+                _log.error("planning_failed", how=error.how, problem=str(error), failures=failures)
                 continue
             except Exception as error:  # noqa: BLE001  # without this thread nothing is planned, and nobody notices
                 failures += 1
                 self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
-                self._log.exception("planning_failed", how="internal", failures=failures)
+                _log.exception("planning_failed", how="internal", failures=failures)
                 continue
             self.meters.planning_seconds.observe(time.monotonic() - began)
             # frequent wake-ups must not make it plan without pause
@@ -258,22 +257,22 @@ class Brain:
             made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())
         except UnacceptablePlanError as error:
             self._no_plan("unacceptable", f"the planner {planner!r} returned an infeasible plan: {error}")
-            self._log.error("plan_refused", problem=str(error))
+            _log.error("plan_refused", problem=str(error))
             return
         reasons = [] if self._recorder.away is not None else self._runtime.reasons_of_now()
         self._recorder.record([*made, *reasons])
         for plan in made:
             self.meters.plans.labels(plan.planned.action.value).inc()
             self._notify(plan.job)
-        self._log.info("planned", jobs=len(planned), changed=len(made))
+        _log.info("planned", jobs=len(planned), changed=len(made))
 
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):
             try:
                 pruned = self._store.prune(self._settings.retention, self.clock())
             except (DatabaseAwayError, DatabaseUnusableError) as error:
-                self._log.warning("pruning_failed", problem=str(error))
+                _log.warning("pruning_failed", problem=str(error))
             except ClaimLostError as error:
                 self._on_superseded(str(error))
             else:
-                self._log.info("pruned", profiles=pruned.profiles, plans=pruned.plans, jobs=pruned.jobs)
+                _log.info("pruned", profiles=pruned.profiles, plans=pruned.plans, jobs=pruned.jobs)

@@ -19,6 +19,8 @@ _BATCH = 5000
 _AT_ONCE = 20  # the share of the kept changes that is dropped at once: a search for each new change would be slow
 
 
+_log = structlog.get_logger()
+
 _REFUSED_REMEMBERED = 10_000
 
 
@@ -71,7 +73,6 @@ class ChangeRecorder:
         self._retell = retell
         self._hang_seconds = hang_seconds
         self._clock = clock
-        self._log = structlog.get_logger()
         self._condition = threading.Condition()
         self._told = False
         self._waiting: list[_Entry] = []
@@ -140,7 +141,7 @@ class ChangeRecorder:
                 self._turn(entries, due, stopping)
             except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody notices
                 self._away = f"the recorder failed: {type(error).__name__}: {error}"
-                self._log.exception("recorder_failed", kept=len(self._kept))
+                _log.exception("recorder_failed", kept=len(self._kept))
             for entry in entries:
                 if not entry.durable.done():
                     entry.durable.set_result(False)
@@ -187,7 +188,7 @@ class ChangeRecorder:
                 self._on_return()
         except (DatabaseAwayError, DatabaseUnusableError) as error:
             if self._away != str(error):
-                self._log.error("database_unavailable", problem=str(error), kept=len(self._kept))
+                _log.error("database_unavailable", problem=str(error), kept=len(self._kept))
             self._away = str(error)
             return False
         except ClaimLostError as error:
@@ -196,7 +197,7 @@ class ChangeRecorder:
             return False
         if returned:
             self._away = None
-            self._log.info("database_available")
+            _log.info("database_available")
         return True
 
     def _write_batch(self, refused: list[Change]) -> int:
@@ -217,7 +218,7 @@ class ChangeRecorder:
 
     def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
         if (error := self._refusal(batch)) is not None:
-            self._log.info("writing_one_by_one", changes=len(batch), problem=str(error))
+            _log.info("writing_one_by_one", changes=len(batch), problem=str(error))
             for change in batch:
                 self._write_one(change, refused)
 
@@ -247,4 +248,4 @@ class ChangeRecorder:
             while len(self._refused) > _REFUSED_REMEMBERED:
                 del self._refused[next(iter(self._refused))]
         self._on_lost("Refused", 1)
-        self._log.error("database_refused", change=type(change).__name__, job=change.job, problem=str(problem))
+        _log.error("database_refused", change=type(change).__name__, job=change.job, problem=str(problem))

@@ -20,7 +20,7 @@ import tenacity
 
 from emberscale_api.errors import UnavailableError
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 PATIENCE_SECONDS = 600.0
 """How long a failing operation of the storage is retried."""
@@ -153,7 +153,7 @@ class Work:
         def note(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
             self.problem = f"{what}: {error}; trying again"
-            log.warning("storage_failed", what=what, problem=str(error), attempt=state.attempt_number)
+            _log.warning("storage_failed", what=what, problem=str(error), attempt=state.attempt_number)
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_of_storage),

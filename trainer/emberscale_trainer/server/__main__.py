@@ -24,7 +24,7 @@ from emberscale_trainer.server.saves import FlashStore
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _LOOK_SECONDS = 0.1
 
@@ -66,12 +66,12 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             knows_async_parity=True,
         )
     except JobOverError:
-        log.info("stopped", before="it was registered")
+        _log.info("stopped", before="it was registered")
         return 0
     except SupersededError as error:
-        log.warning("superseded", problem=str(error))
+        _log.warning("superseded", problem=str(error))
         return SUPERSEDED_EXIT_CODE
-    log.info("registered", data_address=data_address)
+    _log.info("registered", data_address=data_address)
 
     def report(request: master_pb2.HeartbeatRequest) -> None:
         mover.look()
@@ -109,10 +109,10 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             state.look_at_memory(memory.used(), memory.limit())
         if stopping.is_set():
             may_go = master.leave(identity.leave_seconds)
-            log.info("leaves", may_go=may_go)
+            _log.info("leaves", may_go=may_go)
             break
     listener.close()
-    log.info("stopped", pushes=state.totals.pushes, repeated=state.totals.repeated)
+    _log.info("stopped", pushes=state.totals.pushes, repeated=state.totals.repeated)
     return SUPERSEDED_EXIT_CODE if heartbeat.superseded else 0
 
 

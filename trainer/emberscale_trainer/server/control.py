@@ -40,7 +40,7 @@ from emberscale_trainer.server.state import NotSettledError, ServerState
 from emberscale_trainer.table import DensePieces, TableStore, UnquantizableError
 from emberscale_trainer.table.snapshot import Lock
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class OtherIncarnationError(Exception):
@@ -162,9 +162,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         except BaseException as error:
             self._state.give_up(wanted)
             if not isinstance(error, AbandonedError):
-                log.error("not_assigned", checkpoint=wanted.checkpoint, problem=str(error))
+                _log.error("not_assigned", checkpoint=wanted.checkpoint, problem=str(error))
             raise
-        log.info(
+        _log.info(
             "assigned",
             generation=wanted.generation,
             version=wanted.version,
@@ -318,7 +318,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             and (self._next.generation, self._next.version) == (generation, version)
         ):
             self._mover.protection.form(self._next, self._index, self._parity, self._next_lag)
-        log.info("switched", move=request.move, generation=generation, version=version)
+        _log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
 
     def Abandon(self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext) -> master_pb2.AbandonReply:

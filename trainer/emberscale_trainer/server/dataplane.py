@@ -19,7 +19,7 @@ from emberscale_trainer.stream import StreamLostError, StreamReceivers
 from emberscale_trainer.stream.receiver import refuse_all
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _STRANGER_SECONDS = 5.0
 """The time limit for the TLS handshake and HELLO together."""
@@ -66,13 +66,13 @@ class DataPlane:
             except OSError as error:
                 if self._listener.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
                     return  # the listener is closed: the server is going down
-                log.warning("accept_failed", problem=str(error))
+                _log.warning("accept_failed", problem=str(error))
                 self._pause.wait(_ACCEPT_PAUSE_SECONDS)
                 continue
             try:
                 threading.Thread(target=self._serve, args=(stream,), name="connection", daemon=True).start()
             except RuntimeError as error:  # no more threads
-                log.warning("accept_failed", problem=str(error))
+                _log.warning("accept_failed", problem=str(error))
                 stream.close()
                 self._pause.wait(_ACCEPT_PAUSE_SECONDS)
 
@@ -80,7 +80,7 @@ class DataPlane:
         try:
             connection = accept_connection(stream, self._context)
         except OSError as error:
-            log.warning("connection_refused", problem=str(error))
+            _log.warning("connection_refused", problem=str(error))
             stream.close()
             return
         try:
@@ -92,15 +92,15 @@ class DataPlane:
                 if not tokens_match(hello.token, self._token):
                     raise WireError("HELLO has another token than the job's")
             if hello.incarnation != self._incarnation:
-                log.info("another_incarnation_is_meant", meant=hello.incarnation)
+                _log.info("another_incarnation_is_meant", meant=hello.incarnation)
                 connection.send(Header(Status.REFRESH))
                 return
             connection.trust()
             _Session(connection, self._state, hello.session, first.worker, self._streams).run()
         except (ConnectionLostError, OSError) as error:
-            log.info("no_hello", problem=str(error))
+            _log.info("no_hello", problem=str(error))
         except WireError as error:
-            log.warning("connection_refused", problem=str(error))
+            _log.warning("connection_refused", problem=str(error))
             _refuse(connection, str(error))
         finally:
             connection.close()
@@ -150,10 +150,10 @@ class _Session:
         except (ConnectionLostError, SessionEndedError):
             pass  # workers come and go; the master notices by their heartbeats
         except (WireError, ValueError, StreamLostError) as error:
-            log.warning("request_refused", worker=self._worker, problem=str(error))
+            _log.warning("request_refused", worker=self._worker, problem=str(error))
             _refuse(self._connection, str(error))
         except MemoryError as error:
-            log.error("out_of_memory", worker=self._worker, problem=str(error))
+            _log.error("out_of_memory", worker=self._worker, problem=str(error))
         finally:
             self._state.disconnected(self._session)
 

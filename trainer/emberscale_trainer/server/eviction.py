@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from emberscale_trainer.table import Eviction, Sweep, TableStore
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _RETRY_SECONDS = 1.0
 """The longest pause after a sweep for which there was no memory."""
@@ -69,7 +69,7 @@ class BackgroundEviction:
                     problem = str(error) or "out of memory"
                 if problem:  # only now is the memory of the failed sweep free again
                     with suppress(MemoryError):
-                        log.warning("rows_not_evicted", problem=problem)
+                        _log.warning("rows_not_evicted", problem=problem)
                     self._due_now.wait(_RETRY_SECONDS)
 
     def _sweep(self) -> None:

@@ -27,7 +27,7 @@ from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamRec
 from emberscale_trainer.stream.receiver import Deliver
 from emberscale_trainer.table import Scan, SnapshotAbandonedError, TableStore
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 SHORT_SECONDS = 0.1
 """A round that takes no longer fits into a barrier."""
@@ -190,7 +190,7 @@ class _MoveSending(RowSending):
             self._fail(str(error))
         except (StreamLostError, SnapshotAbandonedError, TimeoutError, MemoryError) as error:
             if not self._closed.is_set():
-                log.warning("move_failed", move=self.move, problem=str(error))
+                _log.warning("move_failed", move=self.move, problem=str(error))
                 self._fail(str(error))
         except BaseException as error:
             self._fail(repr(error))
@@ -198,7 +198,7 @@ class _MoveSending(RowSending):
         finally:
             self.close("it is over")
         progress = self._progress
-        log.info(
+        _log.info(
             "move_over",
             move=self.move,
             bytes=progress.copied_bytes,

@@ -35,7 +35,7 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
 from emberscale_trainer.table import DeltaLog
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _FILL_BYTES = 256 << 10
 _UNBOUNDED = 1 << 62
@@ -166,7 +166,7 @@ class Group:
         except MemoryError as error:
             if not self._lag.is_async:
                 raise
-            log.warning("changes_not_sent_for_parity", problem=str(error))  # they are sent with later ones
+            _log.warning("changes_not_sent_for_parity", problem=str(error))  # they are sent with later ones
 
     def await_pushes(self) -> None:
         """Waits until a push that has come may be answered: with `Sync` as `await_holders`, with `Async` for the lag.
@@ -228,7 +228,7 @@ class Group:
             try:
                 self._send_deltas()
             except MemoryError as error:
-                log.warning("changes_not_sent_for_parity", problem=str(error))
+                _log.warning("changes_not_sent_for_parity", problem=str(error))
                 return
         self.await_holders()
 
@@ -300,7 +300,7 @@ class Group:
                     self._flush()
         except BaseException as error:
             self._part(f"its changes can no longer be sent: {error!r}")
-            log.critical("protection_failed", version=self.table.version, problem=repr(error))
+            _log.critical("protection_failed", version=self.table.version, problem=repr(error))
             raise
 
     def _meet(self) -> None:
@@ -339,14 +339,14 @@ class Group:
                     whole = self._log.is_whole
             except MemoryError as error:
                 self._problem = "it has no memory to send its rows to their parity servers, and tries again"
-                log.warning("rows_not_protected", version=self.table.version, problem=str(error))
+                _log.warning("rows_not_protected", version=self.table.version, problem=str(error))
                 self._sends_no_more.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             self._problem = ""
             self.await_holders()
         self.core.filled()
-        log.info("rows_protected", version=self.table.version, servers=len(self.members))
+        _log.info("rows_protected", version=self.table.version, servers=len(self.members))
 
     # What others send
 

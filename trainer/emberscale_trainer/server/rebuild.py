@@ -16,7 +16,7 @@ from emberscale_trainer.server.sending import CopyProgress, RowSending
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError
 from emberscale_trainer.table import keys_of
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class Rebuild(RowSending):
@@ -54,7 +54,7 @@ class Rebuild(RowSending):
             self._flush()
         except (NotHeldError, StreamLostError, SourceOverError, TimeoutError, MemoryError, ValueError) as error:
             if not self._closed.is_set():
-                log.warning("rebuild_failed", move=self.move, problem=str(error))
+                _log.warning("rebuild_failed", move=self.move, problem=str(error))
             self._fail(str(error))
             return
         except BaseException as error:
@@ -63,7 +63,7 @@ class Rebuild(RowSending):
         with self._changed:
             self._progress = replace(self._progress, ready=True, rebuilt={members[one]: found[one] for one in found})
             self._changed.notify_all()
-        log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
+        _log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
 
     def _send(self, group: Group, member: int, lost: int) -> int:
         """Sends the rows that a lost server owned. The parity may have more, left by an earlier or failed move."""

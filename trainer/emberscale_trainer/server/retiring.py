@@ -17,7 +17,7 @@ import structlog
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.table import TableStore, compact
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _RETRY_SECONDS = 1.0
 """The pause after a removal for which there was no memory."""
@@ -102,7 +102,7 @@ class Retirement:
                     self._retire_some(tables)
                     seconds = time.monotonic() - began
                 except MemoryError as error:
-                    log.warning("rows_not_removed", problem=str(error))
+                    _log.warning("rows_not_removed", problem=str(error))
                     seconds = _RETRY_SECONDS
             rest.wait(seconds)
             self._catch_up()

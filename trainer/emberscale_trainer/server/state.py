@@ -27,7 +27,7 @@ from emberscale_trainer.stream import Item
 from emberscale_trainer.table import NonFiniteGradientError, Reader, Scan, TableStore, require_finite
 from emberscale_trainer.table.snapshot import Lock
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 Clock = Callable[[], float]
 
@@ -76,7 +76,7 @@ class NotSettledError(Exception):
 def end_process(cause: BaseException) -> None:
     """Ends the process at once, without an answer to anyone: the job recovers as from any lost parameter server."""
     try:
-        log.critical("push_half_applied", problem=repr(cause))
+        _log.critical("push_half_applied", problem=repr(cause))
     finally:  # even logging may fail without memory
         os._exit(1)
 
@@ -136,7 +136,7 @@ class ServerState:
             if before and not pressure.delay:
                 self._changed.notify_all()
             if told != pressure.delays:
-                log.info("memory_pressure", delays=pressure.delays, used_bytes=used, limit_bytes=limit)
+                _log.info("memory_pressure", delays=pressure.delays, used_bytes=used, limit_bytes=limit)
 
     # Assignment
 

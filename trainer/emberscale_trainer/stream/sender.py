@@ -13,7 +13,7 @@ from emberscale_trainer.stream.core import SendWindow, StreamLostError
 from emberscale_trainer.stream.item import Item
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _CONNECT_SECONDS = 5.0
 """For each step until the receiver has answered HELLO: the kernel takes connections for one that is stopped, too."""
@@ -179,7 +179,7 @@ class StreamSender:
             pause = _FIRST_PAUSE if gets_on else min(2 * pause, _LONGEST_PAUSE)
             attempts = (0 if gets_on else attempts) + bool(problem)
             if problem and attempts.bit_count() == 1:  # a server may be out of reach for as long as the job runs
-                log.info("stream_broke", address=self._address, problem=problem, attempts=attempts)
+                _log.info("stream_broke", address=self._address, problem=problem, attempts=attempts)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
 

@@ -15,7 +15,7 @@ from emberscale_trainer.worker.compute import threads_of
 from emberscale_trainer.worker.runtime import FatalError, Worker
 from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 def main() -> NoReturn:
@@ -42,10 +42,10 @@ def _work(identity: ProcessIdentity, stopping: threading.Event) -> int:
     try:
         Worker(identity, master, statistics, metrics_address, stopping).run()
     except SupersededError as error:
-        log.warning("superseded", problem=str(error))
+        _log.warning("superseded", problem=str(error))
         return SUPERSEDED_EXIT_CODE
     except FatalError as error:
-        log.error("job_fails", reason=error.reason, message=str(error))
+        _log.error("job_fails", reason=error.reason, message=str(error))
         failure = master_pb2.ReportFailureRequest(
             member=master.member, reason=error.reason, message=str(error), fatal=True
         )

@@ -42,7 +42,7 @@ from emberscale_trainer.worker.servers import (
 from emberscale_trainer.worker.statistics import WorkerStatistics
 from emberscale_trainer.worker.tasks import TaskFeed
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError, RoundSplitError, RoundTooLargeError)
@@ -89,9 +89,9 @@ class Worker:
         try:
             registered = self._master.register(metrics_address=self._metrics_address)
         except JobOverError:
-            log.info("stopped", before="it was registered")
+            _log.info("stopped", before="it was registered")
             return
-        log.info("registered", metrics_address=self._metrics_address)
+        _log.info("registered", metrics_address=self._metrics_address)
         job = TrainingJob.from_json(registered.manifest_json)
         ruled_out = rounds_ruled_out(job.spec, MemoryGauge(self._identity.memory_bytes).limit())
         self._lengths = RoundLengths(job.spec.hot_embeddings, job.spec.sharding.lease_timeout, ruled_out)
@@ -103,7 +103,7 @@ class Worker:
         try:
             self._train(job)
         except JobOverError:
-            log.info("job_over", samples=self._statistics.total_samples)
+            _log.info("job_over", samples=self._statistics.total_samples)
         except NonFiniteLossError as error:
             raise FatalError("NonFiniteLoss", str(error)) from error
         except NonFiniteGradientError as error:
@@ -137,13 +137,13 @@ class Worker:
             try:
                 self._run_pipeline(job, feed, source, replica)
             except _PASSING as error:
-                log.warning("pipeline_restarts", cause=type(error).__name__, problem=str(error))
+                _log.warning("pipeline_restarts", cause=type(error).__name__, problem=str(error))
                 if isinstance(error, LeaseFencedError):
                     self._leases.revoke({error.token})
                 if isinstance(error, RoundSplitError):
                     self._lengths.split(error.token)
             except LeasesRevokedError:
-                log.warning("pipeline_restarts", cause="LeasesRevoked")
+                _log.warning("pipeline_restarts", cause="LeasesRevoked")
             pause = _FIRST_PAUSE if self._statistics.total_batches > before else min(_LONGEST_PAUSE, 2 * pause)
             if self._stopping.wait(pause):
                 raise JobOverError("the process is told to stop")
@@ -160,7 +160,7 @@ class Worker:
             # a server that shuts down may answer anything
             if routes.in_force():
                 raise
-            log.warning("pipeline_restarts", cause="RequestRefused", problem=str(error))
+            _log.warning("pipeline_restarts", cause="RequestRefused", problem=str(error))
 
     def _run_on(
         self, routes: Routes, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica
@@ -212,7 +212,7 @@ class Worker:
         rounds = self._lengths.decision
         if rounds is not None and rounds != self._told_rounds:
             self._told_rounds = rounds
-            log.info("rounds", trained=rounds.active, reason=rounds.reason, message=rounds.message)
+            _log.info("rounds", trained=rounds.active, reason=rounds.reason, message=rounds.message)
         report_work(request, self._statistics, rounds)
 
     def _heed(self, reply: master_pb2.HeartbeatReply) -> None:

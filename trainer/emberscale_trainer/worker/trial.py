@@ -8,7 +8,7 @@ from emberscale_trainer.data.source import Batch
 from emberscale_trainer.worker.keys import KeyPlan, RequestTooLargeError
 from emberscale_trainer.worker.rounds import Round, RoundLengths, RoundSize
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _TRIED = 64
 """Batches of an estimate at most: those of a long lease are kept until its end."""
@@ -75,7 +75,7 @@ class RoundTrial:
         if found is not None:
             pays = self._lengths.estimated(found)
             sizes = {"bytes": found.bytes, "single_bytes": found.single_bytes}
-            log.info("rounds_estimated", batches=found.batches, pays=pays, **sizes)
+            _log.info("rounds_estimated", batches=found.batches, pays=pays, **sizes)
         elif self._lacks_room and len(self._batches) < _LEAST:
             self._lengths.lacks_room(self._needed)
         else:
