@@ -117,6 +117,18 @@ def test_a_package_describes_modules_that_exist() -> None:
     assert missing == []
 
 
+def test_a_package_that_describes_a_module_describes_all() -> None:
+    missing = []
+    for path in sources():
+        if path.name == "__init__.py":
+            modules = {
+                part.stem for part in path.parent.glob("*.py") if not part.stem.endswith(("__", "_pb2", "_grpc"))
+            }
+            words = set(re.findall(r"`(\w+)", ast.get_docstring(ast.parse(path.read_text())) or ""))
+            missing += [f"{path.parent.name}: {module}" for module in modules - words if modules & words]
+    assert missing == []
+
+
 def defined_in(source: Path) -> Iterator[str]:
     for node in ast.parse(source.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

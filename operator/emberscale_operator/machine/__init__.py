@@ -1,8 +1,9 @@
 """The job machine: pure, and whole.
 
-`decide` takes the job's intent (`intent`), its previous standing (`standing`), its master's report and the observed
-instances. It returns the new standing and the actions to take (`actions`). `kubernetes/` and `local/` carry them out;
-nothing else makes decisions about a job.
+`decide` (in `decision`) takes the job's intent (`intent`), its previous standing (`standing`), its master's report and
+the observed instances (`instances`). It returns the new standing and the actions to take (`actions`). `restarts` counts
+what has ended, and delays the next start; `convergence` turns demands into creations and deletions. `kubernetes/` and
+`local/` carry the actions out; nothing else makes decisions about a job.
 """
 
 from emberscale_api.job.running import Scale

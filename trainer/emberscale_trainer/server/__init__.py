@@ -3,7 +3,7 @@
 Pure, decisions without rows or threads:
 
 * `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier` and `moves`.
-* `group`: the parity of other servers' rows.
+* `group`: the parity of other servers' rows; `lag`: the pushes that the parity of this server's rows still lacks.
 
 Around it:
 
