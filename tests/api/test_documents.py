@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import emberscale
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)\)")
@@ -28,3 +30,8 @@ def test_a_link_leads_to_a_file_that_defines_what_it_names(document: str, text: 
         assert re.search(rf"^\s*(?:async )?(?:def|class) {name[1]}\b", file.read_text(), re.MULTILINE), (
             f"{document}: {target} does not define {name[1]}"
         )
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    assert [name for name in emberscale.__all__ if not re.search(rf"\bemberscale\.{name}\b", page)] == []
