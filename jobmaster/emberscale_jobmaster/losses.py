@@ -67,7 +67,7 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
 
 
 def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
-    """Rolls back a job that may recover partially to the newest checkpoint, and tells `why` it does not recover so."""
+    """Rolls back to the newest checkpoint, and reports `why` the job does not recover otherwise."""
     told = reshaping.note_step(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
     return _roll_back(told, spec)
 
@@ -129,7 +129,7 @@ def protected_servers(state: JobState) -> frozenset[int]:
 
 
 def is_protected(state: JobState) -> bool:
-    """Whether the job can lose `due_parity` servers now, and lose no rows."""
+    """Whether the job can lose `due_parity` servers now without losing rows."""
     return state.rebuilding is None and bool(protected_servers(state)) and not state.parity_group.troubles
 
 

@@ -83,7 +83,7 @@ class Pods:
         return max(self.start_seconds("worker", workers), self.start_seconds("ps", ps))
 
     def set_workers(self, count: int, keep: bool) -> None:
-        """Sets the workers to `count`: the first of the present ones and new ones, or only new ones."""
+        """Sets the number of workers: keeps the first of the present ones, or starts only new ones."""
         self._workers = self._resized(self._workers if keep else [], count, self._stragglers.worker_probability)
         self._back_at = self._back_at[: count - 1] if keep else []
         self.evicted = 0
@@ -94,7 +94,7 @@ class Pods:
         self.balanced = False
 
     def replace_slow(self) -> None:
-        """Replaces every slow pod by a healthy one."""
+        """Replaces every slow pod with a healthy one."""
         self._workers = [1.0] * len(self._workers)
         self._ps = [1.0] * len(self._ps)
 

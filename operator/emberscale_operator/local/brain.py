@@ -1,11 +1,10 @@
-"""A brain for a job on this machine: somebody else's, or the one that this user's jobs share.
+"""The brain of a job on this machine: one that runs elsewhere, or the one that all jobs of this user share.
 
 All runs of a user share one brain, so that together they stay within the machine: its cores, and most of its memory.
 The brain is a process beside the run that holds the seat, a lock that ends with the run's program however that ends.
 Then another run takes the seat and starts the brain again at the same address, with the same token. What the brain has
 learned is in a database that outlives it, so that the next job like this one starts with the shape that this one ended
-with. Where the machine permits CPU quotas, a fraction of a core is one; elsewhere it is a place on a core that others
-share.
+with. If the machine permits CPU quotas, a fraction of a core is a quota; otherwise, processes share the core.
 """
 
 import fcntl
@@ -99,9 +98,9 @@ class BrainSeat:
         return self._folder / "brain.port"
 
     def _bound(self) -> socket.socket:
-        """Keeps the port from others; the first run ever chooses it, as does one that finds it taken and nobody seated.
+        """Binds the brain's port. The first run chooses it; so does one that finds it taken and nobody seated.
 
-        Runs and brain bind it together, as the kernel lets one user do, and only the brain listens.
+        All runs and the brain bind the same port, which the kernel permits to one user; only the brain listens.
         """
         beginning = os.open(self._folder / "brain.begin", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -145,10 +144,10 @@ NO_BRAIN = BrainAddress("", "")
 async def end_claim(brain: BrainAddress, job_uid: str) -> None:
     """Tells a brain that a job's processes are gone; gives up after two seconds.
 
-    A job that ends by its master's doing does not need that: the master tells the brain. One that was killed cannot,
-    and the brain would count the job's cores and memory until it has heard nothing for half an hour.
+    A master that ends its job tells the brain itself. A master that was killed cannot, and the brain would count the
+    job's cores and memory until it has heard nothing for half an hour.
     """
-    # the phase that says least: the job has neither succeeded nor failed
+    # the job has neither succeeded nor failed
     request = pb.ReportOutcomeRequest(job_uid=job_uid, phase=JobPhase.SUSPENDED.value)
     channel = tls.connect_async(brain.address, brain.authority, CHANNEL_OPTIONS)
     try:
@@ -163,8 +162,9 @@ async def end_claim(brain: BrainAddress, job_uid: str) -> None:
 
 @dataclass(frozen=True)
 class EmbeddedBrain:
-    """A brain on this user's database, shared with other jobs; with `settings`, `path=value` on top of this machine's,
-    one of the job's own.
+    """A brain on this user's database, which all jobs of the user share.
+
+    With `settings`, each `path=value`, the job gets a brain of its own; they override the settings of this machine.
     """
 
     database: Path
@@ -172,10 +172,10 @@ class EmbeddedBrain:
 
     @contextmanager
     def seat(self, authority: bytes | None) -> Iterator[BrainSeat]:
-        """The run's view of which run hosts the brain.
+        """Enters the run's view of the seat.
 
-        Raises UnavailableError, and InvalidError for a file that no brain could begin with.
-        Runs share a brain that all of them can talk to: those of one authority, or those without TLS.
+        Runs with the same authority share a brain, and so do runs without TLS. Raises UnavailableError, and
+        InvalidError if the file is no usable database.
         """
         if not any(setting.startswith("database=") for setting in self.settings):
             _check_database(self.database)
@@ -188,7 +188,7 @@ class EmbeddedBrain:
             yield held.enter_context(BrainSeat(folder))
 
     def configure(self, folder: RunFolder, seat: BrainSeat) -> Path:
-        """Writes its settings and makes the database's folder. Raises OSError."""
+        """Writes the brain's settings and creates the database's folder. Raises OSError."""
         self.database.parent.mkdir(parents=True, exist_ok=True)
         path = folder.state / "brain.yaml"
         cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
@@ -203,7 +203,7 @@ class EmbeddedBrain:
         return path
 
     def launch(self, configuration: Path, environment: Mapping[str, str]) -> Launch:
-        """The brain as an instance of the job, behind the processes that train where there is little CPU."""
+        """Returns how to start the brain, with a lower priority than the processes that train."""
         nice = shutil.which("nice")
         polite = () if nice is None else (nice, "-n", _NICE)
         overrides = [argument for setting in self.settings for argument in ("--set", setting)]
@@ -212,7 +212,7 @@ class EmbeddedBrain:
 
 
 def _check_database(path: Path) -> None:
-    """Raises InvalidError. One that is busy is as good as one that is not there yet."""
+    """Raises InvalidError for a file that is no usable database. A missing or busy database passes."""
     if not path.exists():
         return
     try:
@@ -232,7 +232,7 @@ def default_database(environment: Mapping[str, str]) -> Path:
 def machine_settings(cores: int, memory: int) -> dict[str, object]:
     """The brain's settings for a machine with these cores and bytes.
 
-    It takes no job over from the brain before it: those that still run tell it of themselves.
+    The brain takes over no jobs from its predecessor: jobs that still run report to it by themselves.
     """
     usable = int(memory * _MEMORY_SHARE)
     largest = max(GIB, int(usable * _NODE_SHARE))

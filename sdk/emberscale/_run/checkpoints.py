@@ -248,9 +248,9 @@ class SavedCheckpoints:
 
 
 def check_initial(job: TrainingJob) -> tuple[str, ...]:
-    """Returns why checkpoints are skipped that are newer than the one of another job that this job starts from.
+    """Returns why the job skips newer checkpoints, if it starts from another job's checkpoint.
 
-    Raises UnusableOriginError if it can start from none.
+    Raises UnusableOriginError if it can start from none of them.
     """
     initial = job.spec.checkpoint.initial_from
     if initial is None:

@@ -1,7 +1,7 @@
 """What one server holds for the other members of its group: parity, and the last item of each member in it.
 
 A source numbers its items from 1, and sends each holder one item for one or several pushes. A holder keeps an item
-until the source has declared it stored, which means that all holders have it; only then it applies the item. An
+until the source has declared it stored, which means that all holders have it, and only then applies it. An
 interrupted push has reached only some holders: when its server is lost, the others agree on the last number that all of
 them have, and drop later items. So the rebuilt rows, and the record of the batches in them, are of one moment. They
 have every batch of the items that all holders have acknowledged, and may have later ones.
