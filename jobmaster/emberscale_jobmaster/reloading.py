@@ -96,7 +96,7 @@ def on_checkpoint_found(
     if source is None or event.incompatible:
         return roll_back(state, spec, operation.reason, event.incompatible or "no checkpoint can be used")
     if state.checkpoint in state.damaged and not is_flash(source.checkpoint):
-        # an older one, and nobody knows any more when it was cut
+        # an older one, and nobody knows any more when it was taken
         state = replace(state, checkpoint=source.checkpoint, restored=source.restored, cut_at=0.0)
     saves = state.priority.over(source.checkpoint, state.routing.table.generation)
     operation = replace(answered(operation, STORAGE), source=source, priority=saves)
