@@ -28,7 +28,9 @@ def test_any_other_interval_is_a_duration_above_0(interval: object) -> None:
         checkpoint(interval=interval)
 
 
-@pytest.mark.parametrize(("given", "limit"), [("100Mi", 100 << 20), (2_000_000, 2_000_000), ("1Mi", 1 << 20)])
+@pytest.mark.parametrize(
+    ("given", "limit"), [("100Mi", 100 << 20), (2_000_000, 2_000_000), ("1Mi", 1 << 20), ("8Pi", 1 << 53)]
+)
 def test_the_bandwidth_of_writes_is_a_quantity_of_bytes_per_second(given: object, limit: int) -> None:
     assert checkpoint(writeBandwidth=given).bytes_per_second == limit
 
@@ -42,6 +44,8 @@ def test_writes_are_not_limited_unless_the_manifest_says_so() -> None:
     [
         ("100MB", "did you mean 100Mi?"),
         ("1023Ki", "must be at least 1Mi per second"),
+        ("20000Pi", "must be at most 8Pi"),
+        (2**70, "must be at most 8Pi"),
         (0, "must be above 0"),
         ("-5Mi", "is not a Kubernetes quantity"),
     ],

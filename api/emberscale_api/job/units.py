@@ -131,11 +131,18 @@ def _number_as_text(value: object) -> object:
     return value
 
 
-def _positive(quantity: str) -> str:
-    if _parse(quantity) <= 0:
+_MOST_QUANTITY = "8Pi"
+"""2^53: messages and JSON hold numbers up to that exactly."""
+
+
+def _in_range(quantity: str) -> str:
+    number = _parse(quantity)
+    if number <= 0:
         raise ValueError("must be above 0")
+    if number > _parse(_MOST_QUANTITY):
+        raise ValueError(f"must be at most {_MOST_QUANTITY}")
     return quantity
 
 
-Quantity = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_positive)]
-"""A quantity above 0, kept as written; a bare YAML number is accepted as Kubernetes accepts it."""
+Quantity = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_in_range)]
+"""A quantity above 0 and up to 8Pi, kept as written; a bare YAML number is accepted as Kubernetes accepts it."""
