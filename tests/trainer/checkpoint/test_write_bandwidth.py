@@ -90,9 +90,11 @@ def tables() -> TableStore:
     return tables
 
 
-def save(tables: TableStore, folder: Path, work: Work) -> None:
-    writer, all_of_it = ChainWriter(), owned(1, 0)
-    draft = writer.begin(tables, nullcontext(), all_of_it, tracked=False, since="")
+def save(tables: TableStore, folder: Path, work: Work, writer: ChainWriter | None = None, since: str = "") -> None:
+    """Saves the tables; with a writer, for others to build on."""
+    all_of_it, tracked = owned(1, 0), writer is not None
+    writer = ChainWriter() if writer is None else writer
+    draft = writer.begin(tables, nullcontext(), all_of_it, tracked=tracked, since=since)
     share = Share(0, all_of_it, AppliedBatches(), tables.dense_parameters, owned_rows(tables, all_of_it))
     writer.write(draft, tables.specs, share, str(folder), work)
 
@@ -107,6 +109,21 @@ def test_a_save_writes_at_the_rate(tables: TableStore, tmp_path: Path, rate: int
     assert max(sizes) < rate + SEGMENT_BYTES
     gaps = np.diff([at for at, _ in work.files])
     assert gaps.max(initial=0.0) <= 1 + SEGMENT_BYTES / rate, "the master sees progress all the time"
+
+
+def test_the_keys_of_retired_rows_are_written_at_the_rate_too(tmp_path: Path) -> None:
+    """As one file, the keys of 8 million rows would take longer than a master waits for progress."""
+    spec = TableSpec(0, "C1", 0, 1, OptimizerSpec(), InitializerSpec(), seed=3)
+    tables = TableStore((spec,), DensePieces.of(np.arange(1000, dtype=np.float32), OptimizerSpec()))
+    keys = np.arange(400_000)
+    tables.push(np.array([len(keys), 0], np.uint32), keys, np.ones(len(keys), np.float32))
+    writer, work = ChainWriter(), TimedWork(MIB)
+    save(tables, tmp_path / "00000001", Work(), writer)
+    tables.retire(0, keys)
+    save(tables, tmp_path / "00000002", work, writer, since="00000001")
+    files = [file for file in sorted((tmp_path / "00000002").rglob("*")) if file.suffix == ".keys"]
+    assert np.array_equal(np.concatenate([np.fromfile(file, np.int64) for file in files]), keys)
+    assert max(size for _, size in work.files) < 2 * MIB
 
 
 def test_a_save_without_a_limit_never_waits(tables: TableStore, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from emberscale_trainer.table import (
     holds_sketches,
     keys_of,
 )
+from emberscale_trainer.table.layout import KEY_BYTES
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it.
@@ -178,7 +179,9 @@ def _write_table(
     stem = _stem(spec)
     encoding = RowEncoding.to_write(spec, weight_bits)
     retired = snapshot.retired[number]
-    keys = [(RETIRED, retired.view(np.uint8).data)] if len(retired) else []
+    keys_at_once = _CHUNK_BYTES // KEY_BYTES
+    chunks = (retired[first : first + keys_at_once].view(np.uint8) for first in range(0, len(retired), keys_at_once))
+    keys = ((RETIRED, content) for content in parts_of(chunks, folder.part_bytes))
     count = 0
 
     def encoded() -> Iterator[NDArray[np.uint8]]:
