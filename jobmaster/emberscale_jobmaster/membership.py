@@ -98,6 +98,11 @@ class Slot:
     exits: tuple[str, ...] = ()
     given_up: str = ""
 
+    @property
+    def live_process(self) -> Process | None:
+        """The process that holds it if it is alive."""
+        return self.process if self.process is not None and self.process.alive else None
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -112,21 +117,19 @@ class Membership:
     def process(self, role: Role, index: int) -> Process | None:
         """The process in a slot if it is alive."""
         slot = self.slots.get(slot_name(role, index))
-        process = None if slot is None else slot.process
-        return process if process is not None and process.alive else None
+        return None if slot is None else slot.live_process
 
     def live(self, *roles: Role) -> dict[str, MemberId]:
         """Returns the live members of these roles, by slot; of all roles if none is given."""
         return {
-            name: MemberId(slot.role, slot.index, slot.process.incarnation)
+            name: MemberId(slot.role, slot.index, process.incarnation)
             for name, slot in self.slots.items()
-            if slot.process is not None and slot.process.alive and (not roles or slot.role in roles)
+            if (not roles or slot.role in roles) and (process := slot.live_process) is not None
         }
 
-    def names(self, role: Role) -> list[str]:
+    def live_slots(self, role: Role) -> list[str]:
         """Returns the slots of the live members of a role."""
-        slots = self.slots.items()
-        return [name for name, one in slots if one.role is role and one.process is not None and one.process.alive]
+        return [name for name, slot in self.slots.items() if slot.role is role and slot.live_process is not None]
 
     def server(self, index: int) -> PsAddress | None:
         """The parameter server of this index if it is alive, as a routing table names it."""

@@ -393,7 +393,7 @@ class Observations:
         if not self.unheard:
             return True
         waited_for = (members.slots[name] for name in self.unheard)
-        return all(slot.process is None or not slot.process.alive for slot in waited_for)
+        return all(slot.live_process is None for slot in waited_for)
 
     def watching(self, members: Membership, ledger: Ledger) -> "Observations":
         """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""

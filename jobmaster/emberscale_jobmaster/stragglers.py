@@ -36,7 +36,7 @@ def leases_for(
 ) -> tuple[int, int]:
     """Returns how many leases a worker may hold now, and the batches of the next one; (0, 0): it rests."""
     bounds = spec.sharding
-    peers = [seen.speed(name) for name in state.members.names(Role.WORKER)]
+    peers = [seen.speed(name) for name in state.members.live_slots(Role.WORKER)]
     speed = seen.speed(member.slot)
     if state.stage is Stage.EVALUATE and seen.slowness(member.slot) is not None:
         return 1, 1
@@ -70,7 +70,7 @@ def resting(state: JobState, seen: Observations, spec: TrainingJobSpec, now: flo
     if not seen.slow and not seen.rests:
         return seen
     rests = dict(seen.rests)
-    for name in state.members.names(Role.WORKER):
+    for name in state.members.live_slots(Role.WORKER):
         rest = rests.get(name, Rest())
         if seen.slowness(name) is None:
             rests[name] = replace(rest, until=0.0, pause=0.0)
@@ -109,7 +109,7 @@ def holds_up(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: s
     slowness = seen.slowness(slot)
     if slowness is None:  # as nearly always, and what follows looks at all members
         return False
-    others = len(state.members.names(Role.WORKER)) - 1
+    others = len(state.members.live_slots(Role.WORKER)) - 1
     return slowness.factor * others > _staleness_bound(seen, spec)
 
 
