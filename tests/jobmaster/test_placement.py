@@ -3,9 +3,11 @@
 from itertools import pairwise
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
+from emberscale_api.routing import BUCKETS, buckets_of
 from emberscale_jobmaster.placement import NOBODY, placed
 
 servers_and_owners = st.integers(1, 9).flatmap(
@@ -80,3 +82,15 @@ def test_a_server_with_the_limit_zero_owns_nothing() -> None:
 def test_what_makes_no_sense_is_refused(arguments: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match="expected a"):
         placed(*arguments)  # type: ignore[arg-type]  # that is the test
+
+
+@pytest.mark.parametrize("servers", [2, 3, 4, 8])
+def test_hot_rows_load_no_server_above_the_others(servers: int) -> None:
+    """A worker asks once a batch for a row, however many of the batch's 512 records name it."""
+    owners = np.array(placed([NOBODY] * BUCKETS, servers))
+    generator = np.random.default_rng(0)
+    requests = np.zeros(servers)
+    for _ in range(200):
+        ids = np.minimum(generator.zipf(1.1, size=(512, 26)), 1 << 20) + np.arange(26) * (1 << 24)
+        requests += np.bincount(owners[buckets_of(np.unique(ids).astype(np.int64))], minlength=servers)
+    assert requests.max() < 1.05 * requests.mean()
