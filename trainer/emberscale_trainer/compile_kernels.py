@@ -18,13 +18,14 @@ from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.csv_text import CSV
 from emberscale_trainer.data.parquet import Parquet
 from emberscale_trainer.data.records import empty_columns
-from emberscale_trainer.table import warm_up
+from emberscale_trainer.jit import warm_up
 
-_COMPILED_WHEN_IMPORTED = (
+_HOLDING_KERNELS = (
     "emberscale_trainer.models.cin",
     "emberscale_trainer.models.dot_products",
     "emberscale_trainer.models.loss",
     "emberscale_trainer.models.mlp",
+    "emberscale_trainer.table",
     "emberscale_trainer.worker.keys",
     "emberscale_trainer.worker.local_rows",
     "emberscale_trainer.worker.rows",
@@ -33,10 +34,10 @@ _COMPILED_WHEN_IMPORTED = (
 
 
 def main() -> None:
-    """Imports or runs each kernel once."""
-    warm_up()
-    for module in _COMPILED_WHEN_IMPORTED:
+    """Imports all modules with entries and typed kernels, and runs the kernels that read records."""
+    for module in _HOLDING_KERNELS:
         import_module(module)
+    warm_up()
     _read_records()
 
 

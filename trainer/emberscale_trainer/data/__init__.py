@@ -2,7 +2,7 @@
 
 * `files`, `streams`: paths, and the bytes behind them.
 * `records`, `formats`: the interface of a format, and the formats: `criteo`, `csv_text`, `parquet`.
-* `lines`, `csv_kernels`, `arrow_columns`, `decoded`, `hashing`: from bytes to columns, compiled by `compiled`.
+* `lines`, `csv_kernels`, `arrow_columns`, `decoded`, `hashing`: from bytes to columns.
 * `order`, `source`: the order of an epoch, and its batches.
 * `inspect`, `convert`, `writers`: summaries of data, and its conversion to other formats.
 * `synthetic`, `population`, `calibration`: data with a hidden teacher.

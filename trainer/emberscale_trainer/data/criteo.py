@@ -14,10 +14,11 @@ from emberscale_api.dataset import Block, DataFile
 from emberscale_api.job import ColumnMapping
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS, CRITEO_DENSE
-from emberscale_trainer.data.compiled import kernel, load_word, prefetch
 from emberscale_trainer.data.lines import find_lines, index_lines, refuse_unreadable_head
 from emberscale_trainer.data.records import MISSING_ID, Columns, DataUnavailableError
 from emberscale_trainer.data.streams import TextRanges, compression_of
+from emberscale_trainer.jit import kernel
+from emberscale_trainer.jit.memory import CACHE_LINE, element_address, load_int64, prefetch
 
 MAX_LINE_BYTES = 1024
 """The longest well-formed line has 495 bytes; a much longer line is not in this format."""
@@ -33,7 +34,6 @@ _NOT_HEX = 0x80
 # the speed. Most lines are shorter than `_USUAL_BYTES`.
 _READ_AHEAD = 6
 _USUAL_BYTES = 320
-_CACHE_LINE = 64
 
 # Problems of a line; a positive number is the number of the malformed field, plus one.
 _GOOD, _BLANK, _TOO_LONG, _WRONG_FIELDS = 0, -1, -2, -3
@@ -227,7 +227,7 @@ def _parse_line(
         first = place
         key = np.int64(0)
         if place + 8 <= end:
-            word = load_word(data, place)
+            word = np.uint64(load_int64(element_address(data, place)))
             if _is_hex(word):
                 key = _hex_value(word)
                 place += 8
@@ -264,8 +264,8 @@ def _parse(
     for place in range(records.size):
         if place + _READ_AHEAD < records.size:
             ahead = starts[records[place + _READ_AHEAD]]
-            for line in range(ahead, min(ahead + _USUAL_BYTES, data.size), _CACHE_LINE):
-                prefetch(data, line)
+            for line in range(ahead, min(ahead + _USUAL_BYTES, data.size), CACHE_LINE):
+                prefetch(element_address(data, line))
         begin = starts[records[place]]
         end = starts[records[place] + 1] - 1
         if end > begin and data[end - 1] == _RETURN:

@@ -3,11 +3,11 @@
 import numpy as np
 import numpy.typing as npt
 
-from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.decoded import LOG1P_TABLE
 from emberscale_trainer.data.hashing import is_utf8, xxh64
 from emberscale_trainer.data.lines import QUOTE
 from emberscale_trainer.data.records import MISSING_ID
+from emberscale_trainer.jit import kernel
 
 # Problems of a record. The problem of a column is 1 + KINDS * its role + its kind; roles number the label, the dense
 # columns, the categorical columns and the list columns.

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.job.data import BadRecord
-from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists
-from emberscale_trainer.table.memory import load_int64, load_uint8
+from emberscale_trainer.jit import kernel
+from emberscale_trainer.jit.memory import load_int64, load_uint8
 
 LOG1P_TABLE = np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
 """log1p of small integers, rounded like in all readers."""

@@ -7,7 +7,7 @@ two texts of a column of n share an id with probability n^2 / 2^65: one in 37 mi
 import numpy as np
 import numpy.typing as npt
 
-from emberscale_trainer.data.compiled import kernel
+from emberscale_trainer.jit import kernel
 
 _PRIME_1 = np.uint64(0x9E3779B185EBCA87)
 _PRIME_2 = np.uint64(0xC2B2AE3D27D4EB4F)

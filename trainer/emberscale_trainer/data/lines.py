@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.dataset import Block, DataFile
-from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import DataUnavailableError, RecordFormat, empty_columns
 from emberscale_trainer.data.streams import TextStream, compression_of
+from emberscale_trainer.jit import kernel
 
 NEWLINE = 10
 QUOTE = 34

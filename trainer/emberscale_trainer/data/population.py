@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from emberscale_api.routing import MIX_1, MIX_2, mix64
 from emberscale_trainer.data.calibration import calibrate
-from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.data.writers import MISSING_INTEGER
+from emberscale_trainer.jit import kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
 from emberscale_trainer.data.arrow_columns import nullable_ids
-from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import MISSING_ID, Columns
+from emberscale_trainer.jit import kernel
 
 MISSING_INTEGER = np.iinfo(np.int64).min
 

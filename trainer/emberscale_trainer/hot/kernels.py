@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.routing import MIX_1, MIX_2
-from emberscale_trainer.data.compiled import kernel
+from emberscale_trainer.jit import kernel
 
 _MIX_1, _MIX_2 = np.uint64(MIX_1), np.uint64(MIX_2)
 _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)

@@ -7,8 +7,8 @@ are places in rows are prefetched one block or sample ahead: rows come from anot
 
 import numba
 
-from emberscale_trainer.table.compiled import part
-from emberscale_trainer.table.memory import (
+from emberscale_trainer.jit import part
+from emberscale_trainer.jit.memory import (
     CACHE_LINE,
     copy,
     float32,
@@ -17,7 +17,7 @@ from emberscale_trainer.table.memory import (
     prefetch,
     store_float32,
 )
-from emberscale_trainer.table.vector import LANES, VECTOR_BYTES, WHOLE, add_product, load8, splat8, store8, turn8
+from emberscale_trainer.jit.vector import LANES, VECTOR_BYTES, WHOLE, add_product, load8, splat8, store8, turn8
 
 TILE = 4
 """Rows of the triangle of pairs that are summed at once: enough independent sums to hide the latency of an addition."""

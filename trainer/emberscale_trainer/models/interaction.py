@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from emberscale_trainer.jit.vector import LANES
 from emberscale_trainer.models.dot_products import TILE, backward, forward
-from emberscale_trainer.table.vector import LANES
 
 
 class Lookup(NamedTuple):

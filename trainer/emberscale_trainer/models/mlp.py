@@ -14,8 +14,8 @@ import numba
 import torch
 from torch import Tensor, nn
 
-from emberscale_trainer.table.memory import float32, load_float32, store_float32
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, pick8, splat8, store8
+from emberscale_trainer.jit.memory import float32, load_float32, store_float32
+from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, pick8, splat8, store8
 
 
 class MLP(nn.Sequential):

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_trainer.jit.memory import address_of
 from emberscale_trainer.parity.code import PRODUCTS, coefficient, decode_one, decode_two
 from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.table.deltas import APPLIED, MALFORMED, TableDeltas, apply_deltas
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.memory import address_of
 from emberscale_trainer.table.slab import Segment
 
 _MOST_SEGMENTS = 1 << 20

@@ -10,12 +10,10 @@
 `quantization`  weights as codes of a few bits       `packed`    rows with such weights, as checkpoints store them
 `packing`    the kernels that write and read these   `held`       the update rules on rows that a worker holds
 `optimizers`, `initializers`  the arithmetic
-`compiled`, `memory`, `vector`  additions to Numba: options, addresses, and registers of eight floats
 """
 
 from emberscale_trainer.table.admission import holds_sketches, with_sketches
 from emberscale_trainer.table.compaction import compact, trim_heap
-from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.deltas import DeltaLog
 from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, require_finite
 from emberscale_trainer.table.eviction import Eviction, Sweep
@@ -50,6 +48,5 @@ __all__ = [
     "step_ids",
     "step_pieces",
     "trim_heap",
-    "warm_up",
     "with_sketches",
 ]

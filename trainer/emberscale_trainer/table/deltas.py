@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_trainer.table.compiled import entry, part
-from emberscale_trainer.table.memory import (
+from emberscale_trainer.jit import entry, part
+from emberscale_trainer.jit.memory import (
     CACHE_LINE,
     address_of,
     copy,

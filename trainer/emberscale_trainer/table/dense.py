@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
+from emberscale_trainer.jit import entry
+from emberscale_trainer.jit.memory import address_of, float32, load_float32
+from emberscale_trainer.jit.vector import VECTOR_BYTES, load8, splat8, sum8
 from emberscale_trainer.table import optimizers
-from emberscale_trainer.table.compiled import entry
 from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import address_of, float32, load_float32
-from emberscale_trainer.table.vector import VECTOR_BYTES, load8, splat8, sum8
 
 DENSE_TABLE = "(dense)"
 """The table's name in errors and files."""

@@ -5,10 +5,8 @@ the same in both places, bit by bit. A kernel gets `slab.TABLE`, from which it r
 parameters.
 """
 
-from emberscale_trainer.table import optimizers
-from emberscale_trainer.table.compiled import entry, part, routine
-from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import (
+from emberscale_trainer.jit import entry, part, routine
+from emberscale_trainer.jit.memory import (
     CACHE_LINE,
     copy,
     float32,
@@ -19,8 +17,10 @@ from emberscale_trainer.table.memory import (
     store_float32,
     store_uint32,
 )
+from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, splat8, store8
+from emberscale_trainer.table import optimizers
+from emberscale_trainer.table.layout import FLOAT_BYTES
 from emberscale_trainer.table.slab import DIMENSION, OPTIMIZER, PARAMETERS_AT
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, splat8, store8
 
 _AHEAD = 16
 """Ids between the one whose gradient is added and the one whose place is prefetched."""

@@ -14,8 +14,8 @@ their count; 0 if the bucket has none yet.
 from typing import NamedTuple
 
 from emberscale_api.routing import BUCKETS, MIX_1, MIX_2
-from emberscale_trainer.table.compiled import part, routine
-from emberscale_trainer.table.memory import (
+from emberscale_trainer.jit import part, routine
+from emberscale_trainer.jit.memory import (
     CACHE_LINE,
     allocate,
     load_int64,

@@ -13,10 +13,10 @@ from emberscale_api.job import TableSpec
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import DENSE_PIECES
 from emberscale_api.routing import mix64 as reference_mix64
-from emberscale_trainer.table.compiled import routine
+from emberscale_trainer.jit import routine
+from emberscale_trainer.jit.memory import copy, float32, shift_right, store_float32, zero
 from emberscale_trainer.table.index import as_signed, mix64
 from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import copy, float32, shift_right, store_float32, zero
 
 ZEROS, UNIFORM, NORMAL, GIVEN = range(4)
 

@@ -9,8 +9,23 @@ request could need before anything changes. Only the memory of a sub-index is al
 """
 
 from emberscale_api.routing import BUCKETS
+from emberscale_trainer.jit import entry, part, routine
+from emberscale_trainer.jit.memory import (
+    CACHE_LINE,
+    copy,
+    load_float32,
+    load_float64,
+    load_int64,
+    load_uint8,
+    load_uint32,
+    prefetch,
+    store_float32,
+    store_int64,
+    store_uint32,
+    zero,
+)
+from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, store8
 from emberscale_trainer.table import optimizers
-from emberscale_trainer.table.compiled import entry, part, routine
 from emberscale_trainer.table.index import (
     BUCKET_MASK,
     NOT_FOUND,
@@ -29,20 +44,6 @@ from emberscale_trainer.table.index import (
 )
 from emberscale_trainer.table.initializers import initial_weights
 from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
-from emberscale_trainer.table.memory import (
-    CACHE_LINE,
-    copy,
-    load_float32,
-    load_float64,
-    load_int64,
-    load_uint8,
-    load_uint32,
-    prefetch,
-    store_float32,
-    store_int64,
-    store_uint32,
-    zero,
-)
 from emberscale_trainer.table.rows import (
     NO_SLOT,
     SKETCH_COUNTERS,
@@ -73,7 +74,6 @@ from emberscale_trainer.table.slab import (
     TABLE_BYTES,
     TOUCHED,
 )
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 BLOCK = 64
 """Keys whose cache misses overlap."""

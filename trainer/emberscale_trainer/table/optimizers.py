@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from emberscale_api.job import OptimizerSpec, OptimizerType
-from emberscale_trainer.table.compiled import part, routine
-from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import float32, load_float32, load_float64, store_float32
-from emberscale_trainer.table.vector import (
+from emberscale_trainer.jit import part, routine
+from emberscale_trainer.jit.memory import float32, load_float32, load_float64, store_float32
+from emberscale_trainer.jit.vector import (
     VECTOR_BYTES,
     WHOLE,
     greatest,
@@ -31,6 +30,7 @@ from emberscale_trainer.table.vector import (
     store8,
     sum8,
 )
+from emberscale_trainer.table.layout import FLOAT_BYTES
 
 SGD, MOMENTUM, ADAGRAD, ROW_WISE_ADAGRAD, ADAM, FTRL, DENSE_ADAM = range(7)
 

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.errors import InvalidError
+from emberscale_trainer.jit.memory import address_of
+from emberscale_trainer.jit.vector import LANES, VECTOR_BYTES
 from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES, RowLayout, keys_of
-from emberscale_trainer.table.memory import address_of
 from emberscale_trainer.table.packing import (
     HALF_BYTES,
     START_PARTS,
@@ -34,7 +35,6 @@ from emberscale_trainer.table.packing import (
     unpack_records,
 )
 from emberscale_trainer.table.quantization import QUANTIZERS, Quantizer, UnquantizableError
-from emberscale_trainer.table.vector import LANES, VECTOR_BYTES
 
 _HEADER = np.dtype(
     [("rows", "<u4"), ("counters", "<u4"), ("first_key", "<i8"), ("key", "u1"), ("float", "u1"), ("zeros", "u1", 6)]

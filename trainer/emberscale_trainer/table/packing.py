@@ -1,8 +1,7 @@
 """The kernels that write and read blocks of rows with quantised weights, whose form `packed` describes."""
 
-from emberscale_trainer.table.compiled import entry, part
-from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
-from emberscale_trainer.table.memory import (
+from emberscale_trainer.jit import entry, part
+from emberscale_trainer.jit.memory import (
     copy,
     float32,
     load_float32,
@@ -15,8 +14,7 @@ from emberscale_trainer.table.memory import (
     store_uint8,
     store_uint32,
 )
-from emberscale_trainer.table.quantization import chosen, encode, ranges, turned
-from emberscale_trainer.table.vector import (
+from emberscale_trainer.jit.vector import (
     LANES,
     VECTOR_BYTES,
     WHOLE,
@@ -26,6 +24,8 @@ from emberscale_trainer.table.vector import (
     store8,
     sum8,
 )
+from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
+from emberscale_trainer.table.quantization import chosen, encode, ranges, turned
 
 HALF_BYTES = 2
 START_PARTS = 1000

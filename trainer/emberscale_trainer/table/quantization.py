@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from emberscale_api.errors import InvalidError
-from emberscale_trainer.table.compiled import part, routine
-from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import copy, float32
-from emberscale_trainer.table.vector import (
+from emberscale_trainer.jit import part, routine
+from emberscale_trainer.jit.memory import copy, float32
+from emberscale_trainer.jit.vector import (
     LANES,
     VECTOR_BYTES,
     WHOLE,
@@ -37,6 +36,7 @@ from emberscale_trainer.table.vector import (
     store8,
     turn8,
 )
+from emberscale_trainer.table.layout import FLOAT_BYTES
 
 _INFINITY = float("inf")
 _NEGLIGIBLE = 1e-6

@@ -19,13 +19,8 @@ scope; room for the copies is made before the change, like room for rows.
 from collections.abc import Callable
 from typing import Any
 
-from emberscale_trainer.table import optimizers
-from emberscale_trainer.table.compiled import part, routine
-from emberscale_trainer.table.deltas import begin_delta, end_delta
-from emberscale_trainer.table.index import geometry_of, row_address
-from emberscale_trainer.table.initializers import GIVEN, initial_weights
-from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
-from emberscale_trainer.table.memory import (
+from emberscale_trainer.jit import part, routine
+from emberscale_trainer.jit.memory import (
     copy,
     load_float32,
     load_float64,
@@ -39,6 +34,12 @@ from emberscale_trainer.table.memory import (
     store_uint32,
     zero,
 )
+from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, store8
+from emberscale_trainer.table import optimizers
+from emberscale_trainer.table.deltas import begin_delta, end_delta
+from emberscale_trainer.table.index import geometry_of, row_address
+from emberscale_trainer.table.initializers import GIVEN, initial_weights
+from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.slab import (
     CHANGED,
     CLOCK,
@@ -69,7 +70,6 @@ from emberscale_trainer.table.slab import (
     TOUCHED,
     Reader,
 )
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 NO_SLOT = -1
 

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_trainer.jit.memory import address_of
 from emberscale_trainer.table import kernels
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.memory import address_of
 from emberscale_trainer.table.slab import Segment
 
 

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from emberscale_api.job import TableSpec
 from emberscale_api.job.running import AdmissionCounts
 from emberscale_api.routing import BUCKETS, DENSE_PIECES
+from emberscale_trainer.jit import warm_up
+from emberscale_trainer.jit.memory import CACHE_LINE, address_of
 from emberscale_trainer.table import initializers, kernels, optimizers
 from emberscale_trainer.table.admission import with_sketches
-from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.deltas import DELTA_BYTES, DeltaLog
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout, keys_of
-from emberscale_trainer.table.memory import CACHE_LINE, address_of
 from emberscale_trainer.table.scan import Scan, ScannedTable
 from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader
 from emberscale_trainer.table.slots import Slots

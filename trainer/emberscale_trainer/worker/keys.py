@@ -12,9 +12,9 @@ from emberscale_api.job import OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
 from emberscale_api.wire import MAX_PAYLOAD_BYTES, counts_bytes
 from emberscale_trainer.data.records import IdLists
+from emberscale_trainer.jit.memory import shift_right
 from emberscale_trainer.table.index import BUCKET_MASK, mix64
 from emberscale_trainer.table.layout import state_floats
-from emberscale_trainer.table.memory import shift_right
 
 BUCKET_BITS = BUCKETS.bit_length() - 1
 _MAX_VALUES = 2**31 - 1

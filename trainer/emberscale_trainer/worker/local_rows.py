@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerSpec, Pooling, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
-from emberscale_trainer.table import optimizers, require_finite, step_ids, step_pieces, warm_up
+from emberscale_trainer.jit import warm_up
+from emberscale_trainer.jit.memory import address_of, shift_right
+from emberscale_trainer.table import optimizers, require_finite, step_ids, step_pieces
 from emberscale_trainer.table.index import mix64
 from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import address_of, shift_right
 from emberscale_trainer.table.slab import TABLE
 from emberscale_trainer.worker.keys import BUCKET_BITS, KeyPlan, exchange_bytes
 

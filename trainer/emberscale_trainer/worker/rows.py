@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import Pooling, TableSpec
+from emberscale_trainer.jit.memory import address_of, load_float32, store_float32
+from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, store8
 from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import address_of, load_float32, store_float32
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 from emberscale_trainer.worker.keys import KeyPlan
 
 

@@ -18,8 +18,8 @@ from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from emberscale_trainer.table.compiled import instruction
-from emberscale_trainer.table.memory import load_of, store_of
+from emberscale_trainer.jit import instruction
+from emberscale_trainer.jit.memory import load_of, store_of
 
 LANES = 8
 VECTOR_BYTES = 32

@@ -1,16 +1,18 @@
-"""Compiles the table kernels: one place for the options, and a cache that sees every source.
+"""Numba, with this project's options and a cache that sees every source, and what it lacks for kernels.
 
-An *entry* is called from Python, with integers only (numbers and addresses), so that a call costs well under a
-microsecond and no second signature ever exists. A *part* is inlined into the entries and parts that call it; a
-*routine* is called by them, which keeps rarely needed code out of the hot loops. Numba's on-disk cache notices only
-changes of the file that contains an entry; here the stamp covers all files of the package, so that a changed part is
-never served from a stale cache.
+A *kernel* is called from Python, or by another kernel, with arrays. An *entry* is called from Python with integers only
+(numbers and addresses), so that a call costs well under a microsecond and no second signature ever exists. A *part* is
+inlined into whatever calls it; a *routine* is called, which keeps rarely needed code out of the hot loops. Kernels and
+entries run without the interpreter's lock.
+
+* `memory`: loads, stores and blocks of memory at addresses; `vector`: eight floats in one register.
 """
 
 import hashlib
 import inspect
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -40,15 +42,19 @@ def routine(function: F) -> F:
 
 
 def entry(function: F) -> F:
-    """Compiles a kernel that Python calls. It takes and returns int64 only, and runs without the interpreter's lock."""
-    try:
-        dispatcher = njit(cache=True, **_OPTIONS)(function)
-        dispatcher._cache._cache_file._source_stamp = digest_of_sources(Path(__file__).parent)
-    except RuntimeError:  # no folder to cache in can be written: compile in every process
-        dispatcher = njit(**_OPTIONS)(function)
+    """Compiles an entry, which takes and returns int64 only, in `warm_up`."""
+    dispatcher = _cached(function, **_OPTIONS)
     arguments = function.__code__.co_argcount
     _ENTRIES.append((dispatcher, types.int64(*[types.int64] * arguments)))
     return cast(F, dispatcher)
+
+
+def kernel(function: F) -> F:
+    """Compiles a kernel when it is first called, once for each combination of the arguments' types.
+
+    A division by zero raises ZeroDivisionError.
+    """
+    return cast(F, _cached(function, nogil=True))
 
 
 def instruction(signature: Any, emit: Callable[..., Any]) -> Any:
@@ -69,7 +75,7 @@ def instruction(signature: Any, emit: Callable[..., Any]) -> Any:
 
 
 def warm_up() -> None:
-    """Compiles all kernels, or loads them from the cache on disk. The first call takes seconds without a cache."""
+    """Compiles all entries of imported modules, or loads them from the cache. Takes seconds if the cache is empty."""
     with _WARMING:
         for dispatcher, signature in _ENTRIES:
             if not dispatcher.signatures:
@@ -77,10 +83,26 @@ def warm_up() -> None:
                 dispatcher.disable_compile()
 
 
-def digest_of_sources(folder: Path) -> str:
-    """A hash over the names and contents of the Python files in a folder."""
+def _cached(function: Callable[..., Any], **options: Any) -> Any:
+    """Returns a dispatcher that caches on disk; where no folder can be written, every process compiles.
+
+    Numba's cache notices only changes of the file that contains the function. Here the stamp covers all files of its
+    folder and of this one, so that a changed part is never served from a stale cache.
+    """
+    try:
+        dispatcher: Any = njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder to cache in can be written
+        return njit(**options)(function)
+    folders = Path(__file__).parent, Path(function.__code__.co_filename).parent
+    dispatcher._cache._cache_file._source_stamp = digest_of_sources(*folders)
+    return dispatcher
+
+
+@cache
+def digest_of_sources(*folders: Path) -> str:
+    """A hash over the names and contents of the Python files in folders, read once in the life of a process."""
     digest = hashlib.sha256()
-    for source in sorted(folder.glob("*.py")):
+    for source in (source for folder in folders for source in sorted(folder.glob("*.py"))):
         digest.update(f"{source.name} {source.stat().st_size}\n".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()

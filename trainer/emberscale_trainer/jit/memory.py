@@ -2,7 +2,7 @@
 
 The kernels work on many arrays at once (segments, sub-indexes, request buffers), more than they can take as arguments,
 so they access them by address. Only this module and `vector` turn an address into a pointer. The caller of a kernel is
-responsible for the addresses: TableStore keeps the arrays alive and checks all sizes first.
+responsible for the addresses: it keeps the arrays alive and checks all sizes first.
 
 No alignment is assumed: in a request, 8-byte keys follow 4-byte counts. All integers are int64 inside kernels, so that
 Numba never sees a mixture of signed and unsigned integers; `shift_right` is the unsigned shift.
@@ -19,9 +19,10 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # it ships none
 from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from emberscale_trainer.table.compiled import instruction
+from emberscale_trainer.jit import instruction
 
 CACHE_LINE = 64
 
@@ -72,6 +73,14 @@ load_float64: Callable[[int], float] = load_of(types.float64, ir.DoubleType())
 store_float32: Callable[[int, float], None] = store_of(types.float32, ir.FloatType())
 
 
+def _element_address(_typing: Any, array: Any, index: Any) -> Any:
+    def lower(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = cgutils.create_struct_proxy(signature.args[0])(target, builder, value=arguments[0]).data
+        return builder.ptrtoint(builder.gep(data, [arguments[1]]), _INT64)
+
+    return types.int64(array, index), lower
+
+
 def _shift_right(builder: Any, value: Any, bits: Any) -> Any:
     return builder.lshr(value, bits)
 
@@ -90,6 +99,9 @@ def _copy(builder: Any, to: Any, source: Any, size: Any) -> None:
 def _zero(builder: Any, address: Any, size: Any) -> None:
     cgutils.memset(builder, builder.inttoptr(address, _POINTER), size, 0)
 
+
+element_address: Callable[[NDArray[Any], int], int] = cast(Any, intrinsic(_element_address))
+"""(array of one dimension, index): the address of an element, inside kernels; not checked."""
 
 float32: Callable[[float], float] = cast(Any, np.float32)
 """(number): rounded to float32; Python has only floats, but kernels distinguish float32 and float64."""
