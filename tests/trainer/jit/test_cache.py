@@ -69,7 +69,7 @@ def test_a_kernel_whose_cache_has_no_place_is_compiled_all_the_same() -> None:
 
 
 KERNELS = """
-from emberscale_trainer.jit import entry, kernel, warm_up
+from emberscale_trainer.jit import entry, kernel, typed_kernel, warm_up
 from parts import step
 
 @entry
@@ -80,8 +80,12 @@ def an_entry(number):
 def a_kernel(number):
     return step(number)
 
+@typed_kernel("i8(i8)")
+def a_typed_kernel(number):
+    return step(number)
+
 warm_up()
-for kernel in (an_entry, a_kernel):
+for kernel in (an_entry, a_kernel, a_typed_kernel):
     print(kernel(1), sum(kernel.stats.cache_hits.values()))
 """
 PART = """
@@ -98,7 +102,7 @@ def test_a_kernel_is_compiled_again_when_a_part_in_another_file_has_changed(tmp_
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     for summand, hits in ((1, 0), (1, 1), (2, 0)):
         (tmp_path / "parts.py").write_text(PART.format(summand=summand))
-        assert printed("import kernels", cwd=tmp_path, env=environment) == [f"{1 + summand} {hits}"] * 2
+        assert printed("import kernels", cwd=tmp_path, env=environment) == [f"{1 + summand} {hits}"] * 3
 
 
 @pytest.mark.parametrize("change", ["content", "new file", "name"])

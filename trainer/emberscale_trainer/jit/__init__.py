@@ -52,9 +52,21 @@ def entry(function: F) -> F:
 def kernel(function: F) -> F:
     """Compiles a kernel when it is first called, once for each combination of the arguments' types.
 
-    A division by zero raises ZeroDivisionError.
+    Here alone, a division by zero raises ZeroDivisionError.
     """
     return cast(F, _cached(function, nogil=True))
+
+
+def typed_kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Compiles a kernel when its module is imported, for one signature in Numba's notation."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        dispatcher = _cached(function, **_OPTIONS)
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return compiled
 
 
 def instruction(signature: Any, emit: Callable[..., Any]) -> Any:

@@ -8,10 +8,11 @@ sum of theirs.
 
 from typing import Any
 
-import numba
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from emberscale_trainer.jit import typed_kernel
 
 _COLUMNS = 512
 
@@ -78,7 +79,7 @@ def _parts(columns: int) -> list[tuple[int, int]]:
     return [(start, min(start + _COLUMNS, columns)) for start in range(0, columns, _COLUMNS)]
 
 
-@numba.njit("void(f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1])", nogil=True, cache=True)
+@typed_kernel("void(f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1])")
 def _multiply(left, right, pairs, start, stop, products):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for pair in range(pairs.shape[1]):
@@ -87,9 +88,7 @@ def _multiply(left, right, pairs, start, stop, products):  # type: ignore[no-unt
             product[column] = one[column] * other[column]
 
 
-@numba.njit(
-    "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1], f4[:, ::1])", nogil=True, cache=True
-)
+@typed_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1], f4[:, ::1])")
 def _unmultiply(of_products, left, right, pairs, start, stop, of_left, of_right):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for pair in range(pairs.shape[1]):

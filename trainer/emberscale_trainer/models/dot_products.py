@@ -5,9 +5,7 @@ eight elements of one vector: transposing vectors, gradients and triangle would 
 are places in rows are prefetched one block or sample ahead: rows come from another thread, and few are in the cache.
 """
 
-import numba
-
-from emberscale_trainer.jit import part
+from emberscale_trainer.jit import part, typed_kernel
 from emberscale_trainer.jit.memory import (
     CACHE_LINE,
     copy,
@@ -146,7 +144,7 @@ def _forward_block(
         turn8(products + _LINE * column, _LINE, out + _FLOAT * (first_width + column), stride)
 
 
-@numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
+@typed_kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8)")
 def forward(first, others, offsets, batch, first_width, others_width, dimension, scratch, out):  # type: ignore[no-untyped-def]  # Numba infers the types
     """Writes the rows of the next layer's input, each `first_width` floats and all pairs, in whole registers.
 
@@ -191,7 +189,7 @@ def _pair(gradient: int, sum_row: float, sum_column: float, row: float, column: 
     return add_product(sum_row, weight, column), add_product(sum_column, weight, row)
 
 
-@numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
+@typed_kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)")
 def backward(  # type: ignore[no-untyped-def]  # Numba infers the types
     gradient,
     stride,

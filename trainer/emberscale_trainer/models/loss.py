@@ -5,9 +5,10 @@ PyTorch's loss needs a graph of its own, and computes the sigmoid once more for 
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from emberscale_trainer.jit import typed_kernel
 
 
 class LogLoss(NamedTuple):
@@ -30,7 +31,7 @@ def log_loss(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> LogLos
     return LogLoss(total, probabilities, gradient)
 
 
-@numba.njit("f8(f4[::1], f4[::1], f4[::1], f4[::1])", nogil=True, cache=True, error_model="numpy")
+@typed_kernel("f8(f4[::1], f4[::1], f4[::1], f4[::1])")
 def _log_loss(logits, labels, probabilities, gradient):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. exp never gets a positive number, so nothing overflows.
     total = 0.0

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import numba
 import torch
 from torch import Tensor, nn
 
+from emberscale_trainer.jit import typed_kernel
 from emberscale_trainer.jit.memory import float32, load_float32, store_float32
 from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, pick8, splat8, store8
 
@@ -108,7 +108,7 @@ def _pull_back(gradient: Tensor, activated: Tensor | None, of_bias: Tensor) -> N
     _pull_back_rows(gradient.data_ptr(), outputs, batch, width, of_bias.data_ptr())
 
 
-@numba.njit("void(i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
+@typed_kernel("void(i8, i8, i8, i8, i8)")
 def _pull_back_rows(gradient, outputs, batch, width, of_bias):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. All but batch and width are addresses; that of outputs may be 0.
     row_bytes, whole, none = _FLOAT * width, _FLOAT * (width & WHOLE), float32(0)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +11,7 @@ from emberscale_api.job import OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
 from emberscale_api.wire import MAX_PAYLOAD_BYTES, counts_bytes
 from emberscale_trainer.data.records import IdLists
+from emberscale_trainer.jit import routine, typed_kernel
 from emberscale_trainer.jit.memory import shift_right
 from emberscale_trainer.table.index import BUCKET_MASK, mix64
 from emberscale_trainer.table.layout import state_floats
@@ -227,9 +227,19 @@ def _runs(pieces: NDArray[np.int64], length: int) -> tuple[tuple[int, int], ...]
 _NO_IDS = np.empty(0, dtype=np.int64)
 
 
-@numba.njit(nogil=True)
-def _number_keys(ids, table, owners, slots, counts, unique, owner_of, total, numbers):  # type: ignore[no-untyped-def]  # Numba infers the types
-    # Numba types this from its caller. Each distinct id gets a number, from `total` up; returns the next number.
+@routine
+def _number_keys(
+    ids: NDArray[np.int64],
+    table: int,
+    owners: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    counts: NDArray[np.uint32],
+    unique: NDArray[np.int64],
+    owner_of: NDArray[np.int32],
+    total: int,
+    numbers: NDArray[np.int32],
+) -> int:
+    """Gives each distinct id a number, from `total` up; returns the next number."""
     room = 16
     while room < 2 * len(ids):
         room *= 2
@@ -254,11 +264,9 @@ def _number_keys(ids, table, owners, slots, counts, unique, owner_of, total, num
     return total
 
 
-@numba.njit(
+@typed_kernel(
     "void(i8[:, ::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], u4[:, ::1], i8[::1], i4[:, ::1], "
-    "i4[::1], i8[:, ::1])",
-    nogil=True,
-    cache=True,
+    "i4[::1], i8[:, ::1])"
 )
 def _plan(  # type: ignore[no-untyped-def]  # Numba infers the types
     ids, values, list_edges, owners, dimensions, columns, places, slots, counts, keys, offsets, rows, edges

@@ -7,13 +7,12 @@ the rules of the parameter servers, and the worker pushes the sum of the changes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerSpec, Pooling, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
-from emberscale_trainer.jit import warm_up
+from emberscale_trainer.jit import typed_kernel, warm_up
 from emberscale_trainer.jit.memory import address_of, shift_right
 from emberscale_trainer.table import optimizers, require_finite, step_ids, step_pieces
 from emberscale_trainer.table.index import mix64
@@ -195,7 +194,7 @@ def _add_common(plan: KeyPlan, rows: NDArray[np.float32], added: LocalChanges) -
     )
 
 
-@numba.njit("i8(i8)", nogil=True, cache=True)
+@typed_kernel("i8(i8)")
 def _room(keys):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. Slots for so many keys, a power of two.
     room = 16
@@ -204,11 +203,9 @@ def _room(keys):  # type: ignore[no-untyped-def]  # Numba infers the types
     return room
 
 
-@numba.njit(
+@typed_kernel(
     "void(i8[::1], i8[:, ::1], i8[:, ::1], i8[:, ::1], f4[::1], "
-    "i8[::1], i8[:, ::1], i8[:, ::1], i8[:, ::1], f4[::1], i8[::1], i8[:, ::1])",
-    nogil=True,
-    cache=True,
+    "i8[::1], i8[:, ::1], i8[:, ::1], i8[:, ::1], f4[::1], i8[::1], i8[:, ::1])"
 )
 def _join(  # type: ignore[no-untyped-def]  # Numba infers the types
     keys,

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import Pooling, TableSpec
+from emberscale_trainer.jit import typed_kernel
 from emberscale_trainer.jit.memory import address_of, load_float32, store_float32
 from emberscale_trainer.jit.vector import VECTOR_BYTES, WHOLE, load8, store8
 from emberscale_trainer.table.layout import FLOAT_BYTES
@@ -58,7 +58,7 @@ class EmbeddingLayout:
         return moved
 
 
-@numba.njit("void(f4[::1], i4[:, ::1], i4[:, ::1], i8[::1], f4[::1])", nogil=True, cache=True)
+@typed_kernel("void(f4[::1], i4[:, ::1], i4[:, ::1], i8[::1], f4[::1])")
 def _relay(values, old, new, dimensions, moved):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     batch, tables = old.shape
@@ -75,7 +75,7 @@ def _address(array: NDArray[np.float32]) -> int:
     return address_of(array)
 
 
-@numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)
+@typed_kernel("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)")
 def _gather(rows, offsets, dimensions, starts, embeddings, width):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. `rows` and `embeddings` are addresses, `width` is in bytes.
     batch, tables = offsets.shape
@@ -90,7 +90,7 @@ def _gather(rows, offsets, dimensions, starts, embeddings, width):  # type: igno
                 store_float32(target + at, load_float32(source + at))
 
 
-@numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)
+@typed_kernel("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)")
 def _scatter(gradients, offsets, dimensions, starts, rows, width):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above. `gradients` and `rows` are addresses, `width` is in bytes.
     batch, tables = offsets.shape
@@ -105,7 +105,7 @@ def _scatter(gradients, offsets, dimensions, starts, rows, width):  # type: igno
                 store_float32(target + at, load_float32(target + at) + load_float32(source + at))
 
 
-@numba.njit("void(f4[::1], i4[::1], i8[::1], i8, i8, b1, f4[:, ::1])", nogil=True, cache=True)
+@typed_kernel("void(f4[::1], i4[::1], i8[::1], i8, i8, b1, f4[:, ::1])")
 def _pool(rows, begins, edges, column, dimension, mean, embeddings):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for row in range(len(embeddings)):
@@ -120,7 +120,7 @@ def _pool(rows, begins, edges, column, dimension, mean, embeddings):  # type: ig
                 embeddings[row, column + element] /= np.float32(stop - first)
 
 
-@numba.njit("void(f4[:, ::1], i4[::1], i8[::1], i8, i8, b1, f4[::1])", nogil=True, cache=True)
+@typed_kernel("void(f4[:, ::1], i4[::1], i8[::1], i8, i8, b1, f4[::1])")
 def _unpool(gradients, begins, edges, column, dimension, mean, rows):  # type: ignore[no-untyped-def]  # Numba infers the types
     # Numba types this from the signature above.
     for row in range(len(gradients)):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily
@@ -18,13 +17,14 @@ from emberscale_api.job.running import Traffic
 from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.telemetry import labelled
+from emberscale_trainer.jit import typed_kernel
 from emberscale_trainer.worker.rounds import RoundFigures
 
 Span = tuple[float, float]
 """Begin and end of a span, by time.perf_counter."""
 
 
-@numba.njit("void(f4[::1], f4[::1], i8[:, ::1])", nogil=True, cache=True)
+@typed_kernel("void(f4[::1], f4[::1], i8[:, ::1])")
 def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-def]  # Numba infers the types
     """Adds predictions float32 in [0, 1] to `counts` int64 [2, bins] by label float32; row 1 holds the positives."""
     # Numba types this from the signature above.
