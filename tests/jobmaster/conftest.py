@@ -20,7 +20,6 @@ from tests.jobmaster.fakes import (
     free_port,
     heartbeats,
     job,
-    wait_for,
 )
 
 from emberscale_api import environment
@@ -30,6 +29,7 @@ from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.server import MasterProcess
 from emberscale_jobmaster.store import JobStore
+from eventually import eventually
 from identities import identity_of
 
 
@@ -216,7 +216,7 @@ class Cluster:
                 return status if condition(status) else None
             return None
 
-        found: pb.JobStatus = wait_for(look, what, seconds)
+        found: pb.JobStatus = eventually(look, what, seconds)
         return found
 
     def until_phase(self, *phases: pb.Phase.ValueType) -> pb.JobStatus:

@@ -23,6 +23,7 @@ from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import TokenCheck, open_channel
+from eventually import eventually
 from training_jobs import training_job
 
 TOKEN = "a-token-of-this-job"
@@ -54,7 +55,7 @@ class RedisServer:
             ],
             stdout=subprocess.DEVNULL,
         )
-        wait_for(self._answers, "redis-server")
+        eventually(self._answers, "redis-server")
 
     def kill(self) -> None:
         assert self._process is not None
@@ -66,16 +67,6 @@ class RedisServer:
             return bool(redis.Redis.from_url(self.url).ping())
         except redis.RedisError:
             return False
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Polls until the condition holds, and returns its result."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.02)):
-        if found := condition():
-            return found
-        pause.wait(0.02)
-    raise AssertionError(f"waited {seconds:g}s in vain for {what}")
 
 
 def job(records: int = 400, evaluation: int = 0, **spec: Any) -> TrainingJob:
@@ -152,7 +143,7 @@ class FakePs(rpc.ParameterServerServicer):
         self.repeated = 0
         self.copied_bytes = 7
         self.live: pb.LeaseTokens | None = None
-        self.faults: dict[str, Callable[[], None]] = {}
+        self.faults: dict[str, Callable[[], object]] = {}
         self.after: dict[str, Callable[[], None]] = {}
         self._server = grpc.server(ThreadPoolExecutor(16), interceptors=[TokenCheck(TOKEN)])
         rpc.add_ParameterServerServicer_to_server(self, self._server)

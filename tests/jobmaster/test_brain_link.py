@@ -10,7 +10,7 @@ import fsspec
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FILE, TOKEN, RedisServer, free_port, job, wait_for
+from tests.jobmaster.fakes import FILE, TOKEN, RedisServer, free_port, job
 
 from emberscale_api.rpc import brain_pb2 as brain
 from emberscale_api.rpc import brain_pb2_grpc
@@ -21,6 +21,7 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+from eventually import eventually
 
 GIB = 1 << 30
 OPEN = {
@@ -122,7 +123,7 @@ def test_a_job_without_sizes_starts_nobody_until_the_brain_has_answered(
     cluster.configure(**OPEN)
     cluster.brain_address = advisor.address
     cluster.start_master()
-    wait_for(lambda: advisor.submitted, "the submission")
+    eventually(lambda: advisor.submitted, "the submission")
     assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
     assert cluster.status().reason == "WaitingForPlan"
     (submitted, *_) = advisor.submitted
@@ -130,7 +131,7 @@ def test_a_job_without_sizes_starts_nobody_until_the_brain_has_answered(
     assert not submitted.HasField("current")
     assert (submitted.limits.most.workers, submitted.limits.most.ps) == (4, 4)
     advisor.plans(workers=3, ps=2)
-    wait_for(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
+    eventually(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
     assert wanted(cluster)[pb.PS] == 2
     assert "3 and 2 are best" in cluster.status().sizing.message
 
@@ -145,7 +146,7 @@ def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster,
     last = threading.Event()
     first = cluster.start_worker(0, pace=0.05, last=last)
     cluster.until_phase(pb.TRAINING)
-    wait_for(lambda: any(not profile.restarted for profile in advisor.profiles), "a measurement in steady state")
+    eventually(lambda: any(not profile.restarted for profile in advisor.profiles), "a measurement in steady state")
     advisor.plans(workers=2, ps=2)
     cluster.until(lambda status: status.sizing.scalings == 1, "a change of shape")
     cluster.start_worker(1, last=last)
@@ -154,7 +155,7 @@ def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster,
     last.set()
     ended = cluster.completes()
     assert ended.recoveries == 0
-    wait_for(lambda: advisor.outcomes, "the outcome")
+    eventually(lambda: advisor.outcomes, "the outcome")
     (outcome,) = advisor.outcomes
     assert (outcome.phase, outcome.final_shape.workers, outcome.final_shape.ps) == ("Complete", 2, 2)
     steady = [profile for profile in advisor.profiles if not profile.restarted]
@@ -186,13 +187,13 @@ def test_a_job_waits_for_room_while_the_brain_answers(
     cluster.brain_address = advisor.address
     advisor.has_no_room()
     cluster.start_master()
-    wait_for(lambda: advisor.asked > 5, "questions for longer than a job waits for a brain")
+    eventually(lambda: advisor.asked > 5, "questions for longer than a job waits for a brain")
     waiting = cluster.status()
     assert (waiting.reason, waiting.message) == ("WaitingForRoom", "waits at most 600 s for room: 1 core of 8 is free")
     assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
     if ends == "room":
         advisor.plans(workers=3, ps=2)
-        wait_for(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
+        eventually(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
     else:
         advisor.stop()
         told = cluster.until(lambda status: status.sizing.reason == "NoPlan", "the end of the wait")
@@ -280,7 +281,7 @@ def test_the_outcome_is_told_although_the_store_refuses_the_end_at_first(
     def refuse_the_end_once(store: JobStore, state: JobState) -> None:
         if state.over and not refused:
             refused.append(state)
-            wait_for(link_waits.is_set, "the link to see the end")
+            eventually(link_waits.is_set, "the link to see the end")
             raise StoreUnavailableError(store.url, "away")
         save(store, state)
 
@@ -302,7 +303,7 @@ def test_the_outcome_is_told_although_the_store_refuses_the_end_at_first(
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0)
-    wait_for(lambda: advisor.outcomes, "the outcome", seconds=20)
+    eventually(lambda: advisor.outcomes, "the outcome", seconds=20)
     assert refused
     assert not defects
     cluster.completes()
@@ -315,7 +316,7 @@ def test_a_brain_that_has_forgotten_the_job_gets_to_know_it_again(cluster: Clust
     cluster.start_master()
     cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
     advisor.forget()
-    wait_for(lambda: len(advisor.submitted) > 1, "another submission")
+    eventually(lambda: len(advisor.submitted) > 1, "another submission")
     assert advisor.submitted[-1].current.workers == 1
 
 
@@ -328,7 +329,7 @@ def test_a_job_with_sizes_is_told_of_and_never_planned(cluster: Cluster, advisor
     cluster.start_servers()
     cluster.start_worker(0)
     cluster.completes()
-    wait_for(lambda: advisor.outcomes, "the outcome")
+    eventually(lambda: advisor.outcomes, "the outcome")
     assert advisor.submitted[0].fixed
     assert cluster.status().sizing.scalings == 0
 
@@ -345,7 +346,7 @@ def test_the_advised_interval_of_checkpoints_is_applied_and_their_standstill_rep
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0, pace=0.02, last=threading.Event())
-    wait_for(lambda: any(profile.checkpoint_cost > 0 for profile in advisor.profiles), "a checkpoint in a profile")
+    eventually(lambda: any(profile.checkpoint_cost > 0 for profile in advisor.profiles), "a checkpoint in a profile")
     assert cluster.status().phase == pb.TRAINING
 
 
@@ -363,7 +364,7 @@ def test_what_the_manifest_says_of_recovery_stands(
     advisor.plan = brain.BrainPlan(fault_tolerance=ADVICE)
     cluster.start_master()
     cluster.start_servers()
-    wait_for(lambda: advisor.asked > 2, "the advice")
+    eventually(lambda: advisor.asked > 2, "the advice")
     cluster.start_worker(0, pace=0.02)
     cluster.completes()
     assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the final one
@@ -377,7 +378,7 @@ def test_a_job_that_comes_back_says_which_plan_it_followed_last(cluster: Cluster
     cluster.start_master()
     cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
     advisor.forget()
-    wait_for(lambda: len(advisor.submitted) > 1, "another submission")
+    eventually(lambda: len(advisor.submitted) > 1, "another submission")
     assert [submitted.last_plan for submitted in advisor.submitted[:2]] == [0, 3]
 
 
@@ -387,16 +388,16 @@ def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Clu
     advisor.plans(workers=1, ps=1)
     advisor.durable = False
     cluster.start_master()
-    wait_for(lambda: len(advisor.reports) > 3, "reports")
+    eventually(lambda: len(advisor.reports) > 3, "reports")
     grown = [len(report.profiles) for report in advisor.reports[:4]]
     assert grown == [1, 2, 3, 4]
     advisor.forget()
-    wait_for(lambda: len(advisor.submitted) > 1, "another submission")
+    eventually(lambda: len(advisor.submitted) > 1, "another submission")
     before = len(advisor.reports)
-    wait_for(lambda: len(advisor.reports) > before, "what the brain has forgotten")
+    eventually(lambda: len(advisor.reports) > before, "what the brain has forgotten")
     assert advisor.reports[before].profiles[0] == advisor.reports[0].profiles[0]
     advisor.durable = True
-    wait_for(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
+    eventually(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
 
 
 def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer, advisor: PlanningBrain) -> None:
@@ -408,7 +409,7 @@ def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer,
     link = BrainLink(runtime, advisor.address, TOKEN, clock=lambda: 1e9 if advisor.profiles else 2e9)
     link.start()
     try:
-        wait_for(lambda: len(advisor.profiles) > 2, "profiles")
+        eventually(lambda: len(advisor.profiles) > 2, "profiles")
     finally:
         runtime.close()
         link.close()
@@ -459,11 +460,11 @@ def test_start_ups_are_told_once_the_brain_hears_of_them_and_no_more(
     setattr(advisor, trouble, True)
     cluster.start_ps(0)
     cluster.start_worker(0, pace=0.05, last=threading.Event())
-    wait_for(lambda: len(advisor.missed) > 1, "a start-up that the brain does not take, twice")
+    eventually(lambda: len(advisor.missed) > 1, "a start-up that the brain does not take, twice")
     advisor.away = advisor.forgetful = advisor.durable = False
-    wait_for(lambda: advisor.start_ups, "the start-up")
+    eventually(lambda: advisor.start_ups, "the start-up")
     before = len(advisor.reports)
-    wait_for(lambda: len(advisor.reports) > before + 2, "more reports")
+    eventually(lambda: len(advisor.reports) > before + 2, "more reports")
     assert [told.role for told in advisor.start_ups] == ["worker"]
 
 
@@ -471,8 +472,8 @@ def test_a_job_that_waits_for_its_first_plan_has_no_shape_to_tell_of(cluster: Cl
     cluster.configure(**OPEN)
     cluster.brain_address = advisor.address
     cluster.start_master()
-    wait_for(lambda: advisor.asked > 3, "several looks for a plan")
+    eventually(lambda: advisor.asked > 3, "several looks for a plan")
     assert advisor.reports == []
     advisor.plans(workers=1, ps=1)
-    wait_for(lambda: advisor.reports, "a report")
+    eventually(lambda: advisor.reports, "a report")
     assert advisor.profiles[0].shape.worker_cpu == 1

@@ -9,11 +9,12 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import BINS, TOKEN, Caller, FakePs, discovered, indexed, wait_for
+from tests.jobmaster.fakes import BINS, TOKEN, Caller, FakePs, discovered, indexed
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import open_channel
+from eventually import eventually
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_an_answer_of_a_server_without_sense_fails_its_call_alone(cluster: Clust
         leaving.copied_bytes = next(said, 7)
 
     leaving.faults["Copy"] = speak
-    wait_for(lambda: drained(worker, leaving), "the rows to move, at the second attempt")
+    eventually(lambda: drained(worker, leaving), "the rows to move, at the second attempt")
     assert cluster.status().phase == pb.TRAINING
     assert not list(said), "there were two attempts"
 
@@ -290,7 +291,7 @@ def test_a_server_may_go_once_another_one_owns_all(cluster: Cluster, worker: Cal
     assert not drained(worker, leaving, wait=0)
     assert entered.wait(30)
     go_on.set()
-    wait_for(lambda: drained(worker, leaving), "the rows to move")
+    eventually(lambda: drained(worker, leaving), "the rows to move")
     routing = worker.stub.GetRouting(pb.GetRoutingRequest(member=worker.member), timeout=60)
     assert set(routing.bucket_owners) == set(routing.piece_owners) == {staying.index}
     assert not drained(worker, staying, wait=0)

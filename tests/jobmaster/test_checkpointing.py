@@ -7,10 +7,11 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FakePs, FaultError, wait_for
+from tests.jobmaster.fakes import FakePs, FaultError
 
 from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.rpc import master_pb2 as pb
+from eventually import eventually
 
 
 def complete(folder: Path) -> list[Path]:
@@ -92,9 +93,9 @@ def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on
 
     assert failing.applied == {0: set(range(60))}
     for server in cluster.servers:
-        wait_for(lambda: "Resume" in server.steps, "the end of the barrier")  # noqa: B023
+        eventually(lambda: "Resume" in server.steps, "the end of the barrier")  # noqa: B023
     assert complete(cluster.checkpoints) == []
-    wait_for(lambda: len(list(cluster.checkpoints.glob("*"))) <= 1, "the removal of what was given up")
+    eventually(lambda: len(list(cluster.checkpoints.glob("*"))) <= 1, "the removal of what was given up")
     del failing.faults[step]
     status = cluster.completes()
     assert complete(cluster.checkpoints)[-1].parent.name == status.checkpoint
@@ -119,7 +120,7 @@ def test_a_batch_that_only_some_servers_have_is_settled_before_the_snapshot(clus
     cluster.start_master()
     cluster.start_servers()
     first, second = cluster.servers
-    first.faults["Hold"] = lambda: wait_for(lambda: len(first.applied.get(0, ())) > 3, "some batches")
+    first.faults["Hold"] = lambda: eventually(lambda: len(first.applied.get(0, ())) > 3, "some batches")
     last = threading.Event()
     cluster.start_worker(0, records=1000, pace=0.005, last=last)
     cluster.until(lambda status: status.checkpoint, "a checkpoint")
@@ -179,7 +180,7 @@ def lapses_twice(server: FakePs) -> Callable[[], None]:
         if len(calls) <= 2:
             before = len(server.applied.get(0, ()))
             server.lapse()
-            wait_for(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push that goes on", 20.0)
+            eventually(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push that goes on", 20.0)
 
     return lapse
 

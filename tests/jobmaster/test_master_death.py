@@ -12,10 +12,11 @@ import grpc
 import pytest
 import redis
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import RedisServer, free_port, wait_for
+from tests.jobmaster.fakes import RedisServer, free_port
 
 from emberscale_api import environment
 from emberscale_api.rpc import master_pb2 as pb
+from eventually import eventually
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -24,7 +25,7 @@ def test_a_master_killed_at_random_loses_and_repeats_nothing(cluster: Cluster, s
     generator = random.Random(seed)
     pause = threading.Event()
     cluster.start_master_process()
-    wait_for(cluster.answers, "the master")
+    eventually(cluster.answers, "the master")
     cluster.start_servers()
     workers = [cluster.start_worker(index, records=2003, pace=0.01) for index in range(6)]
     for samples in sorted(generator.randrange(3200) for _ in range(2)):
@@ -32,7 +33,7 @@ def test_a_master_killed_at_random_loses_and_repeats_nothing(cluster: Cluster, s
         pause.wait(generator.uniform(0, 0.05))
         cluster.kill_master_process()
         cluster.start_master_process()
-        wait_for(cluster.answers, "the next master")
+        eventually(cluster.answers, "the next master")
 
     status = cluster.until(lambda status: status.phase in (pb.COMPLETE, pb.FAILED), "the end", seconds=60)
 
@@ -51,7 +52,7 @@ def test_a_master_killed_at_random_loses_and_repeats_nothing(cluster: Cluster, s
 
 def test_sigterm_ends_the_master_at_once_and_costs_nothing(cluster: Cluster) -> None:
     cluster.start_master_process()
-    wait_for(cluster.answers, "the master")
+    eventually(cluster.answers, "the master")
     cluster.start_servers()
     cluster.start_worker(0, records=1000, pace=0.01)
     cluster.until(lambda status: status.samples > 200, "some progress")
@@ -102,7 +103,7 @@ def test_a_job_that_is_over_stays_over_in_the_next_master(cluster: Cluster) -> N
 def test_a_barrier_that_the_master_did_not_survive_is_undone(cluster: Cluster) -> None:
     cluster.configure(checkpoint={"interval": 0.3})
     cluster.start_master_process()
-    wait_for(cluster.answers, "the master")
+    eventually(cluster.answers, "the master")
     cluster.start_servers()
     reached = threading.Event()
 
@@ -124,7 +125,7 @@ def test_a_barrier_that_the_master_did_not_survive_is_undone(cluster: Cluster) -
 
 def test_an_assignment_that_the_master_did_not_survive_is_made_again(cluster: Cluster) -> None:
     cluster.start_master_process()
-    wait_for(cluster.answers, "the master")
+    eventually(cluster.answers, "the master")
     reached = threading.Event()
 
     def die() -> None:
@@ -172,7 +173,7 @@ def test_while_redis_is_away_calls_are_told_to_come_again(cluster: Cluster, own_
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     finally:
         own_redis.start()
-    wait_for(lambda: cluster.answers() and cluster.registers(index=7), "the master after the outage")
+    eventually(lambda: cluster.answers() and cluster.registers(index=7), "the master after the outage")
 
 
 def test_a_lease_whose_reply_could_not_be_made_is_free_again(cluster: Cluster, own_redis: RedisServer) -> None:
@@ -193,7 +194,7 @@ def test_a_lease_whose_reply_could_not_be_made_is_free_again(cluster: Cluster, o
             return None
         return reply.task if reply.HasField("task") else None
 
-    assert wait_for(acquire, "the task that nobody got").kind == pb.DISCOVER
+    assert eventually(acquire, "the task that nobody got").kind == pb.DISCOVER
 
 
 def run_master(cluster: Cluster, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -249,6 +250,6 @@ def test_a_place_for_checkpoints_that_nothing_serves_is_named(cluster: Cluster) 
 
 def test_an_older_master_goes_when_a_newer_takes_over(cluster: Cluster, tmp_path: Path) -> None:
     old = cluster.start_master_process()
-    wait_for(cluster.answers, "the master")
+    eventually(cluster.answers, "the master")
     redis.Redis.from_url(cluster.redis.url).incr(f"emberscale:{cluster.uid}:term")
     assert old.wait(60) == 3

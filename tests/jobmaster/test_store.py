@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
+from tests.jobmaster.fakes import RedisServer, free_port, job
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.compatibility import StateKeys
@@ -35,7 +35,7 @@ from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
-from eventually import unwrap
+from eventually import eventually, unwrap
 
 
 def rich_state() -> JobState:
@@ -170,7 +170,7 @@ def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: Redi
     with pytest.raises(Exception, match="the master is stopping"):
         runtime.handle(SuspensionWanted(now=1.0))
 
-    wait_for(lambda: deposed, "the deposed master's notice")
+    eventually(lambda: deposed, "the deposed master's notice")
     runtime.close()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import TOKEN, wait_for
+from tests.jobmaster.fakes import TOKEN
 
 from brain_process import BrainProcess
 from certificates import certificate_folder
@@ -14,6 +14,7 @@ from emberscale_api import environment
 from emberscale_api.rpc import brain_pb2, master_pb2_grpc
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.token import open_channel
+from eventually import eventually
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_master_shows_its_jobs_certificate_and_believes_that_of_the_brain(
     def known() -> list[str]:
         return [job.job_uid for job in brain.stub.ListJobs(brain_pb2.ListJobsRequest(), timeout=60).jobs]
 
-    wait_for(lambda: known() == [cluster.uid], "the brain knows the job")
+    eventually(lambda: known() == [cluster.uid], "the brain knows the job")
 
 
 def test_a_master_without_the_brains_authority_goes_on_and_says_why_it_has_no_brain(
@@ -63,7 +64,7 @@ def test_a_master_without_the_brains_authority_goes_on_and_says_why_it_has_no_br
     start_master(cluster, brain)
     log = cluster.folder / "master.log"
     said = f"{brain.address} requires TLS, but {environment.BRAIN_CA} is not set"
-    wait_for(lambda: said in log.read_text(), "the reason")
+    eventually(lambda: said in log.read_text(), "the reason")
     assert cluster.master_process.poll() is None
 
 

@@ -72,7 +72,7 @@ def test_whatever_is_killed_the_job_goes_on_and_is_exact(place: Place, killer: P
             goes_on(job)
         assert_exact_so_far(job, place)
     eventually(
-        "no pod runs on", lambda: not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"], seconds=60
+        lambda: not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"], "no pod runs on", seconds=60
     )
     print(  # noqa: T201
         f"{ROUNDS} rounds, longest contradiction {watch.longest:.1f} s, "

@@ -44,7 +44,7 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     job.wait_for_phase("Suspended")
     reached = job.samples()
     assert job.condition("Suspended")["status"] == "True"
-    eventually("no pod is left running", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], 180)
+    eventually(lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], "no pod is left running", 180)
     assert "Suspended (JobSuspended)" in emberscale("status", "typed")
     assert "typed: resumes" in emberscale("resume", "typed")
     job.until("it goes on", lambda status: status["phase"] == "Training", seconds=300)
@@ -52,7 +52,7 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     job.wait_for_samples(reached + 1)
     assert_exact_so_far(job, place)
     assert "typed: deleted" in emberscale("delete", "typed")
-    eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=180)
+    eventually(lambda: find("trainingjob", "typed", place.namespace) is None, "the job is deleted", seconds=180)
 
 
 def test_the_command_line_and_the_python_client_follow_a_job_to_its_end(place: Place, emberscale: Command) -> None:
@@ -73,7 +73,7 @@ def test_the_command_line_and_the_python_client_follow_a_job_to_its_end(place: P
     assert reasons.index("CreatedMasterPod") < reasons.index("CompletedJob")
     assert '"phase": "Complete"' in emberscale("logs", "followed")
     assert any("Complete" in line for line in client.logs("followed"))
-    eventually("its worker ends", lambda: '"event": "job_over"' in emberscale("logs", "followed", "worker-0"), 180)
+    eventually(lambda: '"event": "job_over"' in emberscale("logs", "followed", "worker-0"), "its worker ends", 180)
     client.delete("followed")
     with pytest.raises(JobNotFoundError, match="followed"):
         client.wait("followed", timeout=60)

@@ -75,15 +75,15 @@ def prometheus(
         job.wait_for_samples(1)
         killer.kill(job.member("worker", 1))
         job.until("the worker is back", lambda status: (status.get("worker") or {}).get("restarts"), seconds=240)
-        eventually("all are ready", lambda: len(ready(job)) == 5 or None, seconds=180)
+        eventually(lambda: len(ready(job)) == 5 or None, "all are ready", seconds=180)
         folder = tmp_path_factory.mktemp("prometheus")
         with prometheus_that_scrapes(scrape_configs(chart_monitors(), SYSTEM), folder) as found:
-            eventually("Prometheus is up", lambda: found.is_up() or None, seconds=180)
+            eventually(lambda: found.is_up() or None, "Prometheus is up", seconds=180)
             seen = (
                 "increase(emberscale_checkpoint_seconds_count[1m]) > 0",
                 "rate(emberscale_samples_total[20s]) > 0",
             )
-            eventually("it has seen a checkpoint", lambda: all(map(found.ask, seen)) or None, seconds=240)
+            eventually(lambda: all(map(found.ask, seen)) or None, "it has seen a checkpoint", seconds=240)
             yield found
     finally:
         kubectl("delete", "namespace", NAMESPACE, "--wait=false")
@@ -100,7 +100,7 @@ def test_a_panel_shows_something(query: Query, prometheus: Prometheus) -> None:
         found = prometheus.ask(query.concrete)
         return bool(found) and all(entry["value"][1] != "NaN" for entry in found)
 
-    eventually(f"data for {query.concrete}", lambda: shown() or None, seconds=240)
+    eventually(lambda: shown() or None, f"data for {query.concrete}", seconds=240)
 
 
 @pytest.mark.parametrize("expression", expressions_of_rules("record"))
@@ -116,7 +116,7 @@ def test_an_alert_does_not_fire_on_a_healthy_job_but_looks_at_metrics_that_exist
         """Becomes true only once the killed worker has worked for a while."""
         return not [found for found in prometheus.ask(expression) if found["metric"].get("training_job") == JOB]
 
-    eventually(f"nothing for {expression}", quiet, seconds=300)
+    eventually(quiet, f"nothing for {expression}", seconds=300)
     for name in set(re.findall(r"\b(?:namespace_job:)?emberscale_[a-z0-9_:]+", expression)):
         if name.startswith("emberscale_brain_"):
             continue  # the suite runs without a brain
@@ -211,7 +211,7 @@ def test_an_alert_is_raised_by_what_it_is_for(
         broken(job)
         return prometheus.alert(alert, BROKEN, job)
 
-    eventually(f"{alert} of {job}", raised, seconds=420)
+    eventually(raised, f"{alert} of {job}", seconds=420)
 
 
 @pytest.mark.files

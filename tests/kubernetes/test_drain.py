@@ -55,7 +55,7 @@ def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
     job.wait_for_samples(2_000)
     assert "gives its rows away" in run(str(COMMAND), "drain", "alone", "ps-0", "--namespace", place.namespace)
     job.until("it has a successor", lambda _: told(job)["ReplacedServer"] or None, seconds=420)
-    eventually("only that is left", lambda: len(job.pods("ps")) == 1 or None, seconds=240)
+    eventually(lambda: len(job.pods("ps")) == 1 or None, "only that is left", seconds=240)
     reasons = told(job)
     assert (reasons["PlannedDrain"], reasons["DrainedServer"], reasons["ReplacedServer"]) == (1, 1, 1)
     job.wait_for_samples(job.samples() + 1)
@@ -70,7 +70,7 @@ def test_every_node_is_drained_in_turn_and_nothing_rolls_back(nodes: list[str], 
     for here, elsewhere in (nodes[::-1], nodes):
         servers += sum(pod["spec"]["nodeName"] == here for pod in job.running("ps"))
         drain(here, job)
-        eventually("no pod is left", lambda here=here: here not in nodes_of(job) or None, seconds=180)  # type: ignore[misc]
+        eventually(lambda here=here: here not in nodes_of(job) or None, "no pod is left", seconds=180)  # type: ignore[misc]
         job.until("its servers have successors", lambda _: settled(job), seconds=240)
         assert nodes_of(job) == {elsewhere}
         kubectl("uncordon", here)

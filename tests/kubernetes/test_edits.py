@@ -58,14 +58,14 @@ def test_limits_of_running_pods_change_in_place(place: Place) -> None:
         found = [limits_in_force(job, pod) for pod in members]
         return found == [(1.5, 1280 << 20), (0.75, 2 << 30)]
 
-    eventually("the kernel allows what the manifest says now", lambda: in_force() or None, seconds=180)
+    eventually(lambda: in_force() or None, "the kernel allows what the manifest says now", seconds=180)
 
     def told() -> dict[str, str]:
         status = job.status()
         return {f"{entry['role']}-{entry['index']}": entry.get("memory") for entry in status["members"]}
 
     changed = {"ps-0": "1280Mi", "worker-0": "2048Mi"}
-    eventually("the status says so", lambda: changed.items() <= told().items() or None, seconds=120)
+    eventually(lambda: changed.items() <= told().items() or None, "the status says so", seconds=120)
     messages = {event["message"] for event in job.events() if event["reason"] in ("ResizedPSPod", "ResizedWorkerPod")}
     way = {"ps": "cpu 1 -> 1.5, memory 1024Mi -> 1280Mi", "worker": "cpu 1 -> 0.75, memory 1536Mi -> 2048Mi"}
     assert messages == {
@@ -90,7 +90,7 @@ def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) 
         events = (event for event in job.events() if event["reason"] == "FailedToResizeWorkerPod")
         return next((event["message"] for event in events), None)
 
-    assert "greedy-worker-0-1 keeps its resources" in eventually("the job says so", told, seconds=180)
+    assert "greedy-worker-0-1 keeps its resources" in eventually(told, "the job says so", seconds=180)
     job.wait_for_samples(job.samples() + 1)
     assert job.status()["worker"].get("restarts", 0) == 0
     assert_exact_so_far(job, place)
@@ -105,9 +105,9 @@ def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> N
     job.member("worker", 0)
     assert len(job.running("worker")) == 1
     edit(job, {"worker": {"minReplicas": 3, "maxReplicas": 3}})
-    eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=240)
+    eventually(lambda: len(job.running("worker")) == 3 or None, "three workers", seconds=240)
     edit(job, {"worker": {"minReplicas": 2, "maxReplicas": 2}})
-    eventually("no more than the new bound", lambda: len(job.running("worker")) == 2 or None, seconds=240)
+    eventually(lambda: len(job.running("worker")) == 2 or None, "no more than the new bound", seconds=240)
     assert_exact_so_far(job, place)
 
 
@@ -133,6 +133,6 @@ def test_a_job_with_bounds_is_sized_by_its_plan_and_by_nobody_else(place: Place)
         found = get("hpa", job.name, job.namespace).get("status", {}).get("conditions", ())
         return any(condition["status"] == "False" for condition in found)
 
-    eventually("the autoscaler says that it cannot", lambda: gives_up() or None, seconds=180)
+    eventually(lambda: gives_up() or None, "the autoscaler says that it cannot", seconds=180)
     worker = job.read()["spec"]["worker"]
     assert {name: worker.get(name) for name in ("replicas", *bounds)} == {"replicas": None, **bounds}

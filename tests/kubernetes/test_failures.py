@@ -66,11 +66,11 @@ def test_a_worker_that_fails_by_itself_again_and_again_fails_the_job(place: Plac
     worker = document["spec"]["worker"]
     worker["template"] = {**worker["template"], "env": [{"name": "PYTHONHOME", "value": "/nowhere"}]}
     job = submit(document, place)
-    eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=180)
+    eventually(lambda: job.phase() == "Failed" or None, "Failed", seconds=180)
     condition = job.condition("Failed")
     assert (condition["status"], condition["reason"]) == ("True", "BackoffLimitExceeded")
     assert "backoffLimit" in event(job, "FailedWorkerPod")
-    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=180)
+    eventually(lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], "nothing runs on", seconds=180)
 
 
 @pytest.mark.parametrize("missing", ["image", "claim", "secret", "variable"])
@@ -79,14 +79,14 @@ def test_what_a_worker_waits_for_is_named_and_heals(place: Place, missing: str) 
     worker = document["spec"]["worker"]
     worker["template"] = lacking(missing, worker["template"])
     job = submit(document, place)
-    eventually("the worker's pod", lambda: job.pods("worker") or None, seconds=180)
+    eventually(lambda: job.pods("worker") or None, "the worker's pod", seconds=180)
 
     def said() -> bool:
         condition = job.condition("Progressing") or {"status": "", "message": "", "reason": ""}
         word = "Image" if missing == "image" else "late"
         return condition["status"] == "False" and word in f"{condition['reason']} {condition['message']}"
 
-    eventually("the job says what it waits for", lambda: said() or None, seconds=180)
+    eventually(lambda: said() or None, "the job says what it waits for", seconds=180)
     mend(missing, job, place)
     try:
         job.wait_complete()

@@ -21,7 +21,7 @@ ALERT = "EmberscaleFlashCheckpointsFail"
 def prometheus(installed: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     configs = scrape_configs(chart_monitors(), SYSTEM)
     with prometheus_that_scrapes(configs, tmp_path_factory.mktemp("prometheus")) as found:
-        eventually("Prometheus is up", lambda: found.is_up() or None, seconds=180)
+        eventually(lambda: found.is_up() or None, "Prometheus is up", seconds=180)
         yield found
 
 
@@ -50,12 +50,12 @@ def test_a_killed_server_takes_the_job_back_to_its_flash_checkpoint(
     job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     for query in flash_queries():
         asked = query.of(place.namespace, job.name)
-        eventually(f"data for {asked}", partial(found_by, prometheus, asked), seconds=180)
+        eventually(partial(found_by, prometheus, asked), f"data for {asked}", seconds=180)
     killer.kill(job.member("ps", 0))
     job.until("it went back", lambda status: (status.get("progress") or {}).get("recoveries"), seconds=300)
     progress = job.status()["progress"]
     assert progress["recoveries"] == 1
-    eventually("the servers have loaded it", lambda: loaded(job) or None, seconds=240)
+    eventually(lambda: loaded(job) or None, "the servers have loaded it", seconds=240)
     job.wait_for_samples(job.samples() + 1)
     assert_exact_so_far(job, place)
 
@@ -78,15 +78,15 @@ def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
     job.until("a flash checkpoint", lambda _: taken(job) or None, seconds=240)
     scale_redis(0)
     try:
-        eventually("it is told", lambda: told(job, "DegradedFlashCheckpoints") or None, seconds=240)
-        eventually("the condition says so", lambda: reason(job) == "FlashCheckpointFailed" or None, seconds=120)
-        state = eventually("the alert", lambda: prometheus.alert(ALERT, place.namespace, job.name), seconds=180)
+        eventually(lambda: told(job, "DegradedFlashCheckpoints") or None, "it is told", seconds=240)
+        eventually(lambda: reason(job) == "FlashCheckpointFailed" or None, "the condition says so", seconds=120)
+        state = eventually(lambda: prometheus.alert(ALERT, place.namespace, job.name), "the alert", seconds=180)
         assert state in ("pending", "firing")
         job.wait_for_samples(job.samples() + 2_000)
     finally:
         scale_redis(1)
     job.until("they are taken again", lambda _: told(job, "RestoredFlashCheckpoints") or None, seconds=240)
-    eventually("the condition says so", lambda: taken(job) or None, seconds=120)
+    eventually(lambda: taken(job) or None, "the condition says so", seconds=120)
     silenced = [event for event in job.events() if event["reason"] == "LostPSPod" and "(Silent)" in event["message"]]
     assert job.status()["progress"].get("recoveries", 0) <= len(silenced), job.report()
 
@@ -104,4 +104,4 @@ def scale_redis(replicas: int) -> None:
     def scaled() -> bool:
         return len(get("pods", namespace=SYSTEM, selector=FLASH_REDIS)) == replicas
 
-    eventually(f"{replicas} pods of {name}", lambda: scaled() or None, seconds=240)
+    eventually(lambda: scaled() or None, f"{replicas} pods of {name}", seconds=240)

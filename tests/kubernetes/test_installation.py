@@ -69,7 +69,7 @@ def test_the_chart_as_it_comes_plans_jobs_and_leaves_nothing_but_the_crd(uninsta
         helm_install(*whole_chart(), namespace=PLAIN)
         assert [get("secret", claim, PLAIN)["data"]["password"] for claim in claims] == passwords
         run("helm", "uninstall", RELEASE, "-n", PLAIN, "--wait", timeout=180)
-        eventually("nothing is left in its namespace", lambda: not left_in(PLAIN) or None, seconds=180)
+        eventually(lambda: not left_in(PLAIN) or None, "nothing is left in its namespace", seconds=180)
         assert left_of_the_cluster() == ["customresourcedefinition.apiextensions.k8s.io/trainingjobs.emberscale.io"]
     finally:
         run("helm", "uninstall", RELEASE, "-n", PLAIN, "--ignore-not-found", "--wait", timeout=180)

@@ -34,7 +34,7 @@ def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
     job = submit(manifest("whole", place, epochs=EPOCHS, replicas=2), place)
     table = [line.split() for line in kubectl("get", "tj", "whole", "-n", place.namespace).splitlines()]
     assert table[0] == ["NAME", "PHASE", "WORKERS", "PS", "SAMPLES/S", "PROGRESS", "ETA", "AGE"]
-    for pod in eventually("pods", lambda: pods if len(pods := job.pods()) >= 5 else None, seconds=180):
+    for pod in eventually(lambda: pods if len(pods := job.pods()) >= 5 else None, "pods", seconds=180):
         assert_restricted(pod["spec"])
 
     status = job.wait_complete()
@@ -50,7 +50,7 @@ def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
     reasons = [event["reason"] for event in job.events()]
     for reason in ("CreatedMasterPod", "CreatedPSPod", "CreatedWorkerPod", "StartedTraining", "CompletedJob"):
         assert reason in reasons, reasons
-    eventually("no pod runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=180)
+    eventually(lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], "no pod runs on", seconds=180)
     assert "whole" in kubectl("get", "all", "-n", place.namespace)
 
 
@@ -76,12 +76,12 @@ def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
     job = submit(manifest("scaled", place, epochs=ENDLESS), place)
 
     row = ("get", "tj", "scaled", "-n", place.namespace, "--no-headers")
-    eventually("all are ready", lambda: kubectl(*row).split()[2:4] == ["1/1", "1/1"], seconds=300)
+    eventually(lambda: kubectl(*row).split()[2:4] == ["1/1", "1/1"], "all are ready", seconds=300)
     job.wait_for_samples(1)
     kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=2")
-    eventually("two workers", lambda: len(job.running("worker")) == 2 or None, seconds=180)
+    eventually(lambda: len(job.running("worker")) == 2 or None, "two workers", seconds=180)
     kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=1")
-    eventually("one worker", lambda: len(job.running("worker")) == 1 or None, seconds=180)
+    eventually(lambda: len(job.running("worker")) == 1 or None, "one worker", seconds=180)
     assert_exact_so_far(job, place)
 
 
@@ -94,7 +94,7 @@ def test_a_job_that_is_deleted_leaves_nothing_and_its_namesake_elsewhere_goes_on
         second.wait_for_samples(1)
         kubectl("delete", "tj", "same", "-n", place.namespace, "--wait=true", timeout=120)
         left = ("get", "pods,services,secrets,configmaps", "-n", place.namespace, "-l", first.selector, "-o", "name")
-        eventually("nothing of the job is left", lambda: not kubectl(*left) or None, seconds=240)
+        eventually(lambda: not kubectl(*left) or None, "nothing of the job is left", seconds=240)
         second.wait_for_samples(second.samples() + 1)
         assert_exact_so_far(second, other)
     finally:

@@ -65,7 +65,7 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
     assert not told["rolled_back"]
     assert {"Degraded", "Recovered"} <= set(reasons(job))
     job.until("all rows are protected again", lambda _: protected(job), seconds=300)
-    eventually("the condition names servers that share a node", lambda: names_sharers(job), seconds=180)
+    eventually(lambda: names_sharers(job), "the condition names servers that share a node", seconds=180)
     rested(job, place)
 
 

@@ -174,13 +174,13 @@ def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
         fault("cut", 2)
         time.sleep(CUT_SECONDS)  # the length of the outage is part of the test
         fault("heal", 2)
-        eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
+        eventually(lambda: _ready(nodes[1]) or None, "the node is back", seconds=240)
         job.wait_for_samples(job.samples() + 1)
         now = {pod["metadata"]["uid"] for pod in job.pods()}
         assert_exact_so_far(job, place)
     assert watch.duplicates == set()
     for pod in (pod for pod in there if pod["metadata"]["uid"] not in now):
-        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=180)  # type: ignore[misc]
+        eventually(lambda pod=pod: not killer.processes(pod) or None, f"{pod['metadata']['name']} ends", seconds=180)  # type: ignore[misc]
 
 
 def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
@@ -190,14 +190,14 @@ def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
     job, there = started(nodes, "fenced", place)
     fault("cut", 2)
     with watched_status(place.namespace) as watch:
-        eventually("others have taken their places", lambda: replaced(job, there) or None, seconds=240)
+        eventually(lambda: replaced(job, there) or None, "others have taken their places", seconds=240)
         fault("heal", 2)
-        eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=240)
+        eventually(lambda: _ready(nodes[1]) or None, "the node is back", seconds=240)
         job.wait_for_samples(job.samples() + 1)
         assert_exact_so_far(job, place)
     assert watch.duplicates == set()
     for pod in there:
-        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=180)  # type: ignore[misc]
+        eventually(lambda pod=pod: not killer.processes(pod) or None, f"{pod['metadata']['name']} ends", seconds=180)  # type: ignore[misc]
     reasons = {event["reason"] for event in job.events()}
     assert {"LostPSPod", "LostWorkerPod"} <= reasons, reasons
     status = job.status()
@@ -209,7 +209,7 @@ def test_a_node_that_crashes_takes_nothing_with_it(nodes: list[str], place: Plac
     job.until("all rows are protected", lambda _: protected(job), seconds=300)
     before = rebuilds(job.status())
     with watched_status(place.namespace) as watch, crashed(nodes, 2):
-        eventually("others have taken their places", lambda: replaced(job, there) or None, seconds=240)
+        eventually(lambda: replaced(job, there) or None, "others have taken their places", seconds=240)
         trains_on_with_rebuilt(job, before + 1)
         assert watch.phases == {"Training"}
         assert_exact_so_far(job, place)
@@ -218,8 +218,8 @@ def test_a_node_that_crashes_takes_nothing_with_it(nodes: list[str], place: Plac
         assert all("not counted" in event["message"] for event in lost)
         ended = {pod["metadata"]["uid"] for pod in there}
         eventually(
-            "the lost pods are gone",
             lambda: not [pod for pod in job.pods() if pod["metadata"]["uid"] in ended],
+            "the lost pods are gone",
             seconds=180,
         )
     assert watch.duplicates == set()

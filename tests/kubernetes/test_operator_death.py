@@ -51,13 +51,13 @@ def test_of_two_operators_one_acts_on_its_namespaces_and_the_other_takes_over(
     kubectl("create", "namespace", elsewhere.namespace)
     helm_install("--set", f"operator.watchNamespaces={{{place.namespace}}}", "--set", "operator.replicas=2")
     try:
-        first = eventually("one of the two leads", lambda: holder() if holder() in live() else None, seconds=180)
+        first = eventually(lambda: holder() if holder() in live() else None, "one of the two leads", seconds=180)
         assert len(live()) == 2
         ignored = submit(manifest("ignored", elsewhere, data=data), elsewhere)
         job = submit(manifest("handed-over", place, data=data), place)
-        eventually("its pods", lambda: len(job.pods()) >= 3 or None, seconds=180)
+        eventually(lambda: len(job.pods()) >= 3 or None, "its pods", seconds=180)
         kubectl("delete", "pod", first, "-n", SYSTEM, "--grace-period=0", "--force")
-        eventually("the other leads", lambda: (holder() in live() and holder() != first) or None, seconds=180)
+        eventually(lambda: (holder() in live() and holder() != first) or None, "the other leads", seconds=180)
         job.wait_complete()
         names = [event["message"] for event in job.events() if event["reason"].startswith("Created")]
         assert len(names) == len(set(names)), names
@@ -79,7 +79,7 @@ def no_operator(installed: str) -> Iterator[None]:
     """Stops the chart's own operator during the test."""
     deployment = "deployment/emberscale-operator"
     kubectl("scale", deployment, "-n", SYSTEM, "--replicas=0")
-    eventually("it is gone", lambda: not get("pods", namespace=SYSTEM, selector=OPERATOR), seconds=180)
+    eventually(lambda: not get("pods", namespace=SYSTEM, selector=OPERATOR), "it is gone", seconds=180)
     yield
     kubectl("scale", deployment, "-n", SYSTEM, "--replicas=1")
     kubectl("rollout", "status", deployment, "-n", SYSTEM, "--timeout=120s", timeout=150)
@@ -135,7 +135,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
                     operator.start()
                 return holds() or None
 
-            eventually(f"{what}: {deaths}", look, seconds=600, every=0.5)
+            eventually(look, f"{what}: {deaths}", seconds=600, every=0.5)
 
         operator.start()
         until("all pods", complete)
@@ -158,12 +158,12 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
             operator.ends()
     print(dict(deaths))  # noqa: T201
     eventually(
-        "nothing of the job is left",
         lambda: (
             not kubectl(
                 "get", "pods,services,secrets,configmaps", "-n", place.namespace, "-l", job.selector, "-o", "name"
             )
         ),
+        "nothing of the job is left",
         seconds=180,
     )
     for kind in ("POST pods", "POST secrets", "POST services", "POST configmaps", "PATCH trainingjobs  status"):

@@ -48,12 +48,12 @@ def test_health_fails_when_a_watch_is_dead(place: Place, tmp_path: Path) -> None
             operator = OutsideOperator(proxy, tmp_path, place.namespace, LEASE, EMBERSCALE_RESYNC="1s")
             operator.start()
             try:
-                eventually("it watches pods", lambda: "pods" in proxy.watched or None, seconds=180)
+                eventually(lambda: "pods" in proxy.watched or None, "it watches pods", seconds=180)
                 apply(pod_of_no_job("seen", place), namespace=place.namespace)
                 assert health_is(200, operator)
                 proxy.silent.add("pods")
                 apply(pod_of_no_job("missed", place), namespace=place.namespace)
-                said = eventually("health fails", lambda: health_is(503, operator), seconds=180)
+                said = eventually(lambda: health_is(503, operator), "health fails", seconds=180)
                 assert f"the watch of pods in {place.namespace} has missed a change for" in said
             finally:
                 operator.ends()
@@ -88,7 +88,7 @@ def test_a_webhook_that_fails_shows_in_the_condition_until_it_is_gone(place: Pla
             condition = job.condition("Progressing")
             return condition if condition and condition["status"] == "False" else None
 
-        condition = eventually("the condition says why", blocked, seconds=180)
+        condition = eventually(blocked, "the condition says why", seconds=180)
         assert condition["reason"] == "InternalError", condition
         assert "broken.example.com" in condition["message"], condition
         assert get("pods", namespace=place.namespace) == []

@@ -29,9 +29,9 @@ def test_a_job_past_its_deadline_fails(place: Place) -> None:
     document = manifest("late", place, epochs=ENDLESS)
     document["spec"]["runPolicy"] = {"activeDeadline": "20s"}
     job = submit(document, place)
-    eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=240)
+    eventually(lambda: job.phase() == "Failed" or None, "Failed", seconds=240)
     assert job.condition("Failed")["reason"] == "DeadlineExceeded"
-    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=180)
+    eventually(lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], "nothing runs on", seconds=180)
 
 
 def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Place) -> None:
@@ -45,10 +45,10 @@ def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Plac
     for name in ("stays", "cleaned"):
         jobs[name].wait_complete()
         assert_exact(jobs[name], place, EVALUATION_RECORDS)
-    eventually("its pods are deleted", lambda: not jobs["cleaned"].pods(), seconds=180)
-    eventually("the job is deleted", lambda: find("trainingjob", "gone", place.namespace) is None, seconds=180)
-    eventually("its pods went with it", lambda: not jobs["gone"].pods(), seconds=180)
-    eventually("its state in Redis went, too", lambda: uid not in states_in_redis(), seconds=180)
+    eventually(lambda: not jobs["cleaned"].pods(), "its pods are deleted", seconds=180)
+    eventually(lambda: find("trainingjob", "gone", place.namespace) is None, "the job is deleted", seconds=180)
+    eventually(lambda: not jobs["gone"].pods(), "its pods went with it", seconds=180)
+    eventually(lambda: uid not in states_in_redis(), "its state in Redis went, too", seconds=180)
     left = jobs["stays"].pods()
     assert {pod["metadata"]["labels"]["emberscale.io/role"] for pod in left} == {"master", "ps", "worker"}
     assert not [pod for pod in left if pod["status"]["phase"] == "Running"]
@@ -85,6 +85,6 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
         condition = job.condition("Progressing")
         return bool(condition and condition["status"] == "False" and condition["reason"] == "QuotaExceeded")
 
-    eventually("the job says that a quota keeps it", lambda: said() or None, seconds=180)
+    eventually(lambda: said() or None, "the job says that a quota keeps it", seconds=180)
     kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
     job.wait_for_samples(1)

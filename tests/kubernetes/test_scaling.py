@@ -70,19 +70,19 @@ def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
     assert [reason for reason in reasons(job) if reason in MOVE] == MOVE
     patch(job, ps={"replicas": 1}, worker={"replicas": 2})
     job.until("rows on one server", lambda _: told(job, "SwitchedServers", 2), seconds=180)
-    eventually("the others ended", lambda: told(job, "EndedMembers"), seconds=180)
-    eventually("one server", lambda: len(job.running("ps")) == 1 or None, seconds=180)
-    eventually("no change", lambda: job.condition("Scaling")["status"] == "False" or None, seconds=180)
+    eventually(lambda: told(job, "EndedMembers"), "the others ended", seconds=180)
+    eventually(lambda: len(job.running("ps")) == 1 or None, "one server", seconds=180)
+    eventually(lambda: job.condition("Scaling")["status"] == "False" or None, "no change", seconds=180)
     assert_untroubled(job, place, servers=1)
 
 
 def test_servers_that_cannot_be_scheduled_are_given_up_and_training_goes_on(place: Place) -> None:
     job = training("unplaced", place, 1, {"timeout": "15s"})
     patch(job, ps={"replicas": 2, "template": NOWHERE})
-    eventually("given up", lambda: told(job, "GaveUpScaling"), seconds=240)
-    condition = eventually("said", lambda: gave_up(job), seconds=180)
+    eventually(lambda: told(job, "GaveUpScaling"), "given up", seconds=240)
+    condition = eventually(lambda: gave_up(job), "said", seconds=180)
     assert condition["status"] == "False"
     assert "ps-1 did not join within 15s: ps-1: Unschedulable: " in condition["message"]
     assert "node" in condition["message"]
-    eventually("one server is wanted", lambda: job.status()["ps"]["wanted"] == 1 or None, seconds=180)
+    eventually(lambda: job.status()["ps"]["wanted"] == 1 or None, "one server is wanted", seconds=180)
     assert_untroubled(job, place, servers=1)

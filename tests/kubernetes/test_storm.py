@@ -78,7 +78,7 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         lines = kubectl("get", "pods", "-n", place.namespace, "--no-headers", "--field-selector=status.phase=Running")
         return len(lines.splitlines()) == JOBS * len(ROLES)
 
-    eventually(f"{JOBS * len(ROLES)} pods run", lambda: all_run() or None, seconds=600, every=3)
+    eventually(lambda: all_run() or None, f"{JOBS * len(ROLES)} pods run", seconds=600, every=3)
     taken = time.monotonic() - started
 
     def settled() -> bool:
@@ -88,7 +88,7 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         statuses = {job["metadata"]["name"]: job["status"] for job in get("trainingjobs", namespace=place.namespace)}
         return not [text for name in names for text in contradictions(statuses[name], pods[name])]
 
-    eventually("every status is true of the pods", lambda: settled() or None, seconds=300, every=5)
+    eventually(lambda: settled() or None, "every status is true of the pods", seconds=300, every=5)
     (uid, before_the_storm), (same, now) = restarts(operator), restarts(running(OPERATOR))
     assert uid == same
     minutes = (time.monotonic() - started) / 60
@@ -119,9 +119,9 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         return total(operator_samples(), "emberscale_operator_reconciliations_total") >= looked + 2 * JOBS
 
     quiet = operator_samples()
-    eventually("all jobs are looked at twice more", lambda: looked_again() or None, seconds=300, every=5)
+    eventually(lambda: looked_again() or None, "all jobs are looked at twice more", seconds=300, every=5)
     assert writes(operator_samples()) == writes(quiet)
     started = time.monotonic()
     kubectl("delete", "trainingjobs", "--all", "-n", place.namespace, "--wait=false", timeout=300)
-    eventually("all is gone", lambda: not get("pods", namespace=place.namespace), seconds=600, every=3)
+    eventually(lambda: not get("pods", namespace=place.namespace), "all is gone", seconds=600, every=3)
     print(f"all gone after {time.monotonic() - started:.0f} s")  # noqa: T201

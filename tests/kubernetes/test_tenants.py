@@ -100,7 +100,7 @@ def wait_until_known_to_the_brain(job: Job) -> None:
         master = job.running("master")[0]["metadata"]["name"]
         return "job_submitted" in kubectl("logs", "-n", job.namespace, master)
 
-    eventually("it is known to the brain", lambda: known() or None, seconds=180)
+    eventually(lambda: known() or None, "it is known to the brain", seconds=180)
 
 
 def users_of_redis() -> str:
@@ -141,11 +141,11 @@ def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, pl
 
     # the deleted job's user goes too; the other job keeps its user, and trains on undisturbed
     kubectl("delete", "trainingjob", own.name, "-n", TEAM, "--wait=false")
-    eventually("its user is gone", lambda: uids["mallorys"] not in users_of_redis() or None, seconds=180)
+    eventually(lambda: uids["mallorys"] not in users_of_redis() or None, "its user is gone", seconds=180)
     assert uids["victim"] in users_of_redis()
     victim.wait_for_samples(victim.samples() + 1)
     kubectl("patch", "tj", "victim", "-n", place.namespace, "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    eventually("it rests", lambda: victim.phase() == "Suspended" or None, seconds=180)
+    eventually(lambda: victim.phase() == "Suspended" or None, "it rests", seconds=180)
     counted = audit(victim, place)
     assert counted["once"] >= victim.samples() > 0
     assert (counted["repeated"], counted["contradictions"]) == (0, [])

@@ -77,7 +77,7 @@ def replaced(job: Job, role: str, killer: ProcessKiller) -> None:
     def another() -> bool:
         return old["metadata"]["uid"] not in uids(job, role) and len(job.running(role)) > 0
 
-    eventually(f"another {role} of {job.name}", lambda: another() or None, seconds=180)
+    eventually(lambda: another() or None, f"another {role} of {job.name}", seconds=180)
     samples = job.samples()
     job.wait_for_samples(samples + 1)
 
@@ -92,7 +92,7 @@ def test_jobs_keep_their_image_and_neighbouring_versions_work_together(
     before = uids(older, "master", "ps", "worker")
 
     install_the_newer_definition()
-    eventually("the job has the new field", lambda: "futureKnob" in older.read()["spec"]["training"], seconds=180)
+    eventually(lambda: "futureKnob" in older.read()["spec"]["training"], "the job has the new field", seconds=180)
     older.wait_for_samples(older.samples() + 1)
     assert older.condition("Progressing")["status"] == "True"
     operator_of(next_image)

@@ -1,8 +1,6 @@
 """Shared by the tests with real processes."""
 
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,22 +13,7 @@ from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import InstanceId, Resources
 from training_jobs import training_job
 
-Eventually = Callable[[Callable[[], object]], None]
 STAND_IN = Path(__file__).with_name("stand_in.py")
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Waits until a condition holds; fails after 60 s."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail("the condition never held")
-            threading.Event().wait(0.02)
-
-    return wait
 
 
 @pytest.fixture

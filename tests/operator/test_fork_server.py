@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from emberscale_api import environment as names
 from emberscale_api.fork_server import Ended, Forked, ForkRequest, LineBuffer, Message, decode, encode
 from emberscale_operator.local.starters import ForkServerClient, Started
-
-Eventually = Callable[[Callable[[], object]], None]
+from eventually import eventually
 
 COMMAND = (sys.executable, "-P", "-m", "emberscale_trainer.fork_server")
 MESSAGES = st.one_of(
@@ -78,7 +77,7 @@ def exists(process: Started) -> bool:
 
 
 def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
-    server: ForkServerClient, waiting: Mapping[str, str], tmp_path: Path, eventually: Eventually
+    server: ForkServerClient, waiting: Mapping[str, str], tmp_path: Path
 ) -> None:
     core = max(os.sched_getaffinity(0))
     unnamed = server.start(("ps",), {}, tmp_path / "ps.log", None)

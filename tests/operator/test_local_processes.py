@@ -17,10 +17,9 @@ from emberscale_api.job.roles import Role
 from emberscale_operator.local import KillRequest, RunFolder
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
-from eventually import unwrap
+from eventually import eventually, unwrap
 
 MakeBackend = Callable[..., JobProcesses]
-Eventually = Callable[[Callable[[], object]], None]
 
 WORKER = InstanceId(Role.WORKER, 0, 1)
 SLEEP = "import threading; threading.Event().wait()"
@@ -40,9 +39,7 @@ def ended(backend: JobProcesses, instance: InstanceId = WORKER) -> bool:
     return observe(backend)[instance].state is InstanceState.EXITED
 
 
-def test_an_instance_runs_until_it_ends_and_is_seen_until_it_is_deleted(
-    make_backend: MakeBackend, eventually: Eventually
-) -> None:
+def test_an_instance_runs_until_it_ends_and_is_seen_until_it_is_deleted(make_backend: MakeBackend) -> None:
     backend = make_backend("raise SystemExit(7)")
     backend.create(WORKER, Resources(), now=1.0)
     eventually(lambda: ended(backend))
@@ -53,7 +50,7 @@ def test_an_instance_runs_until_it_ends_and_is_seen_until_it_is_deleted(
     assert observe(backend) == {}
 
 
-def test_a_process_that_was_superseded_did_nothing_wrong(make_backend: MakeBackend, eventually: Eventually) -> None:
+def test_a_process_that_was_superseded_did_nothing_wrong(make_backend: MakeBackend) -> None:
     backend = make_backend(f"raise SystemExit({SUPERSEDED_EXIT_CODE})")
     backend.create(WORKER, Resources(), now=1.0)
     eventually(lambda: ended(backend))
@@ -61,7 +58,7 @@ def test_a_process_that_was_superseded_did_nothing_wrong(make_backend: MakeBacke
     assert unwrap(seen.exit).reason is ExitReason.KILLED
 
 
-def test_an_incarnation_is_never_started_twice(make_backend: MakeBackend, eventually: Eventually) -> None:
+def test_an_incarnation_is_never_started_twice(make_backend: MakeBackend) -> None:
     backend = make_backend("")
     backend.create(WORKER, Resources(), now=1.0)
     first = pid_of(backend)
@@ -73,9 +70,7 @@ def test_an_incarnation_is_never_started_twice(make_backend: MakeBackend, eventu
     assert backend.processes() == ()
 
 
-def test_a_process_above_its_memory_limit_is_killed_as_by_a_kubelet(
-    make_backend: MakeBackend, eventually: Eventually
-) -> None:
+def test_a_process_above_its_memory_limit_is_killed_as_by_a_kubelet(make_backend: MakeBackend) -> None:
     backend = make_backend(EAT)
     limit = 150 << 20
     backend.create(WORKER, Resources(memory_bytes=limit), now=1.0)
@@ -86,9 +81,7 @@ def test_a_process_above_its_memory_limit_is_killed_as_by_a_kubelet(
     assert backend.peak_memory()["worker-0"] > limit
 
 
-def test_a_process_within_its_memory_limit_is_left_alone_and_its_peak_recorded(
-    make_backend: MakeBackend, eventually: Eventually
-) -> None:
+def test_a_process_within_its_memory_limit_is_left_alone_and_its_peak_recorded(make_backend: MakeBackend) -> None:
     backend = make_backend(EAT)
     backend.create(WORKER, Resources(memory_bytes=1 << 30), now=1.0)
 
@@ -99,7 +92,7 @@ def test_a_process_within_its_memory_limit_is_left_alone_and_its_peak_recorded(
     eventually(eaten)
 
 
-def test_a_resize_changes_the_limit_of_memory_in_place(make_backend: MakeBackend, eventually: Eventually) -> None:
+def test_a_resize_changes_the_limit_of_memory_in_place(make_backend: MakeBackend) -> None:
     backend = make_backend(EAT)
     backend.create(WORKER, Resources(memory_bytes=1 << 30), now=1.0)
     eventually(lambda: observe(backend) and backend.peak_memory()["worker-0"] > 300 << 20)
@@ -110,7 +103,7 @@ def test_a_resize_changes_the_limit_of_memory_in_place(make_backend: MakeBackend
 
 
 def test_a_process_that_is_killed_for_want_of_memory_keeps_the_limit_that_it_was_above(
-    make_backend: MakeBackend, eventually: Eventually
+    make_backend: MakeBackend,
 ) -> None:
     backend = make_backend(EAT)
     limit = 150 << 20
@@ -122,7 +115,7 @@ def test_a_process_that_is_killed_for_want_of_memory_keeps_the_limit_that_it_was
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores to tell")
-def test_processes_with_limits_are_spread_over_the_cores(make_backend: MakeBackend, eventually: Eventually) -> None:
+def test_processes_with_limits_are_spread_over_the_cores(make_backend: MakeBackend) -> None:
     backend = make_backend(SLEEP)
     usable = os.sched_getaffinity(0)
     for index in range(2):
@@ -135,9 +128,7 @@ def test_processes_with_limits_are_spread_over_the_cores(make_backend: MakeBacke
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores to tell")
-def test_a_resize_moves_every_thread_to_its_cores(
-    make_backend: MakeBackend, eventually: Eventually, tmp_path: Path
-) -> None:
+def test_a_resize_moves_every_thread_to_its_cores(make_backend: MakeBackend, tmp_path: Path) -> None:
     threads = (
         f"import threading; threading.Thread(target=threading.Event().wait).start(); print('up', flush=True); {SLEEP}"
     )
@@ -150,9 +141,7 @@ def test_a_resize_moves_every_thread_to_its_cores(
     assert {len(os.sched_getaffinity(task)) for task in tasks} == {2}
 
 
-def test_deleting_a_live_instance_ends_it_and_that_is_no_failure(
-    make_backend: MakeBackend, eventually: Eventually
-) -> None:
+def test_deleting_a_live_instance_ends_it_and_that_is_no_failure(make_backend: MakeBackend) -> None:
     backend = make_backend(SLEEP)
     backend.create(WORKER, Resources(), now=1.0)
     backend.delete(WORKER, now=time.monotonic())
@@ -162,9 +151,7 @@ def test_deleting_a_live_instance_ends_it_and_that_is_no_failure(
     assert seen.deleted
 
 
-def test_one_that_does_not_stop_in_time_is_killed(
-    make_backend: MakeBackend, eventually: Eventually, tmp_path: Path
-) -> None:
+def test_one_that_does_not_stop_in_time_is_killed(make_backend: MakeBackend, tmp_path: Path) -> None:
     backend = make_backend(DEAF, stop_grace=0.3)
     backend.create(WORKER, Resources(), now=1.0)
     eventually(lambda: "deaf" in (tmp_path / "worker-0.log").read_text().splitlines())
@@ -174,9 +161,7 @@ def test_one_that_does_not_stop_in_time_is_killed(
     assert seen.code == -signal.SIGKILL
 
 
-def test_the_log_says_which_incarnation_speaks(
-    make_backend: MakeBackend, eventually: Eventually, tmp_path: Path
-) -> None:
+def test_the_log_says_which_incarnation_speaks(make_backend: MakeBackend, tmp_path: Path) -> None:
     backend = make_backend("print('hello')")
     for incarnation in (1, 2):
         instance = InstanceId(Role.WORKER, 0, incarnation)

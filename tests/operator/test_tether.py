@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -12,6 +12,7 @@ import pytest
 
 from emberscale_operator.local import starters
 from emberscale_operator.local.process import Launch, TetheredProcess
+from eventually import eventually
 
 TETHER = Path(starters.__file__).with_name("tether.py")
 SLEEP = "import threading; threading.Event().wait()"
@@ -46,7 +47,7 @@ def start_parent(log: Path, then: str) -> tuple[subprocess.Popen[str], psutil.Pr
     return parent, psutil.Process(int(parent.stdout.readline()))
 
 
-def test_it_dies_when_its_parent_is_killed(tmp_path: Path, eventually: Callable[..., None]) -> None:
+def test_it_dies_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent, child = start_parent(tmp_path / "log", "wait")
     eventually(lambda: SLEEP in " ".join(child.cmdline()))
     parent.kill()
@@ -85,7 +86,7 @@ def test_a_ctrl_c_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores to tell")
-def test_it_runs_on_the_cores_it_is_given(tmp_path: Path, eventually: Callable[..., None]) -> None:
+def test_it_runs_on_the_cores_it_is_given(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
     command = (sys.executable, "-S", "-c", SLEEP)
     started = tethered(command, tmp_path / "log", [core])

@@ -7,8 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typer.testing import CliRunner
 
 from emberscale._cli import app
 from emberscale._run.interruption import Interruption
+from eventually import eventually
 
 # half a dozen processes start, on a machine that may be busy; no test passes because of a timeout
 _PATIENCE = 240
@@ -56,12 +55,16 @@ def training(start: Start, manifest: Path, tmp_path: Path) -> Callable[..., tupl
     ) -> tuple["subprocess.Popen[str]", list[psutil.Process]]:
         process = start("run", str(manifest), "--output", "json", *options, environment=environment)
         metrics = tmp_path / "runs" / "toy" / "metrics.csv"
-        deadline = time.monotonic() + _PATIENCE / 2
-        while not metrics.exists() or ",Training," not in metrics.read_text():
-            if time.monotonic() > deadline or process.poll() is not None:
+
+        def trains() -> bool:
+            return metrics.exists() and ",Training," in metrics.read_text()
+
+        try:
+            eventually(lambda: trains() or process.poll() is not None, "the run trains", _PATIENCE / 2)
+        finally:
+            if not trains():
                 process.kill()
                 pytest.fail(f"the run never trained: {process.communicate()}")
-            threading.Event().wait(0.05)
         return process, psutil.Process(process.pid).children(recursive=True)
 
     return begin

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
+from eventually import eventually
 
 # As `python -m emberscale_brain`, but its answers wait for a disk that is busy for longer than a master would.
 _PROGRAM = """
@@ -38,7 +38,7 @@ class BrainProcess:
         authority = (tls_folder / "ca.crt").read_bytes() if tls_folder else None
         with log.open("w") as file:
             self._process = subprocess.Popen([sys.executable, "-c", _PROGRAM, *arguments], stderr=file, env=variables)
-        self.address = f"127.0.0.1:{self._await_port()}"
+        self.address = f"127.0.0.1:{eventually(self._port)}"
         self._channel = open_channel(self.address, token_file.read_text(), authority)
         self.stub = brain_pb2_grpc.BrainStub(self._channel)
 
@@ -78,12 +78,11 @@ class BrainProcess:
         )
         return plan
 
-    def _await_port(self) -> int:
-        while True:
-            ended = self._process.poll() is not None
-            for line in self.log.read_text().splitlines():
-                if '"serving"' in line:
-                    return int(json.loads(line)["port"])
-            if ended:
-                raise RuntimeError(f"the brain ended: {self.log.read_text()}")
-            time.sleep(0.02)  # leaves the core to the brain
+    def _port(self) -> int | None:
+        ended = self._process.poll() is not None
+        for line in self.log.read_text().splitlines():
+            if '"serving"' in line:
+                return int(json.loads(line)["port"])
+        if ended:
+            raise RuntimeError(f"the brain ended: {self.log.read_text()}")
+        return None

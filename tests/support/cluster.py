@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from api_objects import get
+from eventually import NotInTimeError
+from eventually import eventually as poll
 
 T = TypeVar("T")
 
@@ -48,10 +50,6 @@ class CommandFailedError(Exception):
         self.said = said
 
 
-class NotInTimeError(AssertionError):
-    """What a test waited for did not happen."""
-
-
 def run(*command: str, stdin: str | None = None, timeout: float = 120) -> str:
     """Returns the standard output of a command. Raises CommandFailedError."""
     done = subprocess.run(
@@ -78,16 +76,9 @@ def apply(*documents: Mapping[str, Any], namespace: str = "default") -> str:
     return kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))  # YAML would not quote 00000008
 
 
-def eventually(what: str, look: Callable[[], T | None], seconds: float, every: float = 1.0) -> T:
-    """Polls until `look` finds something, and returns that. Raises NotInTimeError."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise NotInTimeError(f"not within {seconds:g} s: {what}")
-        time.sleep(every)
+def eventually(look: Callable[[], T | None], what: str, seconds: float, every: float = 1.0) -> T:
+    """Polls as all tests do, but only once a second: most looks start kubectl."""
+    return poll(look, what, seconds, every)
 
 
 ENDED = ("Complete", "Failed")
@@ -149,7 +140,7 @@ class Job:
         def found() -> Any:
             return next((pod for pod in self.running(role) if pod["metadata"]["labels"][_INDEX] == str(index)), None)
 
-        return eventually(f"{role}-{index} of {self.name} runs", found, seconds)
+        return eventually(found, f"{role}-{index} of {self.name} runs", seconds)
 
     def events(self) -> list[Any]:
         """Events on the job, oldest first."""
@@ -183,7 +174,7 @@ class Job:
             return it
 
         try:
-            return eventually(f"{what}, of {self.name}", found, seconds)
+            return eventually(found, f"{what}, of {self.name}", seconds)
         except NotInTimeError as error:
             raise NotInTimeError(f"{error}\n{self.report()}") from error
 
@@ -268,7 +259,7 @@ def run_in_pod(
         status = get("pod", name, place.namespace)["status"]
         return status if status.get("phase") in ("Succeeded", "Failed") else None
 
-    status = eventually(f"pod {name} ends", ended, seconds)
+    status = eventually(ended, f"pod {name} ends", seconds)
     said = str(status["containerStatuses"][0]["state"]["terminated"].get("message", ""))
     kubectl("delete", "pod", name, "-n", place.namespace, "--wait=false")
     assert status["phase"] == "Succeeded", said

@@ -1,25 +1,43 @@
-"""Waits for what another thread or process does without blocking it; and values that must be present."""
+"""The tests' polls: for what a real process, or a thread without an event, does; and values that must be present.
+
+An event, a future or an injected clock is better; where there is none, `tests/api/test_waits.py` holds tests to these.
+"""
 
 import asyncio
-import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
-_LOOK_SECONDS = 0.01
+_SECONDS = 120.0
+_LOOK_SECONDS = 0.02
+_ANYTHING = "what the test waits for"
 Value = TypeVar("Value")
 
 
-def eventually(holds: Callable[[], object]) -> None:
-    """Returns once `holds` is true; only the test's own timeout ends the wait."""
-    never = threading.Event()
-    while not holds():
-        never.wait(_LOOK_SECONDS)
+class NotInTimeError(AssertionError):
+    """What a test waited for did not happen."""
 
 
-async def until(holds: Callable[[], object]) -> None:
+def eventually(
+    look: Callable[[], Value | None], what: str = _ANYTHING, seconds: float = _SECONDS, every: float = _LOOK_SECONDS
+) -> Value:
+    """Polls until `look` finds something true, and returns that. Raises NotInTimeError."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise NotInTimeError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
+    return found
+
+
+async def until(look: Callable[[], Value | None], what: str = _ANYTHING, seconds: float = _SECONDS) -> Value:
     """Like `eventually`, but lets the event loop run."""
-    while not holds():
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise NotInTimeError(f"not within {seconds:g} s: {what}")
         await asyncio.sleep(_LOOK_SECONDS)
+    return found
 
 
 def unwrap(value: Value | None) -> Value:

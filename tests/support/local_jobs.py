@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local import RunFolder
+from eventually import eventually
 
 BATCH = 256
 ENDLESS = 10_000
@@ -111,14 +111,15 @@ class Job:
 
     def wait_for(self, condition: Callable[[], object], timeout: float = 300) -> bool:
         """Polls until the condition holds; False if the job ended first."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if self.is_over():
-                return False
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {timeout:g} s: {condition}")
-            time.sleep(0.05)  # many conditions look at all processes, which takes milliseconds
-        return True
+        found = False
+
+        def look() -> bool:
+            nonlocal found
+            found = bool(condition())
+            return found or self.is_over()
+
+        eventually(look, seconds=timeout, every=0.05)  # many conditions look at all processes, which takes milliseconds
+        return found
 
     def member(self, role: str, index: int) -> psutil.Process:
         """Returns the live process of a member, once there is one."""

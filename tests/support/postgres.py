@@ -5,6 +5,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from eventually import eventually
+
 
 def postgres_binaries() -> Path | None:
     """Returns the folder with `initdb` and `postgres`, preferring Debian's newest; None if there is none."""
@@ -45,7 +47,7 @@ class PostgresServer:
         """Starts it; returns once it accepts connections."""
         options = ["-c", "listen_addresses=", "-c", "fsync=off"]
         with (self.home / "log").open("ab") as log:
-            self._server = subprocess.Popen(
+            self._server = server = subprocess.Popen(
                 [str(self._binaries / "postgres"), "-D", str(self.home / "data"), "-k", str(self.home), *options],
                 stdout=log,
                 stderr=log,
@@ -53,9 +55,9 @@ class PostgresServer:
                 user=self._user,
             )
         ready = [str(self._binaries / "pg_isready"), "-h", str(self.home), "-U", "brain", "-t", "1", "-q"]
-        while subprocess.run(ready, check=False).returncode != 0:
-            if self._server.poll() is not None:
-                raise RuntimeError(f"postgres ended: {(self.home / 'log').read_text()}")
+        eventually(lambda: server.poll() is not None or subprocess.run(ready, check=False).returncode == 0)
+        if server.poll() is not None:
+            raise RuntimeError(f"postgres ended: {(self.home / 'log').read_text()}")
 
     def stop(self) -> None:
         """Stops it at once, as a crash would."""
