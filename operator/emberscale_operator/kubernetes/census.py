@@ -76,24 +76,27 @@ class Census:
         self._problems: dict[str, str] = {}
 
     async def keep(self) -> None:
-        """Takes the census for ever. A namespace that cannot be listed says nothing about its watches."""
-        loop = asyncio.get_running_loop()
+        """Takes the census for ever."""
         while True:
             await asyncio.sleep(self._interval)
-            jobs: dict[str, Collection[str]] = {}
-            problems: dict[str, str] = {}
-            for (kind, namespace), lag in self._lags.items():
-                try:
-                    held = await self._held(kind, namespace)
-                except (ApiError, ApiUnavailableError) as error:
-                    problems[namespace] = str(error)
-                    continue
-                lag.compare(held, self._watched.versions(kind, namespace), loop.time())
-                if kind is TRAINING_JOB:
-                    jobs[namespace] = held.keys()
-            self._tell(problems)
-            if jobs:
-                await self._counted(jobs)
+            await self.take(asyncio.get_running_loop().time())
+
+    async def take(self, now: float) -> None:
+        """Takes one census. A namespace that cannot be listed says nothing about its watches."""
+        jobs: dict[str, Collection[str]] = {}
+        problems: dict[str, str] = {}
+        for (kind, namespace), lag in self._lags.items():
+            try:
+                held = await self._held(kind, namespace)
+            except (ApiError, ApiUnavailableError) as error:
+                problems[namespace] = str(error)
+                continue
+            lag.compare(held, self._watched.versions(kind, namespace), now)
+            if kind is TRAINING_JOB:
+                jobs[namespace] = held.keys()
+        self._tell(problems)
+        if jobs:
+            await self._counted(jobs)
 
     def behind(self) -> str | None:
         """Describes a watch that has missed a change for too long; None if there is none."""

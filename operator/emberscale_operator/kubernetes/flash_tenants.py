@@ -45,11 +45,10 @@ class FlashTenants:
     Raises ValueError for a malformed URL.
     """
 
-    def __init__(self, url: str, installation: str, look: float = _LOOK_SECONDS) -> None:
+    def __init__(self, url: str, installation: str) -> None:
         self._roster = Roster(url, flash_user(installation, ""), flash_rules)
         self._redis = self._roster.redis
         self._installation = installation
-        self._look = look
         self._gone: set[str] = set()
         self._run_id = ""
         self._problem = ""
@@ -64,15 +63,32 @@ class FlashTenants:
         self._gone.add(job_uid)
 
     async def keep(self) -> None:
-        """Creates missing users, and removes what deleted jobs left, for ever."""
+        """Looks at Redis for ever."""
         task = cast(asyncio.Task[None], asyncio.current_task())
         while not task.cancelling():
-            try:
-                await self._catch_up()
-                self._problem = ""
-            except (RedisError, OSError) as error:
-                self._tell(str(error))
-            await asyncio.sleep(self._look)
+            await self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Creates missing users, and removes what deleted jobs left."""
+        try:
+            server = cast(Mapping[str, Any], await self._redis.info("server"))
+            if server["run_id"] != self._run_id:
+                self._roster.missing = set(self._roster.admitted)
+                self._run_id = server["run_id"]
+            if due := self._roster.due():
+                await self._roster.enter(due)
+                self._roster.settle(due)
+            for job_uid in tuple(self._gone):
+                await self._redis.acl_deluser(flash_user(self._installation, job_uid))
+                found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
+                async for key in found:
+                    await self._redis.unlink(key)
+                await self._redis.hdel(self._roster.key, job_uid)
+                self._gone.discard(job_uid)
+            self._problem = ""
+        except (RedisError, OSError) as error:
+            self._tell(str(error))
 
     async def sweep(self, jobs: Mapping[str, Collection[str]]) -> None:
         """Removes remains of jobs that were deleted while no operator ran; `jobs` are as in `Roster.find_gone`."""
@@ -84,22 +100,6 @@ class FlashTenants:
     async def close(self) -> None:
         """Ends the connections."""
         await self._redis.aclose()
-
-    async def _catch_up(self) -> None:
-        server = cast(Mapping[str, Any], await self._redis.info("server"))
-        if server["run_id"] != self._run_id:
-            self._roster.missing = set(self._roster.admitted)
-            self._run_id = server["run_id"]
-        if due := self._roster.due():
-            await self._roster.enter(due)
-            self._roster.settle(due)
-        for job_uid in tuple(self._gone):
-            await self._redis.acl_deluser(flash_user(self._installation, job_uid))
-            found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
-            async for key in found:
-                await self._redis.unlink(key)
-            await self._redis.hdel(self._roster.key, job_uid)
-            self._gone.discard(job_uid)
 
     def _tell(self, problem: str) -> None:
         if problem != self._problem:

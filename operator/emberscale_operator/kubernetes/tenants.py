@@ -74,19 +74,13 @@ class Tenants:
     """
 
     def __init__(
-        self,
-        url: str,
-        installation: str,
-        look: float = _LOOK_SECONDS,
-        flash: FlashTenants | None = None,
-        claims: BrainClaims | None = None,
+        self, url: str, installation: str, flash: FlashTenants | None = None, claims: BrainClaims | None = None
     ) -> None:
         self._flash = flash
         self._claims = claims
         self._roster = Roster(url, user_name(installation, ""), user_rules)
         self._redis = self._roster.redis
         self._installation = installation
-        self._look = look
         self._expelled: dict[str, str] = {}
         self._largest: tuple[str, int, str] | None = None
         self._run_id = ""
@@ -120,29 +114,30 @@ class Tenants:
             self._claims.release(job_uid)
 
     async def keep(self) -> None:
-        """Creates missing users and expels users that store too much, until it is cancelled.
-
-        A Redis that has restarted may have forgotten any user.
-        """
+        """Looks at Redis until it is cancelled."""
         task = cast(asyncio.Task[None], asyncio.current_task())
         while not task.cancelling():  # redis-py, by asyncio.wait_for, may lose a cancellation before Python 3.12
             self._news.clear()
-            try:
-                server = cast(Mapping[str, Any], await self._redis.info())
-                if server["run_id"] != self._run_id:
-                    self._roster.missing = set(self._roster.admitted)
-                self.fill = server["used_memory"] / server["maxmemory"] if server["maxmemory"] else None
-                await self._make()
-                self._run_id = server["run_id"]
-                await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
-                self._problem = ""
-                self.up = True
-            except (RedisError, OSError) as error:
-                self.up = False
-                self._tell(str(error))
+            await self.look()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._look):
+                async with asyncio.timeout(_LOOK_SECONDS):
                     await self._news.wait()
+
+    async def look(self) -> None:
+        """Creates the users that Redis lacks, as after its restart, and expels those that store too much."""
+        try:
+            server = cast(Mapping[str, Any], await self._redis.info())
+            if server["run_id"] != self._run_id:
+                self._roster.missing = set(self._roster.admitted)
+            self.fill = server["used_memory"] / server["maxmemory"] if server["maxmemory"] else None
+            await self._make()
+            self._run_id = server["run_id"]
+            await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
+            self._problem = ""
+            self.up = True
+        except (RedisError, OSError) as error:
+            self.up = False
+            self._tell(str(error))
 
     async def remove(self, job_uid: str) -> None:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""

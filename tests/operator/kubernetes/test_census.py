@@ -6,7 +6,6 @@ from typing import Any
 
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Lag, WatchedKind
 from emberscale_operator.kubernetes.client import ApiError
-from eventually import until, unwrap
 
 
 def test_a_change_that_stays_missing_makes_the_watch_late() -> None:
@@ -40,7 +39,7 @@ class _Cluster:
         self.held: dict[str, dict[str, str]] = {}
         self.seen: dict[str, dict[str, str]] = {}
         self.forbidden: set[str] = set()
-        self.listings = 0
+        self.listed = asyncio.Event()
 
     def versions(self, kind: WatchedKind, namespace: str) -> Mapping[str, str]:
         return self.seen.get(namespace, {}) if kind is TRAINING_JOB else {}
@@ -51,89 +50,76 @@ class _Client:
         self._cluster = cluster
 
     async def versions(self, path: str, **query: str) -> dict[str, str]:
+        self._cluster.listed.set()
         namespace = path.partition("/namespaces/")[2].partition("/")[0]
-        self._cluster.listings += 1
         if namespace in self._cluster.forbidden:
             raise ApiError(403, "Forbidden", f"cannot list in {namespace}")
         return dict(self._cluster.held.get(namespace, {})) if path.endswith("/trainingjobs") else {}
 
 
 class Scene:
-    """A census of a cluster, repeated as quickly as possible."""
+    """A census that the test takes, of a cluster in which a watch may be 20 s late."""
 
-    def __init__(self, *namespaces: str) -> None:
+    def __init__(self, *namespaces: str, interval: float = 10.0) -> None:
         self.cluster = _Cluster()
         self.counted: list[dict[str, set[str]]] = []
-        self._namespaces = namespaces
-
-    async def __aenter__(self) -> "Scene":
         client: Any = _Client(self.cluster)
-        self._census = Census(client, self.cluster, self._namespaces, 0.01, self._count)
-        self._keeps = asyncio.create_task(self._census.keep())
-        return self
+        self.census = Census(client, self.cluster, namespaces, interval, self._count)
 
-    async def __aexit__(self, *_: object) -> None:
-        self._keeps.cancel()
-        await asyncio.gather(self._keeps, return_exceptions=True)
-
-    def behind(self) -> str | None:
-        return self._census.behind()
-
-    async def until(self, failing: bool) -> str | None:
-        while (self.behind() is not None) != failing:
-            await asyncio.sleep(0.01)
-        return self.behind()
-
-    async def rounds(self, number: int) -> None:
-        """Waits until each namespace was listed this many more times."""
-        enough = self.cluster.listings + (number + 1) * 2 * max(1, len(self._namespaces))
-        while self.cluster.listings < enough:
-            await asyncio.sleep(0.01)
+    async def behind(self, now: float) -> str | None:
+        """Takes a census at `now`; returns the watch that is late by it."""
+        await self.census.take(now)
+        return self.census.behind()
 
     async def _count(self, jobs: Mapping[str, Collection[str]]) -> None:
         self.counted.append({namespace: set(uids) for namespace, uids in jobs.items()})
 
 
 async def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
-    async with Scene() as scene:
-        before = scene.behind()
-        scene.cluster.held = {"": {"job": "2"}}
-        dead = await scene.until(failing=True)
-        scene.cluster.seen = {"": {"job": "2"}}
-        alive = await scene.until(failing=False)
-        assert scene.counted[-1] == {"": {"job"}}
-    assert before is None
-    assert unwrap(dead).startswith("the watch of trainingjobs has missed a change for")
-    assert alive is None
+    scene = Scene()
+    assert await scene.behind(0.0) is None
+    scene.cluster.held = {"": {"job": "2"}}
+    assert await scene.behind(10.0) is None
+    assert await scene.behind(29.0) is None, "it is as late as a live one may be"
+    assert await scene.behind(30.0) == "the watch of trainingjobs has missed a change for 20 s"
+    scene.cluster.seen = {"": {"job": "2"}}
+    assert await scene.behind(40.0) is None
+    assert scene.counted[-1] == {"": {"job"}}
 
 
 async def test_a_namespace_that_cannot_be_listed_hides_no_dead_watch_of_another_and_its_jobs_keep_their_state() -> None:
-    async with Scene("theirs", "ours") as scene:
-        cluster = scene.cluster
-        cluster.held = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
-        cluster.seen = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
-        await scene.rounds(1)
-        assert scene.counted[-1] == {"theirs": {"a"}, "ours": {"b"}}
-        cluster.forbidden = {"theirs"}
-        await scene.rounds(1)
-        scene.counted.clear()
-        cluster.held["ours"] = {"b": "2"}
-        dead = await scene.until(failing=True)
-        assert unwrap(dead).startswith("the watch of trainingjobs in ours has missed a change for")
-        assert scene.counted[-1] == {"ours": {"b"}}, "jobs may exist where nobody can look"
-        cluster.seen["ours"] = {"b": "2"}
-        await scene.until(failing=False)
-        cluster.forbidden = set()
-        await scene.rounds(1)
-        assert scene.counted[-1] == {"theirs": {"a"}, "ours": {"b"}}
+    scene = Scene("theirs", "ours")
+    cluster = scene.cluster
+    cluster.held = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
+    cluster.seen = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
+    await scene.census.take(0.0)
+    assert scene.counted[-1] == {"theirs": {"a"}, "ours": {"b"}}
+    cluster.forbidden = {"theirs"}
+    cluster.held["ours"] = {"b": "2"}
+    await scene.census.take(10.0)
+    assert await scene.behind(30.0) == "the watch of trainingjobs in ours has missed a change for 20 s"
+    assert scene.counted[-1] == {"ours": {"b"}}, "jobs may exist where nobody can look"
+    cluster.seen["ours"] = {"b": "2"}
+    assert await scene.behind(40.0) is None
+    cluster.forbidden = set()
+    await scene.census.take(50.0)
+    assert scene.counted[-1] == {"theirs": {"a"}, "ours": {"b"}}
 
 
 async def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:
     """A watch is always a moment late; nobody can tell whether it caught up."""
-    async with Scene("theirs") as scene:
-        scene.cluster.held = {"theirs": {"a": "2"}}
-        await until(lambda: scene.counted)
-        scene.cluster.forbidden = {"theirs"}
-        seen = scene.behind()
-        await scene.rounds(5)
-        assert scene.behind() == seen
+    scene = Scene("theirs")
+    scene.cluster.held = {"theirs": {"a": "2"}}
+    assert await scene.behind(0.0) is None
+    scene.cluster.forbidden = {"theirs"}
+    assert await scene.behind(1000.0) is None
+
+
+async def test_the_census_is_taken_again_and_again() -> None:
+    scene = Scene(interval=0.0)
+    keeps = asyncio.create_task(scene.census.keep())
+    for _ in range(3):
+        scene.cluster.listed.clear()
+        await scene.cluster.listed.wait()
+    keeps.cancel()
+    await asyncio.gather(keeps, return_exceptions=True)

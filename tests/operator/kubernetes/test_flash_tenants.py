@@ -36,17 +36,14 @@ def users(server: Server) -> set[str]:
 
 @asynccontextmanager
 async def operator(server: Server, *jobs: str) -> AsyncIterator[FlashTenants]:
-    """Runs an operator that keeps the users of these jobs."""
-    tenants = FlashTenants(server.url, INSTALLATION, look=0.02)
-    keeps = asyncio.create_task(tenants.keep())
+    """Yields the tenants of an operator that has made the users of these jobs."""
+    tenants = FlashTenants(server.url, INSTALLATION)
     for job in jobs:
         tenants.admit(job, "ours", f"password-{job}")
     try:
-        await until(lambda: {flash_user(INSTALLATION, job) for job in jobs} <= users(server))
+        await tenants.look()
         yield tenants
     finally:
-        keeps.cancel()
-        await asyncio.gather(keeps, return_exceptions=True)
         await tenants.close()
 
 
@@ -108,11 +105,17 @@ async def test_no_job_reaches_the_rows_of_another(server: Server) -> None:
         assert server.admin.dbsize() == before
 
 
-async def test_a_redis_that_was_started_anew_gets_its_users_back(server: Server) -> None:
-    async with operator(server, "job-1"):
+async def test_a_redis_that_was_started_anew_gets_its_users_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberscale_operator.kubernetes.flash_tenants._LOOK_SECONDS", 0.01)
+    async with operator(server, "job-1") as tenants:
+        keeps = asyncio.create_task(tenants.keep())
         server.end()
         server.start()
         await until(lambda: flash_user(INSTALLATION, "job-1") in users(server))
+        keeps.cancel()
+        await asyncio.gather(keeps, return_exceptions=True)
 
 
 @pytest.mark.parametrize("while_away", [True, False])
@@ -120,28 +123,26 @@ async def test_what_a_deleted_job_left_is_removed(server: Server, while_away: bo
     async with operator(server, "job-1") as tenants:
         await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
         if while_away:
-            other = FlashTenants(server.url, INSTALLATION, look=0.02)
-            await other.sweep({"ours": ["job-2"]})
-            keeps = asyncio.create_task(other.keep())
-            await until(lambda: server.admin.dbsize() == 0)
-            keeps.cancel()
-            await asyncio.gather(keeps, return_exceptions=True)
-            await other.close()
+            async with operator(server) as other:
+                await other.sweep({"ours": ["job-2"]})
+                await other.look()
         else:
             tenants.remove("job-1")
-            await until(lambda: server.admin.dbsize() == 0)
+            await tenants.look()
+        assert server.admin.dbsize() == 0
         assert flash_user(INSTALLATION, "job-1") not in users(server)
 
 
 async def test_rows_of_a_job_stay_if_the_operator_no_longer_watches_its_namespace(server: Server) -> None:
     async with operator(server, "job-1", "job-2") as tenants:
         tenants.admit("job-2", "theirs", "password-job-2")
-        await until(lambda: "theirs" in server.admin.hvals(NAMESPACES))
+        await tenants.look()
         for job in ("job-1", "job-2"):
             await asyncio.to_thread(save, url_of(server, job), job)
     async with operator(server) as tenants:
         await tenants.sweep({"ours": []})
-        await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-2": "theirs"})
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"job-2": "theirs"}
         assert not server.admin.keys("emberscale:job-1:*")
         assert users(server) == {"default", flash_user(INSTALLATION, "job-2")}
         assert server.admin.keys("emberscale:job-2:*")
@@ -157,7 +158,10 @@ async def test_a_job_whose_admission_changes_while_its_user_is_made_gets_the_lat
 
         meanwhile(monkeypatch, change)
         tenants.admit("job-1", "ours", "password-job-1")
-        await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"})
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"job-1": "ours"}
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"}
 
 
 async def test_a_full_redis_for_rows_gets_users_and_loses_what_is_gone(server: Server) -> None:
@@ -166,8 +170,9 @@ async def test_a_full_redis_for_rows_gets_users_and_loses_what_is_gone(server: S
     server.admin.config_set("maxmemory", 1)
     async with operator(server, "job-1") as tenants:
         await tenants.sweep({"ours": ["job-1"]})
-        await until(lambda: flash_user(INSTALLATION, "gone") not in users(server))
+        await tenants.look()
+        assert users(server) == {"default", flash_user(INSTALLATION, "job-1")}
         server.admin.config_set("maxmemory", 0)
-        while server.admin.hgetall(NAMESPACES) != {"job-1": "ours"}:  # a sweep may be lost on users in the making
-            await tenants.sweep({"ours": ["job-1"]})
-            await asyncio.sleep(0.01)
+        await tenants.sweep({"ours": ["job-1"]})
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"job-1": "ours"}

