@@ -11,8 +11,8 @@ PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 help:
 	@echo "make install   everything into .venv, kernels compiled; the other targets do it first"
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
-	@echo "make test      lint, types, import contracts, the documentation's links and the whole test suite"
-	@echo "make lint      only the first three"
+	@echo "make test      lint, types, import contracts, the documentation's links and examples, and the whole test suite"
+	@echo "make lint      only the first three; types are those of the documentation's Python too"
 	@echo "make explore   the property tests once more, with examples that no run has tried yet"
 	@echo "make docs      build the documentation site into site/; a broken link or reference fails"
 	@echo "make test-s3   checkpoints in a bucket of a real S3 server (moto's) that fails, on this machine"
@@ -20,7 +20,7 @@ help:
 	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
 	@echo "make release   build the wheel, the chart and the list of components (SBOM) of one version into dist/ (needs helm)"
 	@echo "make protos    regenerate the gRPC stubs after a change to a .proto"
-	@echo "make clean     delete .venv, runs/, data/, dist/, site/ and all caches"
+	@echo "make clean     delete .venv, build/, runs/, data/, dist/, site/ and all caches"
 
 install: $(VENV)/.installed
 
@@ -56,7 +56,8 @@ e2e: install
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale simulator/emberscale_simulator trainer/emberscale_trainer tests benchmarks deploy
+	$(BIN)/python tests/support/documented_code.py build/documented
+	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale simulator/emberscale_simulator trainer/emberscale_trainer tests benchmarks deploy build/documented
 	$(BIN)/lint-imports
 
 docs: install
@@ -73,4 +74,4 @@ protos: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=api --python_out=api --grpc_python_out=api --mypy_out=api --mypy_grpc_out=api $(PROTOS)
 
 clean:
-	rm -rf $(VENV) runs data dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build runs data dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
