@@ -13,6 +13,7 @@ help:
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
 	@echo "make test      lint, types, import contracts, the documentation's links and examples, and the whole test suite"
 	@echo "make lint      only the first three; types are those of the documentation's Python too"
+	@echo "make pytest    only the last"
 	@echo "make explore   the property tests once more, with examples that no run has tried yet"
 	@echo "make docs      build the documentation site into site/; a broken link or reference fails"
 	@echo "make test-s3   checkpoints in a bucket of a real S3 server (moto's) that fails, on this machine"

@@ -32,6 +32,16 @@ def test_a_link_leads_to_a_file_that_defines_what_it_names(document: str, text: 
         )
 
 
+def test_each_tour_has_at_most_ten_stops_and_each_stop_is_a_link_to_a_name() -> None:
+    _, _, text = (ROOT / "CONTRIBUTING.md").read_text().partition("## A tour\n")
+    tours = re.split(r"^Follow one ", text.partition("\n## ")[0], flags=re.MULTILINE)[1:]
+    stops = {tour.split()[0].strip(":,"): re.findall(r"^\d+\. (.*)", tour, re.MULTILINE) for tour in tours}
+    assert list(stops) == ["batch", "TrainingJob", "profile"]
+    for tour, found in stops.items():
+        assert 1 < len(found) <= 10, tour
+        assert [stop for stop in found if not re.match(r"\[`\w+`\]\([\w/]+\.py\)", stop)] == [], tour
+
+
 def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "reference" / "python.md").read_text()
     assert [name for name in emberscale.__all__ if not re.search(rf"\bemberscale\.{name}\b", page)] == []
