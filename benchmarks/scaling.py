@@ -33,7 +33,7 @@ from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest
 from emberscale_api.job.status import JobPhase
 from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE
-from emberscale_operator.local import RunView
+from emberscale_operator.local.snapshot import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.table import TableStore
 from reporting import Ratio, arguments, report, say

@@ -24,7 +24,7 @@ from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
 from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP, JobPhase
 from emberscale_api.job.units import clock_time
-from emberscale_operator.local import MemberExit, RunView
+from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
 

@@ -29,7 +29,9 @@ from emberscale._run.record import MetricsRecorder, RunPaths, RunStatus, write_a
 from emberscale._run.summary import Summary, finite_json, summarize
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError, disk_problem
 from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
-from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, RunView
+from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
+from emberscale_operator.local.runner import LocalJob
+from emberscale_operator.local.snapshot import RunView
 
 
 @dataclass(frozen=True)

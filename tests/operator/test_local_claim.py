@@ -10,8 +10,9 @@ from tests.operator.test_local_job import Commands, Watch, training
 
 from brain_process import BrainProcess
 from emberscale_api.job import TrainingJob
-from emberscale_operator.local import BrainAddress, LocalJob, RunFolder
-from emberscale_operator.local.brain import end_claim
+from emberscale_operator.local.brain import BrainAddress, end_claim
+from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.runner import LocalJob
 
 TOKEN = "the-token"
 

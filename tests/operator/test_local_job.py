@@ -13,7 +13,9 @@ from emberscale_api.errors import UnavailableError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.local import LocalJob, RunFolder, RunOutcome, RunView
+from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.runner import LocalJob
+from emberscale_operator.local.snapshot import RunOutcome, RunView
 from emberscale_operator.machine import ExitReason, Policy
 from emberscale_operator.machine.restarts import Backoff
 from eventually import unwrap

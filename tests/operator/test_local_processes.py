@@ -14,8 +14,9 @@ import pytest
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
-from emberscale_operator.local import KillRequest, RunFolder
+from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.processes import JobProcesses
+from emberscale_operator.local.requests import KillRequest
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
 from eventually import eventually, unwrap
 

@@ -14,7 +14,7 @@ from emberscale._cli import app
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from emberscale_api.rpc.token import TokenCheck
-from emberscale_operator.local import RunFolder
+from emberscale_operator.local.folder import RunFolder
 
 __all__ = ["held"]
 

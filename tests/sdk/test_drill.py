@@ -31,7 +31,8 @@ from emberscale_api.job.status import (
 )
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from emberscale_operator.local import KillRequest, RunFolder
+from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.requests import KillRequest
 from emberscale_operator.machine import Instance, InstanceId, InstanceState, Resources
 
 __all__ = ["held"]

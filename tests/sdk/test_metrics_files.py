@@ -11,7 +11,7 @@ from emberscale._reports.pictures import draw_metrics
 from emberscale._run.record import COLUMNS, MetricsRecorder
 from emberscale_api.job.running import JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.local import RunView
+from emberscale_operator.local.snapshot import RunView
 
 
 def snapshot(seconds: float, phase: JobPhase = JobPhase.TRAINING, **fields: Any) -> RunView:

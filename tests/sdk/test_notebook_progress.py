@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from emberscale._progress import NotebookProgress
 from emberscale_api.job.running import JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.local import RunView
+from emberscale_operator.local.snapshot import RunView
 
 
 def snapshot(seconds: float, samples: int, suspending: bool = False) -> RunView:

@@ -15,8 +15,7 @@ from emberscale._run.hot import hot_of_run
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
-from emberscale_operator.local import BrainAddress, EmbeddedBrain
-from emberscale_operator.local.brain import default_database
+from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain, default_database
 from training_jobs import training_job
 
 

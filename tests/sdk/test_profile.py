@@ -17,7 +17,7 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import JobStatus, MemberNow
 from emberscale_api.job.status import JobPhase
 from emberscale_api.metrics import WORKER_STAGES
-from emberscale_operator.local import RunView
+from emberscale_operator.local.snapshot import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.protection import RowProtection

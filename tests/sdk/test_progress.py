@@ -14,7 +14,7 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import JobStatus, MemberNow, SlowMember
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.job.units import clock_time
-from emberscale_operator.local import MemberExit, RunView
+from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
 

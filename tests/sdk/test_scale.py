@@ -21,7 +21,7 @@ from emberscale._run.record import RunPaths, RunRecord, RunStatus
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.status import CheckpointFigures, Condition, JobPhase, Progress, TrainingJobStatus
-from emberscale_operator.local import RunFolder
+from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.requests import WatchedManifest
 from training_jobs import training_job
 

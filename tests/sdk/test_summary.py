@@ -14,7 +14,7 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.job.running import AdmissionCounts, CheckpointCost, JobStatus, MemberNow, Traffic
 from emberscale_api.job.status import EvaluationResult, JobPhase
-from emberscale_operator.local import RunOutcome
+from emberscale_operator.local.snapshot import RunOutcome
 
 NAN = float("nan")
 

@@ -21,7 +21,7 @@ from emberscale_api.environment import ROLE
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.token import open_channel
-from emberscale_operator.local import RunFolder
+from emberscale_operator.local.folder import RunFolder
 from eventually import eventually
 
 BATCH = 256

@@ -128,7 +128,7 @@ def _run(file: str, arguments: Sequence[str]) -> None:
     """Runs `emberscale run`, with the operator in the master's namespace."""
     from emberscale import _training
     from emberscale._cli import main
-    from emberscale_operator.local import LocalJob
+    from emberscale_operator.local.runner import LocalJob
 
     member = (sys.executable, __file__, file, "enter")
     commands = dict.fromkeys((Role.MASTER, Role.PS, Role.WORKER), member)

@@ -1,4 +1,9 @@
-"""The TrainingJob manifest, `emberscale.io/v1alpha1`."""
+"""The TrainingJob manifest, `emberscale.io/v1alpha1`.
+
+* `training_job`: the whole. `data`, `model`, `training`, `roles`, `run_policy`: its parts, on `schema` and `units`.
+* `manifest`, `newer`: reading it. `continuity`: what must not change. `crd`, `crd_rules`: its definition in Kubernetes.
+* `resolved`, `dense`: its meaning for processes that train. `status`, `running`, `rounds`: what a job reports.
+"""
 
 from emberscale_api.job.continuity import Difference, Keeper, broken_fields, differences, fixed_fields
 from emberscale_api.job.data import (

@@ -1,1 +1,4 @@
-"""The control plane: gRPC stubs generated from the protos beside this file, and the token that every call carries."""
+"""The control plane: gRPC stubs generated from the protos beside this file.
+
+`codec`, `running_codec` and `fields` convert and check messages; every call carries a `token`, over `tls` if mounted.
+"""

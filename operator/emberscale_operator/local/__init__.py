@@ -5,22 +5,3 @@
 * `folder`, `environment`, `port`: files, variables and ports of a run; `requests`: requests of other commands to it.
 * `embedded_redis`, `brain`: the store and the brain of a run.
 """
-
-from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
-from emberscale_operator.local.folder import RunFolder
-from emberscale_operator.local.requests import KillRequest, edit_manifest, end_edits
-from emberscale_operator.local.runner import LocalJob
-from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
-
-__all__ = [
-    "BrainAddress",
-    "EmbeddedBrain",
-    "KillRequest",
-    "LocalJob",
-    "MemberExit",
-    "RunFolder",
-    "RunOutcome",
-    "RunView",
-    "edit_manifest",
-    "end_edits",
-]

@@ -15,7 +15,7 @@ from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, Damaged
 from emberscale_api.errors import InvalidError
 
 if TYPE_CHECKING:
-    from emberscale._serving import ExportedModel
+    from emberscale._serving.export import ExportedModel
 
 ABOUT = "model.json"
 HELP = paragraphs("""\
@@ -79,8 +79,7 @@ def _export(run: str, out: Path) -> "ExportedModel":
     candidates = _candidates(run)
     with progress_bar("loading PyTorch", TimeElapsedColumn()):
         # takes seconds, which only this moment should cost
-        from emberscale._serving import export_checkpoint
-        from emberscale._serving.export import rows_bytes
+        from emberscale._serving.export import export_checkpoint, rows_bytes
     for uri, manifest in candidates:
         with _Steps(f"checkpoint {manifest.id}", rows_bytes(manifest)) as steps:
             try:

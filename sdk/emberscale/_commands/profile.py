@@ -23,7 +23,7 @@ from emberscale._run.summary import finite_json
 from emberscale_api.job import load_manifest
 
 if TYPE_CHECKING:
-    from emberscale._profiling import TimeBreakdown
+    from emberscale._profiling.job_profile import TimeBreakdown
 
 HELP = paragraphs("""\
 Trains a sample of a job on this machine, shows where the time goes, and discards the model.
@@ -64,7 +64,7 @@ def profile(
         for remark in check_model(job):
             typer.echo(remark, err=True)
         ensure_writable(plot.absolute().parent, "--plot")
-        from emberscale._profiling import ProfileFailedError, profile_job
+        from emberscale._profiling.measure import ProfileFailedError, profile_job
 
         try:
             with stages_bar("starting", MofNCompleteColumn(), TextColumn("samples")) as tell:

@@ -1,6 +1,1 @@
-"""Profiles a job's time: a short run of it, measured from outside, and the roof that no run can pass."""
-
-from emberscale._profiling.job_profile import TimeBreakdown
-from emberscale._profiling.measure import ProfileFailedError, profile_job
-
-__all__ = ["ProfileFailedError", "TimeBreakdown", "profile_job"]
+"""Profiles a job: `measure` runs it, `roof` bounds its speed, `job_profile` compares them, and `picture` draws it."""

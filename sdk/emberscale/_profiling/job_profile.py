@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from emberscale_api import metrics
 from emberscale_api.job.roles import Role
 from emberscale_api.metrics import SAMPLES_TOTAL
-from emberscale_operator.local import RunView
+from emberscale_operator.local.snapshot import RunView
 
 _TIMEOUT_SECONDS = 5.0
 

@@ -11,7 +11,9 @@ from emberscale._profiling.job_profile import Reading, TimeBreakdown, profile_of
 from emberscale._run.interruption import Interruption
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.local import LocalJob, RunFolder, RunView
+from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.runner import LocalJob
+from emberscale_operator.local.snapshot import RunView
 
 _NEVER = 10 * 365 * 86400.0
 _ROOF_SECONDS = 3.0

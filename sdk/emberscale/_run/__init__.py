@@ -1,1 +1,7 @@
-"""A run's folder, record, checks before it starts, interruption, resumption, audit and summary."""
+"""A run on this machine.
+
+* `folder`, `record`: whether a run may use a folder, and what it keeps there.
+* `preflight`, `brain_choice`: before it starts. `resumption`: what may change before it continues.
+* `scaling`, `draining`, `drilling`, `interruption`: what people may do to it while it is under way.
+* `checkpoints`, `hot`, `summary`, `audit`: what it leaves, and whether every sample was applied once.
+"""

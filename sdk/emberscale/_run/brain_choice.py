@@ -11,8 +11,7 @@ from emberscale_api.certificates import client_context
 from emberscale_api.environment import TLS_FOLDER, TOKEN_FILE, mounted_certificates
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import TrainingJob
-from emberscale_operator.local import BrainAddress, EmbeddedBrain
-from emberscale_operator.local.brain import default_database
+from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain, default_database
 
 AUTO, OFF = "auto", "off"
 

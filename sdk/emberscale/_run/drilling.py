@@ -16,8 +16,8 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.running_codec import status_from_wire
-from emberscale_operator.local import KillRequest
 from emberscale_operator.local.folder import try_lock
+from emberscale_operator.local.requests import KillRequest
 
 _CALL_SECONDS = 5.0
 _TAKEN_SECONDS = 10.0

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-from emberscale_operator.local import LocalJob
+from emberscale_operator.local.runner import LocalJob
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -14,7 +14,7 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.running import JobStatus
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.local import RunView
+from emberscale_operator.local.snapshot import RunView
 
 
 class RunStatus(StrEnum):

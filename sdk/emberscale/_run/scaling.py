@@ -14,8 +14,8 @@ from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobStatus
 from emberscale_api.rpc.token import open_channel
-from emberscale_operator.local import RunFolder, edit_manifest
-from emberscale_operator.local.folder import try_lock
+from emberscale_operator.local.folder import RunFolder, try_lock
+from emberscale_operator.local.requests import edit_manifest
 
 Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
 _BETWEEN_LAUNCHES = "the run is just starting, or about to end; try again in a moment"

@@ -14,7 +14,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, Sizing, expected_restore_seconds
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.metrics import WORKER_STAGES
-from emberscale_operator.local import RunOutcome
+from emberscale_operator.local.snapshot import RunOutcome
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,1 @@
-"""Exports a trained model for serving without Emberscale: plain torch tensors and a program."""
-
-from emberscale._serving.export import ExportedModel, ExportError, export_checkpoint
-
-__all__ = ["ExportError", "ExportedModel", "export_checkpoint"]
+"""A model for serving: plain tensors (`export`, in a `table_file` each) and a `program` that needs only torch."""

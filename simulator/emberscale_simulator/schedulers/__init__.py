@@ -1,1 +1,1 @@
-"""The schedulers to compare: the published baselines, and any planner."""
+"""The schedulers to compare, of one `protocol`: `static`, `elastic` and `optimus`, and any planner (`planned`)."""

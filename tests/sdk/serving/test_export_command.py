@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
 from emberscale._cli import app
-from emberscale._serving import export_checkpoint
+from emberscale._serving.export import export_checkpoint
 from trained_run import KEYS, TrainedRun
 
 UNTRACEABLE = """
