@@ -39,7 +39,6 @@ def tried(given: dict[str, Any]) -> dict[str, dict[str, str]]:
                     "end": answer(brain.ReportOutcome, brain_pb2.ReportOutcomeRequest(job_uid=uid, phase="Running")),
                     "explain": answer(brain.ExplainPlan, brain_pb2.ExplainPlanRequest(job_uid=uid)),
                 }
-            said[f"brain {number} all"] = {"list": answer(brain.ListJobs, brain_pb2.ListJobsRequest())}
         for whose, address in given["masters"].items():
             with open_channel(address, token) as channel:
                 master = master_pb2_grpc.MasterStub(channel)

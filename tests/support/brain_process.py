@@ -72,10 +72,10 @@ class BrainProcess:
         return reply
 
     def later_plan(self, job: str, newer_than: int) -> pb.BrainPlan:
-        """Waits for the first plan newer than a version, and returns it."""
-        plan: pb.BrainPlan = next(
-            iter(self.stub.WatchPlans(pb.WatchPlansRequest(job_uid=job, newer_than=newer_than), timeout=60))
-        )
+        """Waits for a plan newer than a version, and returns it."""
+        request = pb.GetPlanRequest(job_uid=job)
+        eventually(lambda: self.stub.GetPlan(request, timeout=60).version > newer_than)
+        plan: pb.BrainPlan = self.stub.GetPlan(request, timeout=60)
         return plan
 
     def _port(self) -> int | None:

@@ -39,11 +39,6 @@ class BrainStub:
                 request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobReply.FromString,
                 _registered_method=True)
-        self.WarmStart = channel.unary_unary(
-                '/emberscale.v1alpha1.Brain/WarmStart',
-                request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.FromString,
-                _registered_method=True)
         self.ReportProfile = channel.unary_unary(
                 '/emberscale.v1alpha1.Brain/ReportProfile',
                 request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.ReportProfileRequest.SerializeToString,
@@ -52,11 +47,6 @@ class BrainStub:
         self.GetPlan = channel.unary_unary(
                 '/emberscale.v1alpha1.Brain/GetPlan',
                 request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.GetPlanRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.FromString,
-                _registered_method=True)
-        self.WatchPlans = channel.unary_stream(
-                '/emberscale.v1alpha1.Brain/WatchPlans',
-                request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.WatchPlansRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.FromString,
                 _registered_method=True)
         self.ExplainPlan = channel.unary_unary(
@@ -69,11 +59,6 @@ class BrainStub:
                 request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.ReportOutcomeRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.ReportOutcomeReply.FromString,
                 _registered_method=True)
-        self.ListJobs = channel.unary_unary(
-                '/emberscale.v1alpha1.Brain/ListJobs',
-                request_serializer=emberscale__api_dot_rpc_dot_brain__pb2.ListJobsRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.ListJobsReply.FromString,
-                _registered_method=True)
 
 
 class BrainServicer:
@@ -82,13 +67,6 @@ class BrainServicer:
     def SubmitJob(self, request, context):
         """Registers a job and returns the plan to start from. Submitting it again, say after a restart, answers with
         the plan in force.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WarmStart(self, request, context):
-        """Returns what SubmitJob would plan, without registering the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,13 +86,6 @@ class BrainServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchPlans(self, request, context):
-        """Streams the plan in force, if it is newer, and every later one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ExplainPlan(self, request, context):
         """Explains the plan in force.
         """
@@ -129,13 +100,6 @@ class BrainServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListJobs(self, request, context):
-        """Lists all jobs that the brain knows, for people.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_BrainServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,11 +107,6 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.SubmitJob,
                     request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobReply.SerializeToString,
-            ),
-            'WarmStart': grpc.unary_unary_rpc_method_handler(
-                    servicer.WarmStart,
-                    request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.SerializeToString,
             ),
             'ReportProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportProfile,
@@ -159,11 +118,6 @@ def add_BrainServicer_to_server(servicer, server):
                     request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.GetPlanRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.SerializeToString,
             ),
-            'WatchPlans': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchPlans,
-                    request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.WatchPlansRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.SerializeToString,
-            ),
             'ExplainPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainPlan,
                     request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.ExplainPlanRequest.FromString,
@@ -173,11 +127,6 @@ def add_BrainServicer_to_server(servicer, server):
                     servicer.ReportOutcome,
                     request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.ReportOutcomeRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_brain__pb2.ReportOutcomeReply.SerializeToString,
-            ),
-            'ListJobs': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListJobs,
-                    request_deserializer=emberscale__api_dot_rpc_dot_brain__pb2.ListJobsRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_brain__pb2.ListJobsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -207,33 +156,6 @@ class Brain:
             '/emberscale.v1alpha1.Brain/SubmitJob',
             emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WarmStart(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/emberscale.v1alpha1.Brain/WarmStart',
-            emberscale__api_dot_rpc_dot_brain__pb2.SubmitJobRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.FromString,
             options,
             channel_credentials,
             insecure,
@@ -299,33 +221,6 @@ class Brain:
             _registered_method=True)
 
     @staticmethod
-    def WatchPlans(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/emberscale.v1alpha1.Brain/WatchPlans',
-            emberscale__api_dot_rpc_dot_brain__pb2.WatchPlansRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_brain__pb2.BrainPlan.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ExplainPlan(request,
             target,
             options=(),
@@ -369,33 +264,6 @@ class Brain:
             '/emberscale.v1alpha1.Brain/ReportOutcome',
             emberscale__api_dot_rpc_dot_brain__pb2.ReportOutcomeRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_brain__pb2.ReportOutcomeReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListJobs(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/emberscale.v1alpha1.Brain/ListJobs',
-            emberscale__api_dot_rpc_dot_brain__pb2.ListJobsRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_brain__pb2.ListJobsReply.FromString,
             options,
             channel_credentials,
             insecure,

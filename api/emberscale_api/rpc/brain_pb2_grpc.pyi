@@ -43,20 +43,14 @@ class BrainStub:
     """Registers a job and returns the plan to start from. Submitting it again, say after a restart, answers with
     the plan in force.
     """
-    WarmStart: _grpc.UnaryUnaryMultiCallable[_brain_pb2.SubmitJobRequest, _brain_pb2.BrainPlan]
-    """Returns what SubmitJob would plan, without registering the job."""
     ReportProfile: _grpc.UnaryUnaryMultiCallable[_brain_pb2.ReportProfileRequest, _brain_pb2.ReportProfileReply]
     """Reports profiles. Accepted, durable profiles survive any restart of the brain."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_brain_pb2.GetPlanRequest, _brain_pb2.BrainPlan]
     """Returns the plan in force, without waiting for planning."""
-    WatchPlans: _grpc.UnaryStreamMultiCallable[_brain_pb2.WatchPlansRequest, _brain_pb2.BrainPlan]
-    """Streams the plan in force, if it is newer, and every later one."""
     ExplainPlan: _grpc.UnaryUnaryMultiCallable[_brain_pb2.ExplainPlanRequest, _brain_pb2.PlanExplanation]
     """Explains the plan in force."""
     ReportOutcome: _grpc.UnaryUnaryMultiCallable[_brain_pb2.ReportOutcomeRequest, _brain_pb2.ReportOutcomeReply]
     """Reports the end of a job, which becomes history for others."""
-    ListJobs: _grpc.UnaryUnaryMultiCallable[_brain_pb2.ListJobsRequest, _brain_pb2.ListJobsReply]
-    """Lists all jobs that the brain knows, for people."""
 
 @_typing.type_check_only
 class BrainAsyncStub(BrainStub):
@@ -65,20 +59,14 @@ class BrainAsyncStub(BrainStub):
     """Registers a job and returns the plan to start from. Submitting it again, say after a restart, answers with
     the plan in force.
     """
-    WarmStart: _aio.UnaryUnaryMultiCallable[_brain_pb2.SubmitJobRequest, _brain_pb2.BrainPlan]  # type: ignore[assignment]
-    """Returns what SubmitJob would plan, without registering the job."""
     ReportProfile: _aio.UnaryUnaryMultiCallable[_brain_pb2.ReportProfileRequest, _brain_pb2.ReportProfileReply]  # type: ignore[assignment]
     """Reports profiles. Accepted, durable profiles survive any restart of the brain."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_brain_pb2.GetPlanRequest, _brain_pb2.BrainPlan]  # type: ignore[assignment]
     """Returns the plan in force, without waiting for planning."""
-    WatchPlans: _aio.UnaryStreamMultiCallable[_brain_pb2.WatchPlansRequest, _brain_pb2.BrainPlan]  # type: ignore[assignment]
-    """Streams the plan in force, if it is newer, and every later one."""
     ExplainPlan: _aio.UnaryUnaryMultiCallable[_brain_pb2.ExplainPlanRequest, _brain_pb2.PlanExplanation]  # type: ignore[assignment]
     """Explains the plan in force."""
     ReportOutcome: _aio.UnaryUnaryMultiCallable[_brain_pb2.ReportOutcomeRequest, _brain_pb2.ReportOutcomeReply]  # type: ignore[assignment]
     """Reports the end of a job, which becomes history for others."""
-    ListJobs: _aio.UnaryUnaryMultiCallable[_brain_pb2.ListJobsRequest, _brain_pb2.ListJobsReply]  # type: ignore[assignment]
-    """Lists all jobs that the brain knows, for people."""
 
 class BrainServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,14 +78,6 @@ class BrainServicer(metaclass=_abc_1.ABCMeta):
         """Registers a job and returns the plan to start from. Submitting it again, say after a restart, answers with
         the plan in force.
         """
-
-    @_abc_1.abstractmethod
-    def WarmStart(
-        self,
-        request: _brain_pb2.SubmitJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_brain_pb2.BrainPlan, _abc.Awaitable[_brain_pb2.BrainPlan]]:
-        """Returns what SubmitJob would plan, without registering the job."""
 
     @_abc_1.abstractmethod
     def ReportProfile(
@@ -116,14 +96,6 @@ class BrainServicer(metaclass=_abc_1.ABCMeta):
         """Returns the plan in force, without waiting for planning."""
 
     @_abc_1.abstractmethod
-    def WatchPlans(
-        self,
-        request: _brain_pb2.WatchPlansRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_brain_pb2.BrainPlan], _abc.AsyncIterator[_brain_pb2.BrainPlan]]:
-        """Streams the plan in force, if it is newer, and every later one."""
-
-    @_abc_1.abstractmethod
     def ExplainPlan(
         self,
         request: _brain_pb2.ExplainPlanRequest,
@@ -138,13 +110,5 @@ class BrainServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_brain_pb2.ReportOutcomeReply, _abc.Awaitable[_brain_pb2.ReportOutcomeReply]]:
         """Reports the end of a job, which becomes history for others."""
-
-    @_abc_1.abstractmethod
-    def ListJobs(
-        self,
-        request: _brain_pb2.ListJobsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_brain_pb2.ListJobsReply, _abc.Awaitable[_brain_pb2.ListJobsReply]]:
-        """Lists all jobs that the brain knows, for people."""
 
 def add_BrainServicer_to_server(servicer: BrainServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,7 +6,6 @@ from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 from emberscale_brain.model.predict import throughput
 from emberscale_brain.planner.types import COEFFICIENTS, Explanation, MemoryForecast, ThroughputFit
 from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
-from emberscale_brain.service.runtime import JobSummary
 
 
 def plan_to(plan: PlanInForce) -> pb.BrainPlan:
@@ -66,13 +65,6 @@ def explanation_to(explained: ExplainedPlan) -> pb.PlanExplanation:
         earlier=[plan_to(PlanInForce.of(before)) for before in explained.earlier],
         kept="" if made is None else made.kept,
     )
-
-
-def summary_to(job: JobSummary) -> pb.JobSummary:
-    """Encodes a job in one line."""
-    submitted = job.submitted
-    names = {"job_uid": submitted.job, "name": submitted.metadata.name, "owner": submitted.owner}
-    return message_of(pb.JobSummary, job, plan=plan_to(job.plan), **names)
 
 
 def _fit(fit: ThroughputFit) -> pb.FitSummary:

@@ -25,7 +25,7 @@ from emberscale_brain.service.instruments import Meters, SteadyClock
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import ChangeRecorder
 from emberscale_brain.service.rounds import PlanningRounds
-from emberscale_brain.service.runtime import BrainRuntime, JobSummary, Reported, UnknownJobError
+from emberscale_brain.service.runtime import BrainRuntime, Reported, UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState
 
@@ -54,7 +54,6 @@ class Brain:
         self.clock = clock or SteadyClock()
         self._settings = settings
         self._store = store
-        self._listeners: list[Callable[[JobId], None]] = []
         self._on_superseded = on_superseded
         self._recorder = ChangeRecorder(
             store,
@@ -106,10 +105,6 @@ class Brain:
         self._recorder.stop()
         self._store.close()
 
-    def on_plan(self, listener: Callable[[JobId], None]) -> None:
-        """Registers `listener`, which is called, on any thread, for every job that has a new plan or has ended."""
-        self._listeners.append(listener)
-
     # -- what others say and ask ----------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted) -> tuple[PlanInForce, Future[bool]]:
@@ -125,11 +120,6 @@ class Brain:
         if answer.new:
             self._wake.set()
         return answer.plan, answer.durable
-
-    def first_plan(self, submitted: JobSubmitted) -> PlanInForce:
-        """Returns the plan that a job would start with; not for a thread that must not wait."""
-        started = self._warm_starts.find(submitted, self._runtime.past_jobs())
-        return PlanInForce.of(replace(self._runtime.proposal(submitted, started, self.clock()), version=0))
 
     def report(self, job: JobId, reports: Sequence[ProfileReported], start_ups: Sequence[StartUpObserved]) -> Reported:
         """Takes profiles and start-ups of a job, and refuses implausible ones."""
@@ -174,12 +164,7 @@ class Brain:
         """Ends a job; missing fields keep their last known values. Raises UnknownJobError."""
         durable = self._runtime.end(ended)
         self._wake.set()
-        self._notify(ended.job)
         return durable
-
-    def jobs(self) -> list[JobSummary]:
-        """Returns the jobs that have not ended, in the order of submission."""
-        return self._runtime.summaries()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -192,10 +177,6 @@ class Brain:
                 self.end(JobEnded(job, SILENT, now))
             except UnknownJobError:
                 continue
-
-    def _notify(self, job: JobId) -> None:
-        for listener in self._listeners:
-            listener(job)
 
     def _learn(self) -> None:
         """Reads the database. Raises DatabaseAwayError and DatabaseUnusableError."""
@@ -251,7 +232,7 @@ class Brain:
         self.meters.planning_failures.labels(how).inc()
 
     def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
-        """Puts a round's plans in force, and notifies the listeners."""
+        """Puts a round's plans in force."""
         planner = self._settings.planner.name
         try:
             made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())
@@ -263,7 +244,6 @@ class Brain:
         self._recorder.record([*made, *reasons])
         for plan in made:
             self.meters.plans.labels(plan.planned.action.value).inc()
-            self._notify(plan.job)
         _log.info("planned", jobs=len(planned), changed=len(made))
 
     def _prune_for_ever(self) -> None:

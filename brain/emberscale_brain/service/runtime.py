@@ -11,7 +11,6 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from emberscale_api.shape import JobShape
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -70,18 +69,6 @@ class Reported:
     durable: Future[bool]
 
 
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """A job in one line; `profiles` is their number, and `throughput` that of the last one, 0 without any."""
-
-    submitted: JobSubmitted
-    current: JobShape | None
-    plan: PlanInForce
-    remaining_samples: int
-    profiles: int
-    throughput: float
-
-
 class BrainRuntime:
     """Thread-safe. `now` is always the brain's steady clock; `record` writes changes, in the order of the calls."""
 
@@ -114,11 +101,6 @@ class BrainRuntime:
                 for change in changes:
                     self._apply(change)
             return Submitted(self._in_force.plan(submitted.job), new, first, self._record(changes, ()))
-
-    def proposal(self, submitted: JobSubmitted, started: WarmStart, now: float) -> PlanMade:
-        """Returns the plan that a job would start with."""
-        with self._lock:
-            return first_plan(self._state, self.conditions, submitted, started, now)
 
     def report(
         self,
@@ -213,22 +195,6 @@ class BrainRuntime:
                 profiles=tuple(known.profiles),
                 constants=ModelConstants.of(known.submitted.metadata, self.conditions.network_bytes_per_second),
             )
-
-    def summaries(self) -> list[JobSummary]:
-        """Returns the jobs that have not ended, in the order of submission."""
-        with self._lock:
-            known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
-            return [
-                JobSummary(
-                    submitted=entry.submitted,
-                    current=entry.shape,
-                    plan=self._in_force.plan(job),
-                    remaining_samples=entry.remaining_samples,
-                    profiles=len(entry.profiles),
-                    throughput=entry.profiles[-1].throughput if entry.profiles else 0.0,
-                )
-                for job, entry in known
-            ]
 
     @property
     def job_ids(self) -> frozenset[JobId]:

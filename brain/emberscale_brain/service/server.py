@@ -1,13 +1,11 @@
-"""The brain's gRPC server, on asyncio: a thousand masters may watch at once without a thread each.
+"""The brain's gRPC server, on asyncio: a thousand masters may call at once without a thread each.
 
 The holder of the brain's key may make any call; a job's master may make calls only about its own job.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -27,7 +25,7 @@ from emberscale_api.rpc.token import (
 )
 from emberscale_brain.history.changes import ProfileReported
 from emberscale_brain.planner.types import JobId
-from emberscale_brain.service.answers import explanation_to, plan_to, summary_to
+from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.requests import (
@@ -79,31 +77,18 @@ def _refusal(code: grpc.StatusCode, problem: str) -> Any:
 def _checked(handler: Any, claims: JobClaims | None) -> Any:
     """Returns a handler that refuses requests as malformed, or about unknown jobs or those of others."""
 
-    @asynccontextmanager
-    async def checks(request: Any, context: Any) -> AsyncIterator[None]:
+    async def answer(request: Any, context: Any) -> Any:
         if claims is not None and (problem := problem_of(request, claims)) is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
         try:
-            yield
+            return await handler.unary_unary(request, context)
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except UnknownJobError:
             shown = f"{request.job_uid[:_LONGEST_SHOWN]!r}"  # a longer text would not fit into the trailer
             await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is unknown: submit it first")
 
-    async def answer(request: Any, context: Any) -> Any:
-        async with checks(request, context):
-            return await handler.unary_unary(request, context)
-
-    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with checks(request, context):
-            async for message in handler.unary_stream(request, context):
-                yield message
-
-    codecs = (handler.request_deserializer, handler.response_serializer)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream, *codecs)
-    return grpc.unary_unary_rpc_method_handler(answer, *codecs)
+    return grpc.unary_unary_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
 
 
 def problem_of(request: Any, claims: JobClaims) -> str | None:
@@ -132,23 +117,16 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         self._brain = brain
         self._bounds = settings.bounds.bounds()
         self._clock = brain.clock
-        self._watchers: defaultdict[JobId, set[asyncio.Event]] = defaultdict(set)
         self._loop = loop
         # separate pools: callers that wait for the database must not hold up submissions, which need no database
         self._readers = ThreadPoolExecutor(_READERS, "reader")
         self._comparers = ThreadPoolExecutor(_COMPARERS, "comparer")
-        brain.on_plan(self._wake_from_thread)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:
         """Adds a job and returns its plan; INVALID_ARGUMENT for a description that makes no sense."""
         submitted = submission_from(request, self._bounds, self._clock())
         plan, durable = await self._loop.run_in_executor(self._comparers, self._brain.submit, submitted)
         return pb.SubmitJobReply(plan=plan_to(plan), durable=await _known_soon(durable, context))
-
-    async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:
-        """Returns the plan that the job would start with, and records nothing."""
-        submitted = submission_from(request, self._bounds, self._clock())
-        return plan_to(await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted))
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:
         """Answers once it is known whether the accepted profiles are in the database, or after 2 s."""
@@ -187,30 +165,6 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         """Returns the plan in force from memory; NOT_FOUND for an unknown job."""
         return plan_to(self._brain.plan(JobId(request.job_uid)))
 
-    async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:
-        """Streams plans until the job ends; NOT_FOUND for an unknown job."""
-        job, seen, known = JobId(request.job_uid), request.newer_than, False
-        news = asyncio.Event()
-        self._watchers[job].add(news)
-        try:
-            while True:
-                news.clear()
-                try:
-                    plan = self._brain.plan(job)
-                except UnknownJobError:
-                    if not known:
-                        raise
-                    return
-                known = True
-                if plan.version > seen:
-                    seen = plan.version
-                    yield plan_to(plan)
-                await news.wait()
-        finally:
-            self._watchers[job].discard(news)
-            if not self._watchers[job]:
-                del self._watchers[job]
-
     async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:
         """Explains the plan, also that of an ended job while the database keeps it."""
         job = job_from(request.job_uid)
@@ -220,17 +174,6 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         """Ends a job; fields that the caller leaves out keep their last known values."""
         durable = self._brain.end(outcome_from(request, self._clock()))
         return pb.ReportOutcomeReply(durable=await _known_soon(durable, context))
-
-    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
-        """Lists the jobs that have not ended."""
-        return pb.ListJobsReply(jobs=map(summary_to, self._brain.jobs()))
-
-    def _wake_from_thread(self, job: JobId) -> None:
-        self._loop.call_soon_threadsafe(self._wake, job)
-
-    def _wake(self, job: JobId) -> None:
-        for news in self._watchers.get(job, ()):
-            news.set()
 
 
 async def _known_soon(durable: Future[bool], context: Context) -> bool:

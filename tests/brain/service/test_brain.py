@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from emberscale_api.metrics import BRAIN_DATABASE_UP, BRAIN_PLANNING_FAILURES_TOTAL
+from emberscale_api.metrics import BRAIN_DATABASE_UP, BRAIN_JOBS, BRAIN_PLANNING_FAILURES_TOTAL
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
@@ -29,7 +29,7 @@ from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.planning import PlanningProcess
-from emberscale_brain.service.runtime import UnknownJobError
+from emberscale_brain.service.runtime import BrainRuntime, UnknownJobError
 from emberscale_brain.service.server import BrainServicer, serve
 from emberscale_brain.service.settings import load_settings
 from emberscale_brain.warm_start import WarmStart, warm_start
@@ -78,18 +78,20 @@ def database_is_up(brain: Brain) -> bool:
     return brain.meters.registry.get_sample_value(BRAIN_DATABASE_UP) == 1
 
 
-def test_profiles_lead_to_a_plan_and_the_listener_hears_of_it(start_brain: StartBrain) -> None:
+def running_jobs(brain: Brain) -> float | None:
+    return brain.meters.registry.get_sample_value(BRAIN_JOBS)
+
+
+def test_profiles_lead_to_a_plan(start_brain: StartBrain) -> None:
     brain = start_brain()
-    heard: list[JobId] = []
-    brain.on_plan(heard.append)
     first, durable = brain.submit(submitted(current=TWO))
     assert first.version == 0
     assert durable.result(timeout=60)
     assert brain.report(JOB, [profile(1), profile(2)], ()).durable.result(timeout=60)
     plan = until(brain, lambda plan: plan.shape.workers == 3)
     assert plan.planner == "growing"
-    eventually(lambda: JOB in heard)  # soon after the plan is in force
-    assert f'emberscale_brain_plans_total{{action="Scale"}} {plan.version}' in metrics(brain)
+    # soon after the plan is in force
+    eventually(lambda: f'emberscale_brain_plans_total{{action="Scale"}} {plan.version}' in metrics(brain))
 
 
 def test_a_fixed_job_counts_but_is_never_planned(start_brain: StartBrain) -> None:
@@ -185,15 +187,19 @@ def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
     assert (stale.version, stale.shape) == (first.version, first.shape)
 
 
-def test_an_error_of_the_brain_itself_is_told_and_planning_goes_on(start_brain: StartBrain) -> None:
+def test_an_error_of_the_brain_itself_is_told_and_planning_goes_on(
+    start_brain: StartBrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     brain = start_brain()
-    errors = [ZeroDivisionError("no such luck")]
+    adopt, errors = BrainRuntime.adopt, [ZeroDivisionError("no such luck")]
 
-    def fail_once(job: JobId) -> None:
-        if errors:
+    def adopt_and_fail_once(*given: Any) -> list[PlanMade]:
+        made = adopt(*given)
+        if made and errors:
             raise errors.pop()
+        return made
 
-    brain.on_plan(fail_once)
+    monkeypatch.setattr(BrainRuntime, "adopt", adopt_and_fail_once)
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
     eventually(lambda: 'how="internal"} 1.0' in metrics(brain))
@@ -315,10 +321,10 @@ def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: Sta
     assert explain(brain).plan.version == 1
     with pytest.raises(UnknownJobError):
         brain.explain(JobId("never"))
-    warm = plan_to(brain.first_plan(submitted(JobId("next"))))
+    assert running_jobs(brain) == 0
+    warm = plan_for(brain, submitted(JobId("next")))
     assert warm.shape.workers == 2
     assert "warm start" in warm.reason
-    assert brain.jobs() == []
 
 
 def test_refused_profiles_change_nothing(start_brain: StartBrain) -> None:
@@ -326,7 +332,7 @@ def test_refused_profiles_change_nothing(start_brain: StartBrain) -> None:
     brain.submit(submitted(current=TWO))
     reported = brain.report(JOB, [profile(1, throughput=math.nan), profile(2, throughput=-1.0)], ())
     assert (reported.accepted, [sequence for sequence, _ in reported.refused]) == (0, [1, 2])
-    assert brain.jobs()[0].profiles == 0
+    assert brain.explain(JOB).profiles == ()
     assert brain.report(JobId("nobody"), [profile(1)], ()).accepted == 0
     text = metrics(brain)
     for result in ("NotFinite", "Negative", "UnknownJob"):
@@ -338,7 +344,7 @@ def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain
     brain.submit(submitted(current=TWO))
     counted = profile(1)
     brain.report(JOB, [replace(counted, profile=replace(counted.profile, total_samples=2 * 10**9))], ())
-    assert brain.jobs()[0].remaining_samples == 2 * 10**9 - 1000
+    assert brain.explain(JOB).remaining_samples == 2 * 10**9 - 1000
     assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
     (past,) = brain._store.past_jobs(10)
     assert past.metadata.total_samples == 2 * 10**9
@@ -349,9 +355,9 @@ def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(start_brain
     clock = SteadyClock(monotonic=lambda: time.monotonic() + passed[0])
     brain = start_brain("planning.silence=1h", "planning.interval=0.05", clock=clock)
     brain.submit(submitted(current=TWO))
-    assert brain.jobs()
+    assert running_jobs(brain) == 1
     passed[0] = 3601.0
-    eventually(lambda: not brain.jobs())
+    eventually(lambda: running_jobs(brain) == 0)
     assert brain.report(JOB, [profile(1)], ()).refused[0][1].reason.value == "UnknownJob"
     brain.submit(submitted(current=TWO))
     assert brain.report(JOB, [profile(2)], ()).accepted == 1
@@ -361,11 +367,11 @@ def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> No
     before = start_brain("planning.interval=1h")
     assert before.submit(submitted(current=TWO))[1].result(timeout=60)
     before.stop()
-    assert start_brain("planning.interval=1h").jobs()[0].submitted.job == JOB
+    assert start_brain("planning.interval=1h").plan(JOB).job == JOB
     after = start_brain("planning.interval=1h", "planning.takeOver=false")
-    assert after.jobs() == []
+    assert running_jobs(after) == 0
     assert after.submit(submitted(current=TWO))[1].result(timeout=60)
-    assert len(after.jobs()) == 1
+    assert running_jobs(after) == 1
 
 
 def test_a_job_learns_how_it_recovers_best_even_if_its_sizes_are_fixed(start_brain: StartBrain) -> None:
@@ -416,22 +422,6 @@ def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: Sta
     store.close()
 
 
-def test_a_watch_ends_with_its_job_even_without_any_news(start_brain: StartBrain) -> None:
-    brain = start_brain("planning.interval=1h")
-    seen = brain.submit(submitted())[0].version
-
-    async def watch() -> list[pb.BrainPlan]:
-        servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
-        plans = servicer.WatchPlans(pb.WatchPlansRequest(job_uid=JOB, newer_than=seen), context=None)
-        news = asyncio.ensure_future(anext(plans, None))
-        await asyncio.sleep(0)
-        brain.end(JobEnded(JOB, "Complete", time.time()))
-        latest = await news
-        return [] if latest is None else [latest]
-
-    assert asyncio.run(watch()) == []
-
-
 def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
     start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,19 +435,18 @@ def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
 
     monkeypatch.setattr(first_plan, "warm_start", compare_for_long)
 
-    async def ask() -> tuple[pb.SubmitJobReply, pb.BrainPlan]:
+    async def ask() -> pb.SubmitJobReply:
         servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
         newcomer = asyncio.ensure_future(servicer.SubmitJob(submission("newcomer"), NO_DEADLINE))
-        asker = asyncio.ensure_future(servicer.WarmStart(submission("asker"), context=None))
         await asyncio.sleep(0)
         assert (await servicer.GetPlan(pb.GetPlanRequest(job_uid=JOB), context=None)).version == 0
         assert brain.report(JOB, [profile(1)], ()).accepted == 1
-        assert (newcomer.done(), asker.done()) == (False, False)
+        assert not newcomer.done()
         answered.set()
-        return await newcomer, await asker
+        return await newcomer
 
-    reply, asked = asyncio.run(ask())
-    assert (reply.plan.version, reply.plan.action, asked.action) == (1, "Start", "Start")
+    reply = asyncio.run(ask())
+    assert (reply.plan.version, reply.plan.action) == (1, "Start")
 
 
 def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
@@ -482,7 +471,7 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     aside.replace(database)
     eventually(lambda: database_is_up(again))
     assert again.plan(JobId("quiet")).version == 0
-    assert {job.submitted.job for job in again.jobs()} == {JOB, "quiet"}
+    assert running_jobs(again) == 2
     assert [point.profile.samples for point in explain(again).measured] == [2000, 3000, 4000]
     assert again.report(JOB, [profile(3), profile(5, workers=3)], ()).accepted == 2
     known = until(again, lambda plan: plan.shape.workers == 4)
@@ -527,7 +516,7 @@ def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: Star
     times = [point.profile.time for point in explain(brain).measured]
     assert times == sorted(times)
     assert times[-1] - times[0] < 3600
-    assert [job.submitted.job for job in brain.jobs()] == [JOB]
+    assert running_jobs(brain) == 1
 
 
 def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
@@ -550,14 +539,14 @@ def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
         await asyncio.sleep(0)
         try:
             reply = await asyncio.wait_for(servicer.SubmitJob(submission("newcomer"), NO_DEADLINE), 30)
-            asked = await asyncio.wait_for(servicer.WarmStart(submission("asker"), context=None), 30)
             assert not any(explanation.done() for explanation in explanations)
         finally:
             answers.set()
         await asyncio.gather(*explanations)
-        return asked if reply.plan.version == 1 else reply.plan
+        return reply.plan
 
-    assert asyncio.run(ask()).action == "Start"
+    plan = asyncio.run(ask())
+    assert (plan.version, plan.action) == (1, "Start")
 
 
 def test_masters_get_their_answers_in_time_while_the_database_hangs(
