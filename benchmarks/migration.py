@@ -127,7 +127,7 @@ class MigratingJob(RunningJob):
         line = self.moves()[-1]
         return Moved(
             servers,
-            line["pause_seconds"],
+            line["held_seconds"],
             line["seconds"],
             int(line["bytes"]),
             int(line["rounds"]),

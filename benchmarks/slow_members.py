@@ -83,10 +83,10 @@ class SlowedJob(RunningJob):
         return any(f'"event": "{event}"' in line for line in self.master_log())
 
     def interventions(self) -> list[str]:
-        """Returns the master's log entries about slow members: their times, events, subjects and problems."""
+        """Returns the master's log entries about slow members: their times, events, members and reasons."""
         lines = (self.root / "logs" / "master-0.log").read_text().splitlines()
         found = [json.loads(line) for line in lines if any(f'"event": "{event}"' in line for event in INTERVENTIONS)]
-        return [f"{one['timestamp']} {one['event']} {one.get('subject', '')} {one.get('problem', '')}" for one in found]
+        return [f"{one['timestamp']} {one['event']} {one['member']} {one.get('reason', '')}" for one in found]
 
     def restart(self) -> None:
         """Stops the job with a checkpoint, and resumes it."""

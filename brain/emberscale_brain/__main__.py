@@ -110,7 +110,7 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
         try:  # before the brain begins: a second instance must not take the database from the first
             metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
         except OSError as error:
-            _log.error("address_unavailable", problem=str(error), metrics=settings.metrics)
+            _log.error("address_unavailable", problem=str(error), address=settings.metrics)
             return 2
     try:
         await asyncio.to_thread(brain.start)
@@ -122,10 +122,10 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
     try:
         server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:
-        _log.error("address_unavailable", problem=str(error), listen=settings.listen)
+        _log.error("address_unavailable", problem=str(error), address=settings.listen)
         await asyncio.to_thread(brain.stop)
         return 2
-    _log.info("serving", listen=settings.listen, port=port_number, database=store.address)
+    _log.info("serving", address=settings.listen, port=port_number, database=store.address)
     superseded = await stopping
     if superseded is not None:
         _log.error("superseded", problem=superseded, database=store.address)

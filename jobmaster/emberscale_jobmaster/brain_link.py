@@ -169,7 +169,7 @@ class BrainLink:
         reply: pb.SubmitJobReply = self._ask(self._stub.SubmitJob, request)
         self._submitted = True
         self._take(reply.plan)
-        _log.info("job_submitted", address=self._address, plan=reply.plan.reason)
+        _log.info("job_submitted", address=self._address, reason=reply.plan.reason)
 
     def _report(self) -> None:
         """Reports what happened since the last report; then fetches the plan in force."""
@@ -190,9 +190,9 @@ class BrainLink:
         if request.profiles or request.start_ups:
             reply: pb.ReportProfileReply = self._ask(self._stub.ReportProfile, request)
             for refused in reply.refused:
-                _log.warning("profile_refused", reason=refused.reason, message=refused.message)
+                _log.warning("profile_refused", reason=refused.reason, problem=refused.message)
             for start_up in reply.refused_start_ups:
-                _log.warning("start_up_refused", reason=start_up.reason, message=start_up.message)
+                _log.warning("start_up_refused", reason=start_up.reason, problem=start_up.message)
             reasons = {*(no.reason for no in reply.refused), *(no.reason for no in reply.refused_start_ups)}
             if "UnknownJob" in reasons:
                 self._submitted = False
@@ -215,12 +215,12 @@ class BrainLink:
         try:
             given = brain_messages.advice(plan)
         except InvalidReportError as error:
-            _log.warning("plan_refused", version=plan.version, problem=str(error))
+            _log.warning("plan_refused", plan_version=plan.version, problem=str(error))
             return
         if given is not None and given.waits_for_room:  # the machine bounds the wait for room
             self._heard_at = time.monotonic()
         if given is not None and given != self._advice:
-            _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)
+            _log.info("plan", plan_version=plan.version, action=plan.action, reason=plan.reason)
             self._advice = given
 
     def _follow(self) -> None:

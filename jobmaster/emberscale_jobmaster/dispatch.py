@@ -127,12 +127,15 @@ def on_answer(job: JobState, event: CallAnswer, spec: TrainingJobSpec, now: floa
 
 def _refused(event: CheckpointFound) -> tuple[LogEvent, ...]:
     """Logs damaged checkpoints."""
-    return tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
+    return tuple(
+        LogEvent("checkpoint_refused", {"checkpoint": checkpoint, "problem": problem})
+        for checkpoint, problem in sorted(event.damaged.items())
+    )
 
 
 def _failed(operation: Operation, event: StorageFailed) -> tuple[LogEvent, ...]:
     """Logs what the storage could not do for an operation."""
-    return (LogEvent("storage_failed", type(operation).__name__, event.problem),)
+    return (LogEvent("storage_failed", {"operation": type(operation).__name__, "problem": event.problem}),)
 
 
 def effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:

@@ -341,11 +341,10 @@ class Reloaded:
 
 @dataclass(frozen=True)
 class LogEvent:
-    """A log event; `event` is in snake_case, `problem` says what went wrong."""
+    """A log event in snake_case, with the values of its keys."""
 
     event: str
-    subject: str
-    problem: str = ""
+    fields: Mapping[str, str | float]
 
 
 Effect = (

@@ -187,9 +187,9 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     job = scaling.on_time_passed(job, spec, now)
     job = dispatch.on_time_passed(job, spec, now)
     notes = (
-        *(LogEvent("member_is_silent", member.slot, member.incarnation) for member in silent),
-        *(LogEvent("member_is_stuck", member.slot, member.incarnation) for member in stuck),
-        *(LogEvent("lease_lapsed", str(token)) for token in lapsed),
+        *(LogEvent("member_is_silent", {"member": one.slot, "incarnation": one.incarnation}) for one in silent),
+        *(LogEvent("member_is_stuck", {"member": one.slot, "incarnation": one.incarnation}) for one in stuck),
+        *(LogEvent("lease_lapsed", {"fencing_token": token}) for token in lapsed),
         *told,
     )
     return replace(state, job=job, seen=replace(seen, lapses=seen.lapses + len(lapsed))), notes
@@ -210,8 +210,11 @@ def _slow_found(
     job, seen, lost, relieved = relief.relieve(job, seen, now, clock)
     job = lifecycle.expel_stuck(job, spec, lost)
     notes = (
-        *(LogEvent("member_is_slow", name, f"{seen.slow[name].told:g} times slower than its peers") for name in slow),
-        *(LogEvent("slow_member_is_replaced", member.slot, member.incarnation) for member in replaced),
+        *(LogEvent("member_is_slow", {"member": name, "factor": seen.slow[name].told}) for name in slow),
+        *(
+            LogEvent("slow_member_is_replaced", {"member": one.slot, "incarnation": one.incarnation})
+            for one in replaced
+        ),
         *relieved,
     )
     return job, stragglers.replaced(seen, replaced, now), notes

@@ -79,7 +79,7 @@ def relieve(
             if _redone_seconds(state, clock) <= FRESH_SECONDS:
                 state = _noted(state, index, clock)
                 lost.append(MemberId(Role.PS, index, process.incarnation))
-                notes.append(LogEvent("server_is_replaced", name, "a fresh checkpoint costs less than its copying"))
+                notes.append(LogEvent("server_is_replaced", {"member": name, "reason": "CheckpointIsCheaper"}))
             else:
                 state = _drained(state, index, process.incarnation, clock)
         elif (
@@ -91,13 +91,13 @@ def relieve(
             if share == 1.0:
                 relief = replace(relief, since=slow.since, factor=slow.told)
             relief = replace(relief, changed_at=now)
-            notes.append(LogEvent("server_is_relieved", name, f"its share goes from {share:.3g} to {after:.3g}"))
+            notes.append(LogEvent("server_is_relieved", {"member": name, "share": round(after, 3)}))
         elif not is_kept and _is_replaceable(relief, share, factors.get(name, 0.0), now):
             state = _drained(state, index, process.incarnation, clock)
         elif slowness is None and share < 1.0 and now - relief.changed_at >= relief.pause:
             shares[index] = min(1.0, share * TRIAL_FACTOR)
             relief = replace(relief, changed_at=now, pause=min(LONGEST_PAUSE_SECONDS, 2 * relief.pause))
-            notes.append(LogEvent("server_is_tried", name, f"its share goes from {share:.3g} to {shares[index]:.3g}"))
+            notes.append(LogEvent("server_is_tried", {"member": name, "share": round(shares[index], 3)}))
         reliefs[name] = relief
     shares = {index: share for index, share in shares.items() if share != 1.0}
     if shares != state.shares:

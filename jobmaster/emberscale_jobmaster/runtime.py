@@ -266,7 +266,7 @@ class JobRuntime:
         before = checkpoint_interval(job, self.spec)
         self.note(IntervalAdvised(now=self.now(), seconds=seconds, strategy=strategy))
         if (after := checkpoint_interval(self.snapshot()[0], self.spec)) != before:
-            _log.info("checkpoint_interval_changed", seconds=round(after, 3), before=round(before, 3))
+            _log.info("checkpoint_interval_changed", interval_seconds=round(after, 3), earlier_seconds=round(before, 3))
 
     def expect_failures(self, between_seconds: float) -> None:
         """Notes the expected seconds between losses of parameter servers, unless they have changed little."""
@@ -291,19 +291,19 @@ class JobRuntime:
             match effect:
                 case Granted() | LeasesVoid():
                     answers.append(effect)
-                case LogEvent(event=name, subject=subject, problem=problem):
-                    _log.warning(name, subject=subject, problem=problem)
+                case LogEvent(event=name, fields=fields):
+                    _log.warning(name, **fields)
                 case StartedUp():
                     self._start_ups.append((self._wall(), effect))
                 case Moved():
                     _log.info(
                         "moved",
-                        servers=effect.servers,
+                        ps=effect.servers,
                         version=self._state.job.routing.table.version,
                         bytes=effect.bytes,
                         rounds=effect.rounds,
                         seconds=round(effect.seconds, 3),
-                        pause_seconds=round(effect.paused_seconds, 3),
+                        held_seconds=round(effect.paused_seconds, 3),
                     )
                 case Reloaded(forgotten=lost):
                     _log.warning(
@@ -408,13 +408,8 @@ class JobRuntime:
 def _log_changes(before: JobState, job: JobState, spec: TrainingJobSpec) -> None:
     old, new = phase_of(before, spec), phase_of(job, spec)
     if old is not new:
-        outcome = job.outcome
-        _log.info(
-            "phase",
-            phase=str(new),
-            epoch=job.epoch,
-            **({"reason": outcome.reason, "message": outcome.message} if outcome else {}),
-        )
+        reason, message = (job.outcome.reason, job.outcome.message) if job.outcome else ("", "")
+        _log.info("phase", phase=str(new), epoch=job.epoch, reason=reason, message=message)
     if job.routing.ready and not before.routing.ready:
         table = job.routing.table
         _log.info("routing_assigned", generation=table.generation, version=table.version)

@@ -109,7 +109,7 @@ class MasterProcess:
         self._server.start()
         if self._brain is not None:
             self._brain.start()
-        _log.info("serving", address=self._address, term=self._store.term, metrics=self._metrics_address)
+        _log.info("serving", address=self._address, term=self._store.term, metrics_address=self._metrics_address)
 
     def stop(self) -> None:
         """Ends all calls and threads, promptly."""

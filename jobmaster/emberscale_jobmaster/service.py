@@ -215,7 +215,7 @@ class MasterService(rpc.MasterServicer):
         """Takes the report of a member that cannot continue."""
         member = self._caller(request.member, Role.PS, Role.WORKER)
         reason, message = messages.failure(request)
-        _log.error("failure_reported", member=member.slot, reason=reason, message=message, fatal=request.fatal)
+        _log.error("failure_reported", member=member.slot, reason=reason, problem=message, fatal=request.fatal)
         self._runtime.handle(
             FailureReported(now=self._runtime.now(), member=member, reason=reason, message=message, fatal=request.fatal)
         )
@@ -251,7 +251,7 @@ class MasterService(rpc.MasterServicer):
     @_answering
     def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.ScaleReply:
         """Follows the edited numbers of the manifest."""
-        _log.info("manifest_edited", ps=request.ps, workers=request.workers, waits=request.waits)
+        _log.info("manifest_edited", ps=request.ps, workers=request.workers, problem=request.waits)
         self._runtime.rescale(request.ps, request.workers, request.waits)
         return pb.ScaleReply()
 
@@ -267,7 +267,7 @@ class MasterService(rpc.MasterServicer):
 
     def _drained(self, request: pb.DrainRequest, *, replaced: bool) -> pb.DrainReply:
         index, incarnation, why = messages.drain(request)
-        _log.info("drain_wanted", index=index, incarnation=incarnation, reason=why, replaced=replaced)
+        _log.info("drain_wanted", member=f"ps-{index}", incarnation=incarnation, reason=why, replaced=replaced)
         now = self._runtime.now()
         self._runtime.handle(DrainWanted(now=now, index=index, incarnation=incarnation, why=why, replaced=replaced))
         wait = min(max(request.wait_seconds, 0.0), _LONGEST_WAIT_SECONDS)

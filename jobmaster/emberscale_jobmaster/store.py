@@ -106,7 +106,7 @@ class JobStore:
         with self._answering():
             found = self._write(document)
             if found is _Found.NOTHING:
-                _log.warning("redis_state_rewritten", redis=self.url)
+                _log.warning("redis_state_rewritten", address=self.url)
                 self._restore()
                 found = self._write(document)
         if found is not _Found.US:
@@ -174,7 +174,7 @@ class JobStore:
             if (term, holder) != (str(self.term).encode(), self._holder.encode()):
                 return _Found.ANOTHER
             if any(there < ours for there, ours in zip(found, known, strict=True)):
-                _log.warning("redis_blocks_rewritten", redis=self.url)
+                _log.warning("redis_blocks_rewritten", address=self.url)
                 self._restore()
             transaction.multi()
             transaction.set(keys.state, document)

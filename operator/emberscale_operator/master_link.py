@@ -210,7 +210,7 @@ class MasterLink:
         bounded(said, exceeding.add)
         if new := exceeding - self._exceeded:
             self._exceeded |= new
-            _log.warning("master_exceeds_bounds", master=self._master.address, fields=sorted(new))
+            _log.warning("master_exceeds_bounds", address=self._master.address, fields=sorted(new))
         return said
 
     async def _explain(self, said: str) -> None:

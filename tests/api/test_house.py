@@ -101,6 +101,28 @@ def log_events(source: Path) -> Iterator[ast.expr]:
                 yield event
 
 
+def test_log_events_have_only_the_keys_that_are_described() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Log events\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    described = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+    assert len(described) == len(set(described)), "a key has one meaning"
+    used = {key for path in sources() for key in log_keys(path)}
+    assert used == {*described, "exc_info", "**fields"}, (
+        "structlog takes the former, the fields of a LogEvent the latter"
+    )
+
+
+def log_keys(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("_log")), keywords=keywords):
+                yield from (keyword.arg or f"**{ast.unparse(keyword.value)}" for keyword in keywords)
+            case ast.Call(func=ast.Name("LogEvent"), args=[_, ast.Dict(keys=keys)]):
+                yield from ("" if key is None else ast.literal_eval(key) for key in keys)
+            case ast.Call(func=ast.Name("LogEvent")):
+                yield ast.unparse(node)
+
+
 def test_every_module_that_logs_names_its_logger_alike() -> None:
     loggers = [line for path in sources() for line in path.read_text().splitlines() if "get_logger(" in line]
     assert set(loggers) == {"_log = structlog.get_logger()"}

@@ -192,7 +192,7 @@ class Master(Process):
             self._changed.notify()
         for effect in effects:
             if isinstance(effect, LogEvent):
-                self.trace(f"{effect.event} {effect.subject} {effect.problem}")
+                self.trace(f"{effect.event} {dict(effect.fields)}")
             elif not isinstance(effect, (Granted, LeasesVoid)):
                 self._effects.append((self._version, effect))
         if effects:

@@ -259,7 +259,7 @@ class Heartbeat:
             except JobOverError:
                 return
             except grpc.RpcError as error:
-                _log.error("heartbeat_refused", code=str(error.code()), problem=error.details())
+                _log.error("heartbeat_refused", status=error.code().name, problem=error.details())
             else:
                 self._accepted(reply)
                 if reply.stop:

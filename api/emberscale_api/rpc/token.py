@@ -146,7 +146,7 @@ class CallerVersions:
         problem = version_problem(spoken)
         if spoken and spoken != spoken_version() and spoken not in self._told:
             self._told.add(spoken)
-            _log.info("version_mismatch", caller=spoken, version=VERSION, refused=problem is not None)
+            _log.info("version_mismatch", caller_version=spoken, own_version=VERSION, refused=problem is not None)
         return problem
 
 

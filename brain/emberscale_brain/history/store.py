@@ -259,7 +259,7 @@ def _readable(rows: Iterable[_Row], read: Callable[[_Row], _Kind]) -> Iterator[_
             found = read(row)
         except UnreadableRowError as error:
             job = row.uid if isinstance(row, JobRow) else getattr(row, "job_uid", "")
-            _log.warning("row_unreadable", table=row.__tablename__, job=job, problem=str(error))
+            _log.warning("row_unreadable", table=row.__tablename__, job_uid=job, problem=str(error))
         else:
             yield found
 

@@ -88,7 +88,7 @@ class Brain:
             self._learn()
         except DatabaseAwayError as error:
             away = str(error)
-            _log.error("database_unavailable", problem=away, kept=0)
+            _log.error("database_unavailable", problem=away, changes=0)
         self._recorder.start(away)
         for thread in self._threads:
             thread.start()
@@ -129,11 +129,13 @@ class Brain:
         self.meters.profiles.labels("Accepted").inc(reported.accepted)
         for sequence, problem in reported.refused:
             self.meters.profiles.labels(problem.reason.value).inc()
-            _log.warning("profile_refused", job=job, sequence=sequence, reason=problem.reason, message=problem.message)
+            _log.warning(
+                "profile_refused", job_uid=job, sequence=sequence, reason=problem.reason, problem=problem.message
+            )
         self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
         for place, problem in reported.refused_start_ups:
             self.meters.start_ups.labels(problem.reason.value).inc()
-            _log.warning("start_up_refused", job=job, place=place, reason=problem.reason, message=problem.message)
+            _log.warning("start_up_refused", job_uid=job, place=place, reason=problem.reason, problem=problem.message)
         return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:
@@ -172,7 +174,7 @@ class Brain:
         """Ends jobs that have not reported for too long, so that they take no room; they may be submitted again."""
         now, silence = self.clock(), self._settings.planning.silence
         for job in self._runtime.silent(now, silence):
-            _log.warning("job_silent", job=job, seconds=silence)
+            _log.warning("job_silent", job_uid=job, seconds=silence)
             try:
                 self.end(JobEnded(job, SILENT, now))
             except UnknownJobError:
@@ -214,12 +216,12 @@ class Brain:
                     break
                 failures += 1
                 self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
-                _log.error("planning_failed", how=error.how, problem=str(error), failures=failures)
+                _log.error("planning_failed", reason=error.how, problem=str(error), failures=failures)
                 continue
             except Exception as error:  # noqa: BLE001  # without this thread nothing is planned, and nobody notices
                 failures += 1
                 self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
-                _log.exception("planning_failed", how="internal", failures=failures)
+                _log.exception("planning_failed", reason="internal", failures=failures)
                 continue
             self.meters.planning_seconds.observe(time.monotonic() - began)
             # frequent wake-ups must not make it plan without pause
@@ -244,7 +246,7 @@ class Brain:
         self._recorder.record([*made, *reasons])
         for plan in made:
             self.meters.plans.labels(plan.planned.action.value).inc()
-        _log.info("planned", jobs=len(planned), changed=len(made))
+        _log.info("planned", jobs=len(planned), plans=len(made))
 
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):
@@ -255,4 +257,10 @@ class Brain:
             except ClaimLostError as error:
                 self._on_superseded(str(error))
             else:
-                _log.info("pruned", profiles=pruned.profiles, plans=pruned.plans, jobs=pruned.jobs)
+                _log.info(
+                    "pruned",
+                    profiles=pruned.profiles,
+                    plans=pruned.plans,
+                    start_ups=pruned.start_ups,
+                    jobs=pruned.jobs,
+                )

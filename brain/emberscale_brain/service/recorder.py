@@ -141,7 +141,7 @@ class ChangeRecorder:
                 self._turn(entries, due, stopping)
             except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody notices
                 self._away = f"the recorder failed: {type(error).__name__}: {error}"
-                _log.exception("recorder_failed", kept=len(self._kept))
+                _log.exception("recorder_failed", changes=len(self._kept))
             for entry in entries:
                 if not entry.durable.done():
                     entry.durable.set_result(False)
@@ -188,7 +188,7 @@ class ChangeRecorder:
                 self._on_return()
         except (DatabaseAwayError, DatabaseUnusableError) as error:
             if self._away != str(error):
-                _log.error("database_unavailable", problem=str(error), kept=len(self._kept))
+                _log.error("database_unavailable", problem=str(error), changes=len(self._kept))
             self._away = str(error)
             return False
         except ClaimLostError as error:
@@ -248,4 +248,4 @@ class ChangeRecorder:
             while len(self._refused) > _REFUSED_REMEMBERED:
                 del self._refused[next(iter(self._refused))]
         self._on_lost("Refused", 1)
-        _log.error("database_refused", change=type(change).__name__, job=change.job, problem=str(problem))
+        _log.error("database_refused", change=type(change).__name__, job_uid=change.job, problem=str(problem))

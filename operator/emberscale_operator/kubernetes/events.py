@@ -52,7 +52,7 @@ class EventRecorder:
             except ApiInternalError as error:
                 ended = time.monotonic()
                 self._next_at = ended + PAUSE_FACTOR * (ended - began)
-                _log.warning("events_delayed", waiting=len(self._told), problem=str(error))
+                _log.warning("events_delayed", events=len(self._told), problem=str(error))
                 return
             self._told.popleft()
 

@@ -40,7 +40,7 @@ def account_owner(token: Path = _TOKEN) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        _log.warning("lease_without_owner", token=str(token), problem=repr(error))
+        _log.warning("lease_without_owner", file=str(token), problem=repr(error))
         return None
 
 

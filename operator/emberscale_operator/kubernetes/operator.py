@@ -74,9 +74,8 @@ class _Forward(logging.Handler):
     """Log records of libraries, as events like our own."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        problem = record.exc_info[1] if record.exc_info else None
-        fields = {"problem": repr(problem)} if problem is not None else {}
-        _log.log(record.levelno, record.getMessage(), library=record.name.partition(".")[0], **fields)
+        problem = repr(record.exc_info[1]) if record.exc_info else ""
+        _log.log(record.levelno, record.getMessage(), library=record.name.partition(".")[0], problem=problem)
 
 
 def _forward_library_logs(level: int) -> None:
@@ -174,7 +173,7 @@ async def _ready(client: ApiClient, lease: LeaderLease) -> None:
             if error.status != 404:
                 raise ApiUnavailableError(str(error)) from error
         if not told:
-            _log.warning("crd_missing", waiting_for=names.PLURAL)
+            _log.warning("crd_missing", crd=names.PLURAL)
             told = True
         await asyncio.sleep(_CRD_SECONDS)
     await lease.acquire()

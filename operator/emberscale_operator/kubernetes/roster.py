@@ -106,7 +106,7 @@ class Roster:
             _log.warning(
                 "redis_users_left",
                 users=f"{self._prefix}*",
-                jobs=left,
+                job_uids=left,
                 consequence="they stay, with the jobs' keys: the jobs may exist in namespaces that were not listed",
             )
         self._left = left

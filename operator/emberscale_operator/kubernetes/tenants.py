@@ -203,7 +203,7 @@ class Tenants:
             await self._remove(job_uid)
             if job_uid in self._roster.admitted:  # it was not deleted meanwhile
                 self._expelled[job_uid] = _too_much(size, most)
-            _log.warning("job_expelled_from_redis", job_uid=job_uid, bytes=size, maxmemory=most)
+            _log.warning("job_expelled_from_redis", job_uid=job_uid, bytes=size, limit_bytes=most)
 
     def _find_largest(self, used: int, most: int) -> None:
         """Until Redis is less than half full again, so that nothing flutters."""
@@ -212,7 +212,7 @@ class Tenants:
         job_uid = max(self.sizes, key=lambda one: self.sizes[one])
         size = self.sizes[job_uid]
         if self._largest is None or self._largest[0] != job_uid or abs(size - self._largest[1]) > _CHANGED * size:
-            _log.warning("redis_filling_up", largest=job_uid, bytes=size, used=used, maxmemory=most)
+            _log.warning("redis_filling_up", job_uid=job_uid, bytes=size, used_bytes=used, limit_bytes=most)
             self._largest = (job_uid, size, _fills(size, most))
 
     async def _remove(self, job_uid: str) -> None:

@@ -140,7 +140,7 @@ def test_a_row_that_cannot_be_read_holds_up_no_other(
         changes = store.running_jobs(10)
     assert list(dict.fromkeys(change.job for change in changes)) == running
     assert changes[-3:] == [submitted("a"), profile("a", 1), plan("a", 1)]
-    assert [(entry["event"], entry["job"]) for entry in told] == [("row_unreadable", "b")]
+    assert [(entry["event"], entry["job_uid"]) for entry in told] == [("row_unreadable", "b")]
     assert sorted(store.running_ids()) == ["a", "b"]
     store.write([submitted("b"), plan("b", 1)])
     assert [change.job for change in store.running_jobs(0) if isinstance(change, PlanMade)] == ["b", "a"]
@@ -161,7 +161,7 @@ def test_text_that_is_no_json_holds_up_no_other(tmp_path: Path, spoilt: str) -> 
     with capture_logs() as told:
         assert [job.id for job in store.past_jobs(10)] == ["b"]
         assert store.metadata(JobId("a")) is None
-    assert [(entry["event"], entry["job"]) for entry in told] == [("row_unreadable", "a")] * 2
+    assert [(entry["event"], entry["job_uid"]) for entry in told] == [("row_unreadable", "a")] * 2
     store.close()
 
 

@@ -229,7 +229,7 @@ async def test_jobs_of_a_namespace_that_is_no_longer_watched_keep_their_users_an
     assert not server.admin.exists(StateKeys.of("gone").state)
     assert server.admin.hgetall(NAMESPACES) == {"a": "ours", "b": "theirs"}
     (left,) = (entry for entry in logs if entry["event"] == "redis_users_left")
-    assert left["jobs"] == {"b": "theirs"}
+    assert left["job_uids"] == {"b": "theirs"}
 
 
 @pytest.mark.parametrize("listing", [{"ours": ["a"], "theirs": []}, {"": ["a"]}], ids=["by name", "cluster"])
@@ -248,7 +248,7 @@ async def test_a_user_of_unknown_namespace_stays_unless_all_namespaces_are_watch
         with capture_logs() as logs:
             await tenants.sweep({"ours": ["a"], "theirs": []})
         assert server.has_user_of("b")
-        assert [entry["jobs"] for entry in logs if entry["event"] == "redis_users_left"] == [{"b": "unknown"}]
+        assert [entry["job_uids"] for entry in logs if entry["event"] == "redis_users_left"] == [{"b": "unknown"}]
         await tenants.sweep({"": ["a"]})
         assert not server.has_user_of("b")
 

@@ -17,4 +17,4 @@ def test_a_worker_that_is_told_to_end_before_it_is_registered_ends_and_says_so()
     threading.Timer(0.3, master.close).start()
     with capture_logs() as said:
         Worker(identity, master, WorkerStatistics(), "127.0.0.1:2", threading.Event()).run()
-    assert [(entry["event"], entry.get("before")) for entry in said] == [("stopped", "it was registered")]
+    assert [(entry["event"], entry.get("reason")) for entry in said] == [("stopped", "NotRegistered")]

@@ -153,7 +153,7 @@ class Work:
         def note(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
             self.problem = f"{what}: {error}; trying again"
-            _log.warning("storage_failed", what=what, problem=str(error), attempt=state.attempt_number)
+            _log.warning("storage_failed", operation=what, problem=str(error), attempts=state.attempt_number)
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_of_storage),

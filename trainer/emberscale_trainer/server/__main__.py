@@ -66,7 +66,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             knows_async_parity=True,
         )
     except JobOverError:
-        _log.info("stopped", before="it was registered")
+        _log.info("stopped", reason="NotRegistered")
         return 0
     except SupersededError as error:
         _log.warning("superseded", problem=str(error))

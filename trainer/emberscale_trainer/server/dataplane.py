@@ -92,7 +92,7 @@ class DataPlane:
                 if not tokens_match(hello.token, self._token):
                     raise WireError("HELLO has another token than the job's")
             if hello.incarnation != self._incarnation:
-                _log.info("another_incarnation_is_meant", meant=hello.incarnation)
+                _log.info("another_incarnation_is_meant", incarnation=hello.incarnation)
                 connection.send(Header(Status.REFRESH))
                 return
             connection.trust()
@@ -150,10 +150,10 @@ class _Session:
         except (ConnectionLostError, SessionEndedError):
             pass  # workers come and go; the master notices by their heartbeats
         except (WireError, ValueError, StreamLostError) as error:
-            _log.warning("request_refused", worker=self._worker, problem=str(error))
+            _log.warning("request_refused", member=f"worker-{self._worker}", problem=str(error))
             _refuse(self._connection, str(error))
         except MemoryError as error:
-            _log.error("out_of_memory", worker=self._worker, problem=str(error))
+            _log.error("out_of_memory", member=f"worker-{self._worker}", problem=str(error))
         finally:
             self._state.disconnected(self._session)
 

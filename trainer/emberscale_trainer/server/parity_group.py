@@ -346,7 +346,7 @@ class Group:
             self._problem = ""
             self.await_holders()
         self.core.filled()
-        _log.info("rows_protected", version=self.table.version, servers=len(self.members))
+        _log.info("rows_protected", version=self.table.version, servers=self.members)
 
     # What others send
 

@@ -45,7 +45,7 @@ def _work(identity: ProcessIdentity, stopping: threading.Event) -> int:
         _log.warning("superseded", problem=str(error))
         return SUPERSEDED_EXIT_CODE
     except FatalError as error:
-        _log.error("job_fails", reason=error.reason, message=str(error))
+        _log.error("job_fails", reason=error.reason, problem=str(error))
         failure = master_pb2.ReportFailureRequest(
             member=master.member, reason=error.reason, message=str(error), fatal=True
         )

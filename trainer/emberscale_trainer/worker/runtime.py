@@ -89,7 +89,7 @@ class Worker:
         try:
             registered = self._master.register(metrics_address=self._metrics_address)
         except JobOverError:
-            _log.info("stopped", before="it was registered")
+            _log.info("stopped", reason="NotRegistered")
             return
         _log.info("registered", metrics_address=self._metrics_address)
         job = TrainingJob.from_json(registered.manifest_json)
@@ -137,13 +137,13 @@ class Worker:
             try:
                 self._run_pipeline(job, feed, source, replica)
             except _PASSING as error:
-                _log.warning("pipeline_restarts", cause=type(error).__name__, problem=str(error))
+                _log.warning("pipeline_restarts", reason=type(error).__name__, problem=str(error))
                 if isinstance(error, LeaseFencedError):
                     self._leases.revoke({error.token})
                 if isinstance(error, RoundSplitError):
                     self._lengths.split(error.token)
             except LeasesRevokedError:
-                _log.warning("pipeline_restarts", cause="LeasesRevoked")
+                _log.warning("pipeline_restarts", reason="LeasesRevoked")
             pause = _FIRST_PAUSE if self._statistics.total_batches > before else min(_LONGEST_PAUSE, 2 * pause)
             if self._stopping.wait(pause):
                 raise JobOverError("the process is told to stop")
@@ -160,7 +160,7 @@ class Worker:
             # a server that shuts down may answer anything
             if routes.in_force():
                 raise
-            _log.warning("pipeline_restarts", cause="RequestRefused", problem=str(error))
+            _log.warning("pipeline_restarts", reason="RequestRefused", problem=str(error))
 
     def _run_on(
         self, routes: Routes, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica

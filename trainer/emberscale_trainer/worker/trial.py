@@ -74,8 +74,13 @@ class RoundTrial:
             length = max(2 * length, min(longest, 1 << (fit.bit_length() - 1)))
         if found is not None:
             pays = self._lengths.estimated(found)
-            sizes = {"bytes": found.bytes, "single_bytes": found.single_bytes}
-            _log.info("rounds_estimated", batches=found.batches, pays=pays, **sizes)
+            _log.info(
+                "rounds_estimated",
+                batches=found.batches,
+                pays=pays,
+                bytes=found.bytes,
+                single_bytes=found.single_bytes,
+            )
         elif self._lacks_room and len(self._batches) < _LEAST:
             self._lengths.lacks_room(self._needed)
         else:
