@@ -31,9 +31,11 @@ from emberscale_trainer.hot.access import Accesses, AccessLog, log_accesses
 from emberscale_trainer.hot.classifier import HotSet, InputProcessor, classify_rows
 from emberscale_trainer.hot.optimizer import Calibration, calibrate_threshold
 from emberscale_trainer.hot.profiler import SizeEstimate, TableProfile
-from emberscale_trainer.hot.sampler import SAMPLING_RATE, IndexedData, index_data, take_sample
+from emberscale_trainer.hot.sampler import IndexedData, index_data, take_sample
 from reporting import Ratio, arguments, report, say
 
+SAMPLING_RATE = 0.05
+"""x of the paper."""
 ROW_BYTES = 80
 """The bytes of a row of 16 weights with row-wise Adagrad, as in the README's job."""
 THRESHOLDS = tuple(10.0**-power for power in np.arange(2.0, 6.01, 0.5))

@@ -32,12 +32,12 @@ from emberscale_trainer.hot.access import AccessLog, IdRecords, log_accesses
 from emberscale_trainer.hot.classifier import HotSet, InputProcessor, classify_rows
 from emberscale_trainer.hot.optimizer import calibrate_threshold
 from emberscale_trainer.hot.profiler import TableProfile
-from emberscale_trainer.hot.sampler import SAMPLING_RATE
 from emberscale_trainer.hot.skew import INITIAL_RATE
 from emberscale_trainer.hot.traffic import RowCosts
 from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner, exchange_bytes
+from hot_calibrator import SAMPLING_RATE
 from master_stand_in import even_table
 from reporting import arguments, say
 from whole_run import manifest

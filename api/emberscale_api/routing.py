@@ -40,16 +40,11 @@ def mix64(key: int) -> int:
 
 
 def buckets_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`bucket_of` each key, int64 [n]."""
+    """Returns the bucket of each key, the lowest 10 bits of its hash, int64 [n]."""
     values = keys.view(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
     return ((values ^ (values >> np.uint64(31))) & np.uint64(BUCKETS - 1)).view(np.int64)
-
-
-def bucket_of(key: int) -> int:
-    """The bucket of a key: the lowest 10 bits of its hash."""
-    return mix64(key) & (BUCKETS - 1)
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,6 @@ class Process:
     data_address: str
     control_address: str
     metrics_address: str
-    pid: int
-    host: str
     alive: bool = True
     most_parity: int = 0
     knows_async_parity: bool = False

@@ -280,7 +280,7 @@ class MovePhase(StrEnum):
 
 @dataclass(frozen=True)
 class CopyReport:
-    """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round.
+    """A server's progress in sending the rows that it gives away.
 
     In a rebuild, `rounds` counts the pieces of its own rows that the server took out of the parity, and the pieces of
     parity that it sent to other holders. `rebuilt` has the batches in the rows of each lost server, by its index.
@@ -289,7 +289,6 @@ class CopyReport:
     ready: bool
     copied_bytes: int
     rounds: int
-    changed_rows: int
     rebuilt: Mapping[int, Applied] = field(default_factory=dict)
 
 

@@ -631,9 +631,9 @@ class Driven:
                 return Prepared(done=True)
             case CopyCall() if server.rebuilds and server.owns:
                 rebuilt = {index: as_ranges(self.lost.get(index, {})) for index in server.rebuilds}
-                return CopyReport(True, 1000, 0, 0, rebuilt)
+                return CopyReport(True, 1000, 0, rebuilt)
             case CopyCall():
-                return CopyReport(ready=True, copied_bytes=1000, rounds=2, changed_rows=3)
+                return CopyReport(ready=True, copied_bytes=1000, rounds=2)
             case HandOverCall(barrier=number):
                 return (
                     AppliedReport(as_ranges(server.applied))
@@ -728,8 +728,6 @@ def _process(member: MemberId, most_parity: int = MOST_PARITY, knows_async: bool
         f"tcp://{member.slot}",
         f"{member.slot}:1",
         "",
-        1,
-        "h",
         most_parity=most_parity,
         knows_async_parity=knows_async,
     )

@@ -37,7 +37,7 @@ class Pure:
 
     def register(self, role: Role, index: int, incarnation: str) -> MemberId:
         member = MemberId(role, index, incarnation)
-        process = Process(incarnation, "tcp://a", "a:1", "", 1, "h")
+        process = Process(incarnation, "tcp://a", "a:1", "")
         self.apply(lifecycle.register(self.state, self.spec, member, process))
         return member
 

@@ -66,7 +66,7 @@ def runtime() -> Iterator[JobRuntime]:
 def join(runtime: JobRuntime, index: int, incarnation: str) -> PsAddress:
     """A parameter server registers; each incarnation has an address of its own."""
     address = PsAddress(index, incarnation, f"tcp://{incarnation}:1", f"{incarnation}:2")
-    process = Process(incarnation, address.data, address.control, "", 1, "host")
+    process = Process(incarnation, address.data, address.control, "")
     runtime.handle(Registered(now=runtime.now(), member=MemberId(Role.PS, index, incarnation), process=process))
     return address
 

@@ -47,7 +47,7 @@ class Clocked:
         self.runtime.start()
         for role in (Role.PS, Role.WORKER):
             member = MemberId(role, 0, "w" if role is Role.WORKER else "p")
-            process = Process(member.incarnation, "tcp://a", "b:1", "", 1, "h")
+            process = Process(member.incarnation, "tcp://a", "b:1", "")
             self.runtime.handle(Registered(now=self.now, member=member, process=process))
 
     @property

@@ -127,7 +127,7 @@ def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_l
 
 
 def _process() -> Process:
-    return Process("ps", "tcp://a", "a:1", "", 1, "h")
+    return Process("ps", "tcp://a", "a:1", "")
 
 
 def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:

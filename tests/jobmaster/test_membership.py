@@ -6,7 +6,7 @@ from emberscale_jobmaster.membership import Membership, Process, SupersededMembe
 
 
 def process(incarnation: str) -> Process:
-    return Process(incarnation, "tcp://a:1", "a:2", "a:3", 1, "host")
+    return Process(incarnation, "tcp://a:1", "a:2", "a:3")
 
 
 def member(incarnation: str, index: int = 0) -> MemberId:

@@ -29,7 +29,7 @@ def served(rows: int, repeated: int = 0, admission: AdmissionCounts | None = Non
 
 
 def members() -> Membership:
-    return Membership().register(Role.WORKER, 0, Process("w", "", "", "", 1, "h"))
+    return Membership().register(Role.WORKER, 0, Process("w", "", "", ""))
 
 
 def leased() -> Ledger:

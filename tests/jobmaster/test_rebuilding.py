@@ -164,7 +164,7 @@ def test_a_server_that_takes_its_rows_out_of_the_parity_gets_on() -> None:
     driven.faults["Copy", 2] = Fault(hangs=True)
     driven.join(Role.PS, 1)
     job, spec, move = driven.job, driven.spec, unwrap(driven.job.move)
-    answer = CopyReport(ready=False, copied_bytes=0, rounds=1, changed_rows=0)
+    answer = CopyReport(ready=False, copied_bytes=0, rounds=1)
     job = moving.on_copied(job, spec, move, 2, answer, move.deadline - 1)
     renewed = unwrap(job.move).deadline
     assert renewed == move.deadline - 1 + moving.COPY_SECONDS

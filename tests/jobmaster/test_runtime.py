@@ -187,7 +187,7 @@ def test_members_that_wait_for_a_store_that_hangs_are_not_taken_for_silent() -> 
     runtime.take_over()
     runtime.start()
     try:
-        runtime.handle(Registered(now=clock(), member=worker, process=Process("i", "", "", "", 1, "h")))
+        runtime.handle(Registered(now=clock(), member=worker, process=Process("i", "", "", "")))
         store.hangs = True
         waiting = threading.Thread(target=runtime.rescale, args=(0, 3, ""))
         waiting.start()

@@ -48,7 +48,7 @@ def rich_state() -> JobState:
         stage=Stage.EVALUATE,
         ledger=granted[0].commit(17, 2),
         next_token=18,
-        members=state.members.register(Role.WORKER, 3, Process("w", "tcp://a", "b:1", "c:2", 7, "h")),
+        members=state.members.register(Role.WORKER, 3, Process("w", "tcp://a", "b:1", "c:2")),
         training_files=(DataFile("/d/0", 9, 500),),
         restored=Restored({0: ((0, 4), (9, 50))}, (Tally(samples=1).result(1),), (("/d/0", 9),)),
         evaluations=(Tally(samples=4, loss_sum=1.0, label_sum=1).result(1),),

@@ -130,7 +130,7 @@ def test_what_is_forgotten_is_counted_once_and_is_neither_missing_nor_exact() ->
     assert counts == {0: Counts(once=95, forgotten=75)}
     report = AuditReport(counts, (), "00000001", 1, shares)
     assert report.accounted
-    assert not report.exact
+    assert not report.total.exact
     assert report.pls == pytest.approx(0.1)
 
 

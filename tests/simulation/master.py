@@ -491,7 +491,7 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case CopyCall(move, wait, _):
             ready, rounds, rebuilt = yield from server.copy(move, wait)
             return CopyReport(
-                ready, rounds, rounds, 0, {server: ranges_of(batches) for server, batches in rebuilt.items()}
+                ready, rounds, rounds, {server: ranges_of(batches) for server, batches in rebuilt.items()}
             )
         case HandOverCall(generation, barrier, seconds, move, wait):
             handed = yield from server.hand_over(generation, barrier, seconds, move, wait)

@@ -44,8 +44,9 @@ from tests.simulation.scenario import (
 from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched, touching
 from tests.simulation.world import SimulationError
 
+from buckets import bucket_of
 from emberscale_api.job.roles import MemberId
-from emberscale_api.routing import RoutingTable, bucket_of
+from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.losses import protected_servers

@@ -6,7 +6,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import DENSE_PIECES, RoutingTable, bucket_of, mix64
+from buckets import bucket_of
+from emberscale_api.routing import DENSE_PIECES, RoutingTable, mix64
 from emberscale_api.wire import Header
 
 Batch = tuple[int, int]

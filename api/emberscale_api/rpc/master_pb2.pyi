@@ -2683,7 +2683,6 @@ class CopyReply(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
-    CHANGED_ROWS_FIELD_NUMBER: _builtins.int
     REBUILT_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """what remains fits into a barrier"""
@@ -2691,8 +2690,6 @@ class CopyReply(_message.Message):
     """grows while it copies"""
     rounds: _builtins.int
     """the first is of all rows, the others of those that changed meanwhile"""
-    changed_rows: _builtins.int
-    """in the last round"""
     @_builtins.property
     def rebuilt(self) -> _containers.RepeatedCompositeFieldContainer[Global___RebuiltRows]:
         """of a rebuild that is ready"""
@@ -2703,12 +2700,11 @@ class CopyReply(_message.Message):
         ready: _builtins.bool = ...,
         copied_bytes: _builtins.int = ...,
         rounds: _builtins.int = ...,
-        changed_rows: _builtins.int = ...,
         rebuilt: _abc.Iterable[Global___RebuiltRows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_rows", b"changed_rows", "copied_bytes", b"copied_bytes", "ready", b"ready", "rebuilt", b"rebuilt", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "ready", b"ready", "rebuilt", b"rebuilt", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,11 +79,6 @@ class AuditReport:
     origin: Origin | None = None
 
     @property
-    def exact(self) -> bool:
-        """Whether every sample was applied once, by record and by count, and none is forgotten."""
-        return self.total.exact and not self.contradictions
-
-    @property
     def accounted(self) -> bool:
         """Whether every sample was applied once, except for samples forgotten in recorded recoveries."""
         return self.total.accounted and not self.contradictions

@@ -14,6 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
+from buckets import bucket_of
 from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.job import EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, buckets_of
@@ -167,10 +168,6 @@ def test_a_checkpoint_that_is_not_written_gives_its_changes_back(tmp_path: Path)
     with pytest.raises(StorageUnreachableError, match="ps-0"):
         write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(patience_seconds=0))
     assert set(records_of(tables.take(Reader.CHECKPOINT, nullcontext()))) == {7, 8}
-
-
-def bucket_of(key: int) -> int:
-    return int(buckets_of(np.array([key], dtype=np.int64))[0])
 
 
 def test_a_table_of_several_files_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

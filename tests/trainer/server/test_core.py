@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.trainer.server.cores import NO_COUNTS, NO_KEYS, assign, header, push, serving, switched
 
-from emberscale_api.routing import bucket_of
+from buckets import bucket_of
 from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from buckets import bucket_of
 from emberscale_api.job import AdmissionSpec, EvictionSpec, TableSpec
 from emberscale_api.job.running import AdmissionCounts
-from emberscale_api.routing import BUCKETS, bucket_of, mix64
+from emberscale_api.routing import BUCKETS, mix64
 from emberscale_trainer.table import Eviction, RowLayout, TableStore, keys_of
 from emberscale_trainer.table.eviction import HALF_LIFE_BATCHES
 from snapshots import all_rows

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from buckets import bucket_of
 from emberscale_api.job import EvictionSpec, TableSpec
-from emberscale_api.routing import MIX_1, MIX_2, bucket_of, mix64
+from emberscale_api.routing import MIX_1, MIX_2, mix64
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.table.index import as_signed
 

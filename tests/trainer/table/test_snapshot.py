@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from buckets import bucket_of
 from emberscale_api.job import OptimizerType
-from emberscale_api.routing import bucket_of
 from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
 from memory_limit import refused_beyond
 from snapshots import records_of, rows_of_bucket

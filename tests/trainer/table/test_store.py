@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from buckets import bucket_of
 from emberscale_api.job import OptimizerType
-from emberscale_api.routing import BUCKETS, bucket_of
+from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import NonFiniteGradientError, Reader, TableStore, require_finite
 from memory_limit import refused_beyond
 from snapshots import rows_of_bucket

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from buckets import bucket_of
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import bucket_of
 from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
 from examples import examples
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from buckets import bucket_of
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, Pooling, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, bucket_of, buckets_of, piece_length
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.keys import KeyPlanner

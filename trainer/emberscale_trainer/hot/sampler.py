@@ -16,9 +16,6 @@ from emberscale_api.job.data import BadRecord
 from emberscale_trainer.data.records import DataUnavailableError, RecordFormat, empty_columns
 from emberscale_trainer.hot.access import AccessLog, IdRecords, log_accesses
 
-SAMPLING_RATE = 0.05
-"""x of the paper."""
-
 _ENOUGH_UNITS = 640
 _FEWEST_UNITS = 32
 _LARGEST_BLOCK = 1024

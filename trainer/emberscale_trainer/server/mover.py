@@ -214,20 +214,19 @@ class _MoveSending(RowSending):
             asked = self._asked
         began, first = time.monotonic(), not before.rounds
         scan, tables = self._state.moved_rows(self.move, whole=first)
-        rows = self._send(scan, tables, rests=first)
+        self._send(scan, tables, rests=first)
         self._flush()
         with self._changed:
             rounds = before.rounds + 1
             is_short = not first and time.monotonic() - began <= SHORT_SECONDS
             ready = before.ready or is_short or rounds >= MOST_ROUNDS
-            self._progress = CopyProgress(ready, self._progress.copied_bytes, rounds, rows)
+            self._progress = CopyProgress(ready, self._progress.copied_bytes, rounds)
             if not scan.postponed:  # else rows changed meanwhile, as they do not within a barrier
                 self._answered = asked
             self._changed.notify_all()
 
-    def _send(self, scan: Scan, tables: TableStore, *, rests: bool) -> int:
-        """Sends the rows that are given away; returns their number."""
-        rows = 0
+    def _send(self, scan: Scan, tables: TableStore, *, rests: bool) -> None:
+        """Sends the rows that are given away."""
         for table, spec in enumerate(tables.specs):
             dense, layout, retired = spec.column < 0, tables.layouts[table], scan.retired[table]
             for peer, owned in self._given.items():
@@ -236,12 +235,10 @@ class _MoveSending(RowSending):
             wanted = {peer: owned.pieces if dense else owned.buckets for peer, owned in self._given.items()}
             began, used = time.monotonic(), time.thread_time()
             for peer, records in scan.read(table, wanted):
-                rows += len(records)
                 self._put(peer, Item(ItemKind.ROWS, table, records))
                 if rests:
                     self._rest(time.monotonic() - began, time.thread_time() - used)
                 began, used = time.monotonic(), time.thread_time()
-        return rows
 
     def _rest(self, worked: float, used: float) -> None:
         """Rests after a piece of work that took `worked` seconds, and `used` of CPU time. Raises StreamLostError."""

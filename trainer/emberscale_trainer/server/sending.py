@@ -23,14 +23,12 @@ class CopyProgress:
     * `ready`: what remains fits into a barrier; in a rebuild, all rows are sent.
     * `rounds`: the finished rounds. In a rebuild, the pieces of its own rows that the server took out of the parity,
       and of parity that it sent to other holders.
-    * `changed_rows`: the rows of the last round.
     * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server, by its index.
     """
 
     ready: bool
     copied_bytes: int = 0
     rounds: int = 0
-    changed_rows: int = 0
     rebuilt: Mapping[int, AppliedBatches] = field(default_factory=dict)
 
 
