@@ -45,3 +45,8 @@ def test_each_tour_has_at_most_ten_stops_and_each_stop_is_a_link_to_a_name() -> 
 def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "reference" / "python.md").read_text()
     assert [name for name in emberscale.__all__ if not re.search(rf"\bemberscale\.{name}\b", page)] == []
+
+
+def test_the_navigation_of_the_site_has_every_page() -> None:
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == pages
