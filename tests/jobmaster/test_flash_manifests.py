@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,9 @@ def test_a_manifest_that_is_late_for_a_restore_is_not_written(server: FlashServe
     assert isinstance(storage.does(writes(4, operation=4)), ManifestWritten)
 
 
-def test_a_restore_waits_for_the_manifest_that_is_being_written(server: FlashServer, tmp_path: Path) -> None:
+def test_a_restore_waits_for_the_manifest_that_is_being_written(
+    server: FlashServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = Storage(server, tmp_path)
     storage.does(writes(1, operation=1))
     looks, goes_on = threading.Event(), threading.Event()
@@ -181,9 +184,18 @@ def test_a_restore_waits_for_the_manifest_that_is_being_written(server: FlashSer
     storage.ledger.meanwhile = pauses
     storage.storage.start(writes(2, operation=2))
     assert looks.wait(60)
+    turn, wanted = storage.storage._flash_turn, threading.Event()
+
+    @contextmanager
+    def told() -> Iterator[None]:
+        wanted.set()
+        with turn:
+            yield
+
+    monkeypatch.setattr(storage.storage, "_flash_turn", told())
     storage.storage.start(finds(3, "flash-00000001"))
-    with pytest.raises(queue.Empty):
-        storage.events.get(timeout=0.3)
+    assert wanted.wait(60)
+    assert storage.events.empty()
     goes_on.set()
     events = [storage.events.get(timeout=60), storage.events.get(timeout=60)]
     [found] = [event for event in events if isinstance(event, CheckpointFound)]

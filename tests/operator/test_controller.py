@@ -10,13 +10,13 @@ from emberscale_operator.controller import JobController, Pause
 
 
 class _Idle:
-    """A backend of a job with which there is nothing to do; counts the looks at it."""
+    """A backend of a job with which there is nothing to do; `looked` tells of a look at it."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.looked = asyncio.Event()
 
     async def observe(self, now: float) -> Pause:
-        self.looks += 1
+        self.looked.set()
         return Pause(3600.0)
 
 
@@ -26,8 +26,7 @@ async def test_news_of_a_job_does_not_keep_its_controller_from_ending(turns: int
     backend: Any = _Idle()
     controller = JobController(backend, time.monotonic, lambda master, wake: pytest.fail("there is no master"))
     running = asyncio.create_task(controller.run())
-    while not backend.looks:
-        await asyncio.sleep(0)
+    await backend.looked.wait()
     await asyncio.sleep(0)
     controller.wake()
     for _ in range(turns):

@@ -27,10 +27,10 @@ from emberscale_api.rpc import tls
 from emberscale_api.shape import RoleShape
 from emberscale_operator import master_link
 from emberscale_operator.kubernetes.status import Facts, build_status, to_document
-from emberscale_operator.machine import JobStanding, Scale
+from emberscale_operator.machine import ExitReason, InstanceExit, InstanceId, JobStanding, Scale
 from emberscale_operator.master_bounds import bounded
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
-from eventually import until, unwrap
+from eventually import unwrap
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a client with TLS."""
@@ -46,7 +46,7 @@ async def start(
     roles: Sequence[pb.RolePlan] = (),
     said: str = "",
     shutdown_fails: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
-    scaled: list[pb.ScaleRequest] | None = None,
+    scaled: asyncio.Queue[pb.ScaleRequest] | None = None,
     held: asyncio.Queue[asyncio.Event] | None = None,
     told: asyncio.Event | None = None,
     streams: bool = False,
@@ -87,7 +87,7 @@ async def start(
 
     async def scale(request: pb.ScaleRequest, context: object) -> pb.ScaleReply:
         if scaled is not None:
-            scaled.append(request)
+            scaled.put_nowait(request)
         return pb.ScaleReply()
 
     server = grpc.aio.server()
@@ -107,12 +107,30 @@ async def start(
     return server, port
 
 
-def open_link(port: int, wake: Callable[[], None], authority: bytes | None = None) -> MasterLink:
-    return MasterLink(MasterAddress(f"127.0.0.1:{port}", "token", authority), wake, time.monotonic, status_seconds=0.5)
+class Link(MasterLink):
+    """A link that can be waited for, also before it wakes anybody: it first asks a master that may be gone."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self._changed = asyncio.Event()
+        super().__init__(*given, **named)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        self._changed.set()
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def open_link(port: int, wake: Callable[[], None], authority: bytes | None = None) -> Link:
+    return Link(MasterAddress(f"127.0.0.1:{port}", "token", authority), wake, time.monotonic, status_seconds=0.5)
 
 
 @asynccontextmanager
-async def linked(version: int, wake: Callable[[], None] = lambda: None, **options: Any) -> AsyncIterator[MasterLink]:
+async def linked(version: int, wake: Callable[[], None] = lambda: None, **options: Any) -> AsyncIterator[Link]:
     """Yields a link to a master that `start` starts."""
     server, port = await start(version, **options)
     link = open_link(port, wake)
@@ -135,7 +153,7 @@ async def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_e
     async with linked(1, wake=woken.set, hangs=hangs, final=final) as link:
         await link.refresh_status()
         hangs.set()  # it answers no further call
-        await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
+        await link.until(lambda: link.status is not None and link.status.phase is JobPhase.COMPLETE)
         assert unwrap(link.status).samples == 54_000
 
 
@@ -144,22 +162,22 @@ async def test_a_report_from_before_the_end_that_comes_after_it_does_not_hide_th
     hangs, told, held = asyncio.Event(), asyncio.Event(), asyncio.Queue[asyncio.Event]()
     async with linked(1, hangs=hangs, final=final, told=told, held=held) as link:
         (await held.get()).set()
-        await asyncio.wait_for(until(lambda: link.answers), 60)
+        await link.until(lambda: link.answers)
         late = await held.get()
         hangs.set()  # it answers no further call
         told.set()
-        await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
+        await link.until(lambda: link.status is not None and link.status.phase is JobPhase.COMPLETE)
         heard_at = link.report().heard_at
         late.set()
-        await asyncio.wait_for(until(lambda: link.report().heard_at != heard_at), 60)
+        await link.until(lambda: link.report().heard_at != heard_at)
         assert unwrap(link.status).samples == 54_000
 
 
 async def test_a_master_that_streams_plans_without_end_is_heard_ten_times_a_second() -> None:
     async with linked(1, streams=True) as link:
-        await asyncio.wait_for(until(lambda: link.plan is not None), 60)
+        await link.until(lambda: link.plan is not None)
         began, first = time.monotonic(), unwrap(link.plan).version
-        await asyncio.wait_for(until(lambda: unwrap(link.plan).version >= first + 50), 60)
+        await link.until(lambda: unwrap(link.plan).version >= first + 50)
         assert time.monotonic() - began >= 2.0
 
 
@@ -176,7 +194,7 @@ async def test_what_a_master_says_is_brought_within_bounds() -> None:
     async with linked(1, hangs=hangs, final=final, roles=roles) as link:
         await link.refresh_status()
         hangs.set()
-        await asyncio.wait_for(until_status(link, JobPhase.COMPLETE), 60)
+        await link.until(lambda: link.status is not None and link.status.phase is JobPhase.COMPLETE)
         assert link.plan is not None
         assert link.status is not None
         assert link.plan.shapes == {Role.MASTER: RoleShape(1, 2.0, 1 << 30)}
@@ -241,7 +259,7 @@ async def test_the_api_server_takes_the_status_of_a_job_whose_master_tells_nonse
         async with linked(1, hangs=hangs, final=said) as link:
             await link.refresh_status()
             hangs.set()
-            await asyncio.wait_for(until(lambda: link.status is not None and link.status.samples), 60)
+            await link.until(lambda: link.status is not None and link.status.samples)
             status = unwrap(link.status)
     facts = Facts(
         name="ctr",
@@ -267,11 +285,6 @@ async def test_a_status_of_many_megabytes_is_not_taken_in() -> None:
         await link.refresh_status()
         assert link.status is None
         assert not link.answers
-
-
-async def until_status(link: MasterLink, phase: JobPhase) -> None:
-    while link.status is None or link.status.phase is not phase:
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +335,7 @@ async def test_members_that_the_master_gave_up_and_those_that_joined_are_passed_
 
 
 async def test_edits_are_told_to_the_master_which_says_what_it_has_heard() -> None:
-    scaled: list[pb.ScaleRequest] = []
+    scaled = asyncio.Queue[pb.ScaleRequest]()
     server, port = await start(1, scaled=scaled)
     woken = asyncio.Event()
     link = open_link(port, woken.set)
@@ -331,8 +344,8 @@ async def test_edits_are_told_to_the_master_which_says_what_it_has_heard() -> No
         assert link.report().asked == Scale(2, 4, "ps-1: ErrImagePull")
         link.scale(Scale(3, 0, "why"))
         link.scale(Scale(3, 0, "why"))  # while it is being told
-        await until(lambda: scaled)
-        assert scaled == [pb.ScaleRequest(ps=3, waits="why")]
+        assert await scaled.get() == pb.ScaleRequest(ps=3, waits="why")
+        assert scaled.empty()
     finally:
         await link.close()
         await server.stop(None)
@@ -447,13 +460,17 @@ async def test_an_answer_that_was_long_under_way_hides_no_later_one() -> None:
     try:
         await asyncio.wait_for(asked.wait(), 60)  # by the task that follows the status
         later = asyncio.create_task(link.refresh_status())
-        await asyncio.wait({later}, timeout=0.3)  # it waits for its turn
+        ended = InstanceExit(ExitReason.KILLED, -9, 0.0)
+        await asyncio.create_task(link.report_exit(InstanceId(Role.PS, 0, 1), "life-1", ended))
+        assert times == 1, "the master has answered a later call, so it would have heard this one"
         answers.set()
         seen: list[int] = []
-        while not seen or seen[-1] < 4:
-            if link.status is not None:
-                seen.append(link.status.samples)
-            await asyncio.sleep(0.01)
+
+        def note() -> bool:
+            seen.append(link.status.samples if link.status is not None else 0)
+            return seen[-1] >= 4
+
+        await link.until(note)
         await later
         assert seen == sorted(seen)
     finally:

@@ -6,7 +6,6 @@ from typing import Any
 
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.job import JobKey
-from eventually import until
 
 
 class _Controller:
@@ -15,6 +14,7 @@ class _Controller:
     def __init__(self, key: JobKey, uid: str = "uid") -> None:
         self.key, self.uid = key, uid
         self.done, self.gone = asyncio.Event(), asyncio.Event()
+        self.looks, self.rests = asyncio.Event(), asyncio.Event()
         self.busy_since: float | None = None
         self.wakes = 0
 
@@ -23,17 +23,20 @@ class _Controller:
 
     async def run(self) -> None:
         self.busy_since = time.monotonic()
+        self.looks.set()
         await self.done.wait()
         self.busy_since = None
+        self.rests.set()
         await self.gone.wait()
 
 
 class _Fleet(Fleet):
-    """Keeps the controllers that it has made, and the uids of the jobs that it has buried."""
+    """Keeps the controllers that it has made, and the uids of the jobs that it has buried and forgotten."""
 
     def __init__(self) -> None:
         self.made: dict[str, _Controller] = {}
         self.buried: list[str] = []
+        self.forgotten = asyncio.Queue[str]()
         super().__init__(self._made, self._note)
 
     def _made(self, key: JobKey, uid: str) -> Any:
@@ -42,6 +45,10 @@ class _Fleet(Fleet):
 
     async def _note(self, uid: str) -> None:
         self.buried.append(uid)
+
+    def _forget(self, key: JobKey, uid: str) -> None:
+        super()._forget(key, uid)
+        self.forgotten.put_nowait(uid)
 
 
 CTR = JobKey("team", "ctr")
@@ -69,7 +76,7 @@ async def test_events_of_pods_reach_a_job_also_after_the_late_end_of_another_of_
         assert fleet.made["new"].wakes == before + 1
         fleet.made[gone].done.set()
         fleet.made[gone].gone.set()
-        await until(lambda: (CTR, gone) not in fleet.controllers)  # noqa: B023  # it is awaited here
+        assert await fleet.forgotten.get() == gone
     assert fleet.buried == ["old", "new"]
     fleet.wake(CTR)
     await fleet.close()
@@ -89,12 +96,12 @@ async def test_a_job_whose_reconciling_gets_nowhere_is_named_until_it_goes_on() 
     for name in ("quick", "slow"):
         fleet.see(JobKey("team", name), "uid")
     made[0].done.set()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await made[0].rests.wait()
+    await made[1].looks.wait()
     now = time.monotonic()
     assert fleet.stuck(now) is None
     assert fleet.stuck(now + 61.0) == "team/slow has been reconciled for 61 s"
     made[1].done.set()
-    await asyncio.sleep(0)
+    await made[1].rests.wait()
     assert fleet.stuck(now + 61.0) is None
     await fleet.close()

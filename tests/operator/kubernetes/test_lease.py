@@ -12,7 +12,6 @@ from aiohttp import web
 from api_server import api_server, never
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.lease import LeaderLease, LeaseLostError, account_owner
-from eventually import until
 
 
 def write_token(path: Path, claims: object) -> Path:
@@ -38,22 +37,26 @@ def test_outside_of_a_pod_there_is_no_owner(tmp_path: Path) -> None:
 
 
 class _LeaseServer:
-    """Keeps one lease. It answers no other calls, and while `silent`, none about the lease."""
+    """Keeps one lease. It answers no other calls, and while `silent`, none about the lease.
+
+    `renewed` and `waiting` are released with each renewal, and with each call that it does not answer.
+    """
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.renewals = 0
-        self.waiting = 0
+        self.renewed, self.waiting = asyncio.Semaphore(0), asyncio.Semaphore(0)
         self.silent = False
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if "/leases" not in request.path or self.silent:
-            self.waiting += 1
+            self.waiting.release()
             return await never()
         if request.method in ("POST", "PUT"):
             self.lease = await request.json()
             self.lease["metadata"]["resourceVersion"] = str(self.renewals)
             self.renewals += 1
+            self.renewed.release()
         if self.lease is None:
             return web.json_response({"reason": "NotFound"}, status=404)
         return web.json_response(self.lease)
@@ -64,7 +67,8 @@ async def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch:
     async with api_server(server.answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()
         calls = [asyncio.create_task(client.get("/api/v1/pods")) for _ in range(200)]
-        await until(lambda: server.waiting >= 64)
+        for _ in range(64):
+            await server.waiting.acquire()
         lease = await LeaderLease.connect("ops", "emberscale-operator", "op-1")
         await asyncio.wait_for(lease.acquire(), 30)
         assert server.lease is not None
@@ -87,7 +91,8 @@ async def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
         lease = LeaderLease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=3.0)
         await lease.acquire()
         keeps = asyncio.create_task(lease.keep())
-        await until(lambda: server.renewals >= 3)
+        for _ in range(3):
+            await server.renewed.acquire()
         server.silent = True
         with pytest.raises(LeaseLostError, match="not renewed within 3 s"):
             await asyncio.wait_for(keeps, 30)

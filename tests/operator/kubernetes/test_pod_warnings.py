@@ -108,19 +108,19 @@ async def test_a_job_goes_on_where_warnings_cannot_be_listed(problem: Exception)
 
 
 async def test_one_list_that_hangs_holds_up_one_job() -> None:
-    answers = asyncio.Event()
+    asked, answers = asyncio.Event(), asyncio.Event()
 
     class Hanging(Events):
         async def get(self, path: str, **query: str) -> dict[str, Any]:
             answer = await super().get(path, **query)
+            asked.set()
             await answers.wait()
             return answer
 
     api = Hanging(a=["FailedMount"], b=["FailedMount"])
     warnings = PodWarnings(api)  # type: ignore[arg-type]
     first = asyncio.create_task(warnings.last("team", "a", 100.0))
-    while not api.asked:
-        await asyncio.sleep(0)
+    await asked.wait()
     assert await warnings.last("team", "b", 110.0) is None
     answers.set()
     assert await first == await warnings.last("team", "b", 111.0) == Waiting("FailedMount", "why")

@@ -18,24 +18,28 @@ from eventually import eventually, unwrap
 from moves import SECONDS
 
 
-def test_a_push_is_answered_only_when_all_other_servers_have_its_deltas(make_servers: Callable[[int], Servers]) -> None:
+def test_a_push_is_answered_only_when_all_other_servers_have_its_deltas(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
     servers = make_servers(3)
     servers.protect()
     group = servers.serving[2].mover.protection.group
     assert group is not None
-    batch, answered = servers.batch(), threading.Event()
+    reach, waits = StreamSender.reach, threading.Event()
 
-    def push() -> None:
-        servers.push(batch, 0)
-        answered.set()
+    def note(sender: StreamSender, number: int, seconds: float) -> None:
+        if threading.current_thread().name.startswith("pushes"):
+            waits.set()
+        reach(sender, number, seconds)
 
-    with group.changed:  # as if the holder were slow
-        pushing = threading.Thread(target=push)
-        pushing.start()
-        eventually(lambda: servers.serving[0].state.totals.pushes == 1)
-        assert not answered.wait(0.3)
-    pushing.join(SECONDS)
-    assert answered.is_set()
+    monkeypatch.setattr(StreamSender, "reach", note)
+    with ThreadPoolExecutor(1, "pushes") as threads:
+        with group.changed:  # as if the holder were slow
+            pushing = threads.submit(servers.push, servers.batch(), 0)
+            assert waits.wait(SECONDS)
+            assert not pushing.done()
+            assert servers.serving[0].state.totals.pushes == 1
+        assert pushing.result(SECONDS) == [Status.OK]
 
 
 def test_what_a_server_sends_and_holds_can_be_scraped(make_servers: Callable[[int], Servers]) -> None:
