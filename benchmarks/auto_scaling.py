@@ -21,8 +21,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from auto_scaling_job import CORES, NAMESPACE, AutoJob, Shape, Window, install
-from cluster import NotInTimeError
 from emberscale_api.pictures import BLUE, GREY, ORANGE, STYLE
+from eventually import NotInTimeError
 from reporting import Ratio, arguments, report, say
 
 TARGET = 0.95

@@ -210,7 +210,7 @@ class AutoJob:
             shape = self.shape()
             return shape if shape is not None and wanted in (None, shape) else None
 
-        return eventually(f"the shape {wanted or 'that is planned'} is in force", there, _SHAPE_SECONDS)
+        return eventually(there, f"the shape {wanted or 'that is planned'} is in force", _SHAPE_SECONDS)
 
     def shape(self) -> Shape | None:
         """Returns the shape in force; None while it changes, or while the job does not train."""

@@ -321,8 +321,6 @@ class Master(Process):
             address,
             address,
             "",
-            1,
-            "host",
             most_parity=most_parity,
             knows_async_parity=member.role is Role.PS,
         )

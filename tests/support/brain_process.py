@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
+
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
@@ -70,6 +72,15 @@ class BrainProcess:
             pb.ReportProfileRequest(job_uid=job, profiles=profiles), timeout=60
         )
         return reply
+
+    def knows(self, job: str) -> bool:
+        try:
+            self.stub.GetPlan(pb.GetPlanRequest(job_uid=job), timeout=60)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return False
+        return True
 
     def later_plan(self, job: str, newer_than: int) -> pb.BrainPlan:
         """Waits for a plan newer than a version, and returns it."""

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 from structlog.testing import capture_logs
 from tests.operator.kubernetes.test_tenants import INSTALLATION, Server, operator
@@ -53,17 +52,7 @@ def submit(brain: BrainProcess, job: str) -> None:
 
 def claimed(brain: BrainProcess, *jobs: str) -> set[str]:
     """Returns those of the jobs that the brain counts."""
-    return {job for job in jobs if counts(brain, job)}
-
-
-def counts(brain: BrainProcess, job: str) -> bool:
-    try:
-        brain.stub.GetPlan(pb.GetPlanRequest(job_uid=job), timeout=60)
-    except grpc.RpcError as error:
-        if error.code() is not grpc.StatusCode.NOT_FOUND:
-            raise
-        return False
-    return True
+    return {job for job in jobs if brain.knows(job)}
 
 
 @asynccontextmanager
