@@ -70,12 +70,11 @@ def export_checkpoint(
     out: Path,
     advance: Advance = lambda _: None,
     begins: Begins = lambda _: None,
-    bytes_in_memory: int = _BYTES_IN_MEMORY,
 ) -> ExportedModel:
     """Writes the model of a checkpoint, the folder `uri`, to `out`, replacing what is there.
 
     `advance` is called with the number of further bytes read, `begins` before the model is traced, which takes seconds
-    of processor time for any number of rows. At most about `bytes_in_memory` bytes of rows are in memory at once. Every
+    of processor time for any number of rows. At most about 256 MiB of rows are in memory at once. Every
     file is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a user's own model that
     cannot be made, and ExportError; `out` is then unchanged.
     """
@@ -83,9 +82,7 @@ def export_checkpoint(
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        exported = _export(
-            CheckpointFiles(uri, Work(_PATIENCE_SECONDS, missing_seconds=0)), beside, advance, begins, bytes_in_memory
-        )
+        exported = _export(CheckpointFiles(uri, Work(_PATIENCE_SECONDS, missing_seconds=0)), beside, advance, begins)
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
@@ -98,9 +95,7 @@ def export_checkpoint(
     return exported
 
 
-def _export(
-    files: CheckpointFiles, folder: Path, advance: Advance, begins: Begins, bytes_in_memory: int
-) -> ExportedModel:
+def _export(files: CheckpointFiles, folder: Path, advance: Advance, begins: Begins) -> ExportedModel:
     spec = files.manifest.job.spec
     resolved = resolve_model(spec)
     model = build_model(spec.model, resolved, spec.training.seed)
@@ -109,7 +104,7 @@ def _export(
     parts = files.partitions((*with_sketches(resolved.tables), dense), len(initial))
     load_flat(model, torch.from_numpy(read_dense(files, parts, initial)))
     _write_dense(model.inner if isinstance(model, OwnModel) else model, folder / DENSE)
-    rows = [_write_table(files, parts, table, folder, advance, bytes_in_memory) for table in resolved.tables]
+    rows = [_write_table(files, parts, table, folder, advance) for table in resolved.tables]
     begins("tracing the model")  # once all files of the checkpoint have proved to be sound
     refusal = _write_program(model, resolved, folder / PROGRAM)
     about = _about(files.manifest, resolved, rows, refusal is None)
@@ -145,12 +140,11 @@ def _write_table(
     table: TableSpec,
     folder: Path,
     advance: Advance,
-    bytes_in_memory: int,
 ) -> int:
     layout = RowLayout.of(table)
     runs = folder / "runs"
     runs.mkdir()
-    sorter = RowSorter(runs, max(1, bytes_in_memory // (8 + 4 * table.dimension)))
+    sorter = RowSorter(runs, max(1, _BYTES_IN_MEMORY // (8 + 4 * table.dimension)))
 
     def take(records: Any) -> None:
         fields = layout.fields(records)
