@@ -23,7 +23,7 @@ for name, address, token, authority, answers in json.loads(sys.argv[1]):
     with open_channel(address, token, authority.encode() or None) as channel:
         try:
             if name.startswith("brain"):
-                brain_pb2_grpc.BrainStub(channel).ListJobs(brain_pb2.ListJobsRequest(), **patience)
+                brain_pb2_grpc.BrainStub(channel).GetPlan(brain_pb2.GetPlanRequest(job_uid="none"), **patience)
             else:
                 master_pb2_grpc.MasterStub(channel).GetStatus(master_pb2.GetStatusRequest(), **patience)
             said[name] = "OK"
@@ -105,7 +105,7 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
         "master, by the job's authority": "OK",
         "master, by the brain's": "UNAVAILABLE",
         "master, plain": "UNAVAILABLE",
-        "brain, by its own authority": "OK",
+        "brain, by its own authority": "NOT_FOUND",
         "brain, by the job's": "UNAVAILABLE",
         "brain, plain": "UNAVAILABLE",
     }

@@ -74,6 +74,7 @@ class BrainProcess:
         return reply
 
     def knows(self, job: str) -> bool:
+        """Whether the job was submitted, and has not ended."""
         try:
             self.stub.GetPlan(pb.GetPlanRequest(job_uid=job), timeout=60)
         except grpc.RpcError as error:
