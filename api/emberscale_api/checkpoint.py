@@ -63,7 +63,14 @@ def number_of(checkpoint: str) -> int:
 
 
 class DamagedCheckpointError(InvalidError):
-    """The checkpoint must not be used; the text says which one and why."""
+    """The checkpoint must not be used; the text says which one and why.
+
+    `file` is the URI of the file that is not as it was written; empty if it is none that other checkpoints may share.
+    """
+
+    def __init__(self, problem: str, file: str = "") -> None:
+        super().__init__(problem)
+        self.file = file
 
 
 class _Part(BaseModel):

@@ -24,19 +24,27 @@ class _UnfitError(InvalidError):
 
 
 @dataclass(frozen=True)
+class RefusedCheckpoint:
+    """Why a checkpoint failed when it was loaded, and the URI of the file that was damaged; empty: it is not known."""
+
+    problem: str
+    damaged_file: str = ""
+
+
+@dataclass(frozen=True)
 class InitialCheckpoints:
     """The checkpoints in the folder of `initialFrom`.
 
     * `uri`: of the folder. `ids`: of those that are complete, oldest first.
     * `read`: returns the manifest of one. Raises DamagedCheckpointError for one that cannot be restored.
-    * `refused`: by id, why checkpoints failed when they were loaded. A damaged file that a reason names also rules out
-      the other checkpoints that need the file.
+    * `refused`: by id, the checkpoints that failed when they were loaded. A damaged file also rules out the other
+      checkpoints that need it.
     """
 
     uri: str
     ids: Sequence[str]
     read: Callable[[str], CheckpointManifest]
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, RefusedCheckpoint] = field(default_factory=dict)
 
     def uri_of(self, identifier: str) -> str:
         """The URI of one checkpoint's folder."""
@@ -84,7 +92,7 @@ class InitialCheckpoints:
         """Raises DamagedCheckpointError and _UnfitError."""
         place = self.uri_of(identifier)
         if identifier in self.refused:
-            raise DamagedCheckpointError(f"{place} cannot be restored: {self.refused[identifier]}")
+            raise DamagedCheckpointError(f"{place} cannot be restored: {self.refused[identifier].problem}")
         if identifier not in self.ids:
             raise DamagedCheckpointError(f"{place} is missing, or was never completed")
         try:
@@ -98,12 +106,10 @@ class InitialCheckpoints:
         return manifest
 
     def _damage_shared_with_refused(self, manifest: CheckpointManifest) -> str:
-        """Returns why another checkpoint was refused, if that names a file of this one; else empty."""
-        problems = self.refused.values()
-        if not problems:
-            return ""
-        files = [f"{self.uri_of(file.checkpoint or manifest.id)}/{file.path}" for file in manifest.files]
-        return next((problem for problem in problems if any(f"{file} " in problem for file in files)), "")
+        """Returns why another checkpoint was refused, if a file of this one is damaged; else empty."""
+        damaged = {one.damaged_file: one.problem for one in self.refused.values()}
+        files = (f"{self.uri_of(file.checkpoint or manifest.id)}/{file.path}" for file in manifest.files)
+        return next((damaged[file] for file in files if file in damaged), "")
 
     def _fitting(self, job: TrainingJob) -> Iterator[str]:
         for identifier in reversed(self.ids):

@@ -510,7 +510,7 @@ def _trouble(
     pause = checkpoint_interval(state, spec) / 10 if can_wait else 0.0
     is_unwritten = can_wait and operation.phase is not CheckpointPhase.BARRIER
     reason = CHECKPOINT_NOT_WRITTEN if is_unwritten else "CheckpointFailed"
-    return retry.failed_again(before, now, reason, problem, at_least=pause)
+    return replace(retry.failed_again(before, now, reason, problem, at_least=pause), checkpoint=operation.checkpoint)
 
 
 def _patience(operation: Checkpointing) -> float:

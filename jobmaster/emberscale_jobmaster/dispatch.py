@@ -97,8 +97,8 @@ def on_answer(job: JobState, event: CallAnswer, spec: TrainingJobSpec, now: floa
             return moving.on_applied(job, spec, operation, server, answer, now), ()
         case Move(phase=MovePhase.SWITCH), ServerAnswered(answer=AppliedReport()):
             return moving.on_switched(job, operation, server, now)
-        case Restore(), ServerFailed(code=code, problem=problem):
-            return restoring.on_server_failed(job, spec, operation, server, code, problem, now), ()
+        case Restore(), ServerFailed():
+            return restoring.on_server_failed(job, spec, operation, event, now), ()
         case Reload(), ServerFailed(code=code, problem=problem):
             return reloading.on_server_failed(job, spec, operation, server, code, problem, now), ()
         case Checkpointing(), ServerFailed(code=code, problem=problem):

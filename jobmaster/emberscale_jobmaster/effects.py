@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from emberscale_api.checkpoint import CheckpointFile, ForgottenShare, Origin
 from emberscale_api.job.roles import Role
+from emberscale_api.origin import RefusedCheckpoint
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.operations import HandedPull, Image
 from emberscale_jobmaster.ranges import Applied
@@ -208,11 +209,11 @@ class InitialWanted:
     """If the job has no checkpoint, start from one of `spec.checkpoint.initialFrom`.
 
     * `pinned`: the checkpoint that the job started from before.
-    * `refused`: by URI, the reason why loading a checkpoint failed.
+    * `refused`: by URI, the checkpoints that failed when they were loaded.
     """
 
     pinned: Origin | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, RefusedCheckpoint] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

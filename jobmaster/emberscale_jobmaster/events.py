@@ -276,11 +276,15 @@ class ServerAnswered(CallAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFailed(CallAnswer):
-    """A call has failed. `code` is the name of a gRPC status code."""
+    """A call has failed.
+
+    `code` is the name of a gRPC status code; `damaged_file` the URI of the file that ruled out a checkpoint, or empty.
+    """
 
     server: int
     code: str
     problem: str
+    damaged_file: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

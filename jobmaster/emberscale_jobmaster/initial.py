@@ -42,7 +42,7 @@ class InitialFolder:
 
     def find(self, wanted: InitialWanted) -> InitialFound:
         """Returns the checkpoint to start from. Raises InitialUnreachableError."""
-        refused = {uri.rpartition("/")[2]: problem for uri, problem in wanted.refused.items()}
+        refused = {uri.rpartition("/")[2]: one for uri, one in wanted.refused.items()}
         try:
             initial = InitialCheckpoints(self._folder.uri, self._folder.complete(), self._folder.read, refused)
             manifest, damaged = initial.choose(self._job, wanted.pinned)

@@ -13,7 +13,7 @@ from emberscale_api.job.status import MAX_COUNT
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
-from emberscale_api.rpc.codec import message_of, same_fields
+from emberscale_api.rpc.codec import damaged_file_of, message_of, same_fields
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import messages
 from emberscale_jobmaster.effects import (
@@ -94,13 +94,14 @@ class ServerChannels:
             threading.excepthook(threading.ExceptHookArgs(found))
 
     def _event(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], ServerAnswer]) -> Event:
-        where = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
+        where: dict[str, Any] = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
         try:
             reply = done.result()
             messages.check_numbers(reply)
             answer = read(reply)
         except grpc.RpcError as error:
-            return ServerFailed(now=self._now(), code=error.code().name, problem=error.details() or "", **where)
+            problem, file = error.details() or "", damaged_file_of(error)
+            return ServerFailed(now=self._now(), code=error.code().name, problem=problem, damaged_file=file, **where)
         except grpc.FutureCancelledError:
             return ServerFailed(now=self._now(), code="CANCELLED", problem="the call was abandoned", **where)
         except ValueError as error:

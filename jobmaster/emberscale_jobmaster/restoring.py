@@ -11,9 +11,10 @@ from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import STARTED_STEP
+from emberscale_api.origin import RefusedCheckpoint
 from emberscale_jobmaster import parity, reshaping, retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
-from emberscale_jobmaster.events import CheckpointFound, Loaded, StorageFailed
+from emberscale_jobmaster.events import CheckpointFound, Loaded, ServerFailed, StorageFailed
 from emberscale_jobmaster.operations import (
     STORAGE,
     Restore,
@@ -59,7 +60,9 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> tuple[Effect, ...]:
     """The call that the operation waits for."""
     if whom == STORAGE:
-        initial = InitialWanted(state.restored.origin, {uri: why for uri, why in state.damaged.items() if "/" in uri})
+        files = state.damaged_files
+        refused = {uri: RefusedCheckpoint(why, files.get(uri, "")) for uri, why in state.damaged.items() if "/" in uri}
+        initial = InitialWanted(state.restored.origin, refused)
         return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state), initial),)
     table, source = state.routing.table, operation.source
     checkpoint, anew = (source.checkpoint, source.anew) if source is not None else ("", False)
@@ -128,17 +131,20 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
 
 
 def on_server_failed(
-    state: JobState, spec: TrainingJobSpec, operation: Restore, server: int, code: str, problem: str, now: float
+    state: JobState, spec: TrainingJobSpec, operation: Restore, event: ServerFailed, now: float
 ) -> JobState:
     """Handles a failed assignment. A server that knows a later table answers ABORTED; the next attempt surpasses it."""
-    if code in retry.PASSING_CODES:
-        return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
-    if code == "INVALID_ARGUMENT":
-        return fail(state, "ModelRefused", f"ps-{server}: {problem}")
-    if code == "DATA_LOSS" and operation.source is not None:
-        damaged = {**state.damaged, operation.source.checkpoint: problem}
-        return unroute(replace(state, damaged=damaged), spec)
-    return try_again(state, spec, "AssignFailed", f"ps-{server}: {problem}", now)
+    if event.code in retry.PASSING_CODES:
+        return state.having(asking_later(operation, event.server, now + AGAIN_SECONDS))
+    problem = f"ps-{event.server}: {event.problem}"
+    if event.code == "INVALID_ARGUMENT":
+        return fail(state, "ModelRefused", problem)
+    if event.code == "DATA_LOSS" and operation.source is not None:
+        refused = operation.source.checkpoint
+        damaged = {**state.damaged, refused: event.problem}
+        files = {**state.damaged_files, refused: event.damaged_file} if event.damaged_file else state.damaged_files
+        return unroute(replace(state, damaged=damaged, damaged_files=files), spec)
+    return try_again(state, spec, "AssignFailed", problem, now)
 
 
 def on_storage_failed(state: JobState, spec: TrainingJobSpec, event: StorageFailed, now: float) -> JobState:

@@ -27,6 +27,7 @@ class Trouble:
     * `reason`: one CamelCase word. `message`: what went wrong the last time.
     * `since`: when it failed first. `next_at`: when it is tried again. Both in seconds of the job's clock.
     * `attempts`: how often it has failed.
+    * `checkpoint`: the id of the checkpoint that could not be taken the last time; empty for anything else.
     """
 
     reason: str
@@ -34,6 +35,7 @@ class Trouble:
     since: float
     next_at: float
     attempts: int = 1
+    checkpoint: str = ""
 
     def describe(self, now: float) -> str:
         """Describes the trouble for people."""

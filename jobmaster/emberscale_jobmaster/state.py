@@ -123,7 +123,8 @@ class JobState:
       began, or its rows were restored.
     * `restores`: how often the rows were restored from quantised weights, by their bits.
     * `between_failures`: seconds between losses of a parameter server that the brain expects.
-    * `damaged`: checkpoints that failed their checksums, and how.
+    * `damaged`: checkpoints that failed their checksums, and how. `damaged_files`: the URIs of their damaged files, as
+      far as they are known.
     * `ends_with`: the purpose of a complete checkpoint that ends or suspends the job.
     """
 
@@ -167,6 +168,7 @@ class JobState:
     restores: Mapping[int, int] = field(default_factory=dict)
     between_failures: float | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
+    damaged_files: Mapping[str, str] = field(default_factory=dict)
     advised_interval: float | None = None
     """Seconds between checkpoints that the brain advises."""
     advised_strategy: FaultToleranceStrategy = FaultToleranceStrategy.FULL_RECOVERY

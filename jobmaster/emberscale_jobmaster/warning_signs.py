@@ -1,7 +1,6 @@
 """Warnings that a running or Complete job may not be what the user wanted: each is a line that says what to do."""
 
 import math
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,8 +18,6 @@ _SKIPPED = {
     CheckpointPurpose.PERIODIC: "no new checkpoint was taken",
     CheckpointPurpose.PRIORITY: "no priority rows were saved",
 }
-_IDENTIFIER = re.compile(r"/(priority-)?\d{8,}/")
-"""The folder of a checkpoint in the path of a file. Each attempt has another one."""
 _TRUNCATED_SHARE = 0.01
 _ENOUGH_SAMPLES = 1000
 _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
@@ -42,7 +39,8 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
     for purpose, what in _SKIPPED.items():
         trouble = state.troubles.get(purpose)
         if trouble is not None and trouble.reason == CHECKPOINT_NOT_WRITTEN:
-            yield f"{what}, and training continues: {_IDENTIFIER.sub('/*/', trouble.message)}"
+            every_attempt = trouble.message.replace(f"/{trouble.checkpoint}/", "/*/")  # each has a folder of its own
+            yield f"{what}, and training continues: {every_attempt}"
     saves_rows = spec.fault_tolerance.priority is not RecoveryPriority.NONE
     if saves_rows and state.flash.checkpoint and flash.is_wanted(state.flash, spec):
         yield (

@@ -14,7 +14,7 @@ from emberscale_api.checkpoint import (
     Origin,
 )
 from emberscale_api.job import DataContinuation, ManifestError, TrainingJob, parse_manifest
-from emberscale_api.origin import InitialCheckpoints, UnusableOriginError, origin_of
+from emberscale_api.origin import InitialCheckpoints, RefusedCheckpoint, UnusableOriginError, origin_of
 from master_stand_in import checkpoint_manifest
 
 PLACE = "s3://bucket/january"
@@ -47,11 +47,13 @@ class Folder:
     def __init__(self, *checkpoints: CheckpointManifest | tuple[int, str]) -> None:
         self.held = {one.id if isinstance(one, CheckpointManifest) else f"{one[0]:08}": one for one in checkpoints}
 
-    def choose(self, job: TrainingJob, pinned: Origin | None = None, refused: Mapping[str, str] | None = None) -> str:
+    def choose(
+        self, job: TrainingJob, pinned: Origin | None = None, refused: Mapping[str, RefusedCheckpoint] | None = None
+    ) -> str:
         initial = InitialCheckpoints(PLACE, sorted(self.held), self._read, refused or {})
         return initial.choose(job, pinned)[0].id
 
-    def refusal(self, job: TrainingJob, refused: Mapping[str, str] | None = None) -> str:
+    def refusal(self, job: TrainingJob, refused: Mapping[str, RefusedCheckpoint] | None = None) -> str:
         with pytest.raises(UnusableOriginError) as caught:
             self.choose(job, refused=refused)
         assert "\n" not in str(caught.value)
@@ -88,7 +90,7 @@ class TestChoice:
 
     def test_one_that_failed_while_it_was_loaded_is_not_taken_again(self) -> None:
         folder = Folder(checkpoint(3), checkpoint(4))
-        assert folder.choose(job(model=MODEL), refused={"00000004": "a bit flipped"}) == "00000003"
+        assert folder.choose(job(model=MODEL), refused={"00000004": RefusedCheckpoint("a bit flipped")}) == "00000003"
 
     def test_one_that_needs_a_file_that_failed_in_another_one_is_not_taken(self) -> None:
         damaged = CheckpointFile(path="ps-0/table-3-0.b4", bytes=1, crc32=1)
@@ -98,10 +100,16 @@ class TestChoice:
             checkpoint(3, files=(damaged,)),
             checkpoint(4, files=(damaged.model_copy(update={"checkpoint": "00000003"}),)),
         )
-        refused = {"00000004": f"{PLACE}/00000003/ps-0/table-3-0.b4 was altered: its checksum does not match"}
+        refused = {"00000004": RefusedCheckpoint("a bit flipped", f"{PLACE}/00000003/ps-0/table-3-0.b4")}
         assert folder.choose(job(model=MODEL), refused=refused) == "00000002"
         told = folder.refusal(job("00000004", model=MODEL), refused)
         assert "give spec.checkpoint.initialFrom.id: '00000002' instead" in told
+
+    def test_what_a_reason_says_of_files_rules_out_no_other_checkpoint(self) -> None:
+        shared = CheckpointFile(path="ps-0/a.rows", bytes=1, crc32=1)
+        folder = Folder(checkpoint(3, files=(shared,)), checkpoint(4))
+        refused = {"00000004": RefusedCheckpoint(f"{PLACE}/00000003/ps-0/a.rows is not what it was")}
+        assert folder.choose(job(model=MODEL), refused=refused) == "00000003"
 
 
 class TestRefusals:

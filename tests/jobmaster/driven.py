@@ -127,6 +127,7 @@ class Fault:
     """What happens to a call: it fails with `code`, is never answered (`hangs`), or a batch slips in after it.
 
     `problem`: the server reports what it keeps trying, and answers the next call only when the test says so.
+    `damaged_file`: the file that is the reason for a refusal.
     """
 
     code: str = ""
@@ -134,6 +135,7 @@ class Fault:
     lapses: bool = False
     batch: int | None = None
     problem: str = ""
+    damaged_file: str = ""
     times: int = 1
 
 
@@ -520,7 +522,7 @@ class Driven:
             self.unanswered.append(call)
             return None
         if fault.code:
-            return ServerFailed(code=fault.code, problem=f"{name} failed", **where)
+            return ServerFailed(code=fault.code, problem=f"{name} failed", damaged_file=fault.damaged_file, **where)
         if fault.problem:
             self.faults[name, index] = Fault(hangs=True)
             return ServerAnswered(answer=Prepared(done=False, problem=fault.problem), **where)

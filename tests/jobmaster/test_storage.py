@@ -16,6 +16,7 @@ from tests.jobmaster.test_checkpoints import complete, manifest
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
+from emberscale_api.origin import RefusedCheckpoint
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import (
     DeleteCheckpoint,
@@ -318,7 +319,7 @@ class TestAnotherJobsCheckpoints:
             complete(stored.folder, identifier)
         filesystem, path = fsspec.core.url_to_fs("moody://checkpoints/00000005/manifest.json")
         filesystem.pipe_file(path, b"{}")
-        event = self.found(InitialWanted(refused={"moody://checkpoints/00000006": "a bit flipped"}))
+        event = self.found(InitialWanted(refused={"moody://checkpoints/00000006": RefusedCheckpoint("a bit flipped")}))
         assert isinstance(event, CheckpointFound)
         assert unwrap(event.source).checkpoint == "moody://checkpoints/00000004"
         assert list(event.damaged) == ["moody://checkpoints/00000005"]

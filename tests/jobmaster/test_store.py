@@ -57,8 +57,9 @@ def rich_state() -> JobState:
         restore=_restore(),
         checkpointings=(_checkpointing(),),
         prunings=(Pruning(3, deadline=4.5, pending={STORAGE: 10}),),
-        troubles={"Restore": Trouble("CheckpointUnreachable", "EIO", 1.5, 2.5, 2)},
+        troubles={"Restore": Trouble("CheckpointUnreachable", "EIO", 1.5, 2.5, 2, "00000003")},
         damaged={"00000001": "checksum differs"},
+        damaged_files={"00000001": "/checkpoints/00000001/ps-0/rows"},
         ends_with=CheckpointPurpose.FINAL,
     )
 

@@ -7,6 +7,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 
+_DAMAGED_FILE = "emberscale-damaged-file-bin"
 _Kind = TypeVar("_Kind")
 _Message = TypeVar("_Message", bound=Message)
 _ROLES: Mapping["pb.Role.ValueType", Role] = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
@@ -134,3 +136,14 @@ def dataset_from_wire(message: pb.Dataset) -> Dataset:
         training_files=tuple(map(file_from_wire, message.training_files)),
         evaluation_files=tuple(map(file_from_wire, message.evaluation_files)),
     )
+
+
+def damage_metadata(file: str) -> tuple[tuple[str, bytes], ...]:
+    """Returns the trailing metadata of a call that fails on account of a damaged file, by its URI; empty: none."""
+    return ((_DAMAGED_FILE, file.encode()),) if file else ()
+
+
+def damaged_file_of(error: grpc.RpcError) -> str:
+    """Returns the URI of the file on account of which a call failed; empty if none was told."""
+    values = (one.value for one in error.trailing_metadata() or () if one.key == _DAMAGED_FILE)
+    return next((value.decode(errors="replace") for value in values if isinstance(value, bytes)), "")

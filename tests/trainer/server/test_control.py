@@ -14,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from prometheus_client import CollectorRegistry
 
+from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, piece_length
 from emberscale_api.rpc import master_pb2
@@ -31,6 +32,7 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 from eventually import eventually, unwrap
 from flash_server import FlashServer
+from master_stand_in import checkpoint_manifest
 from moves import Gate
 from trained_run import TrainedRun
 from training_jobs import training_job
@@ -49,6 +51,12 @@ class RefusedError(Exception):
 
 class Context:
     """The part of a gRPC context that the methods use."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, bytes] = {}
+
+    def set_trailing_metadata(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
+        self.metadata = dict(metadata)
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         raise RefusedError(code, details)
@@ -250,6 +258,21 @@ def test_what_cannot_be_done_has_a_status_of_its_own(
     with pytest.raises(RefusedError) as refused:
         call(server)
     assert refused.value.code is code
+
+
+def test_the_master_hears_which_file_of_a_checkpoint_is_damaged(server: Server, tmp_path: Path) -> None:
+    server.assign()
+    server.push(0)
+    server.hold()
+    server.settle()
+    server.snapshot(tmp_path)
+    files = [CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in server.saved().files]
+    (tmp_path / "manifest.json").write_text(checkpoint_manifest(files).to_json())
+    damaged = tmp_path / "ps-0" / "applied.json"
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    with pytest.raises(RefusedError, match="checksum"):
+        server.assign(2, str(tmp_path))
+    assert CONTEXT.metadata == {"emberscale-damaged-file-bin": str(damaged).encode()}
 
 
 def test_the_master_hears_what_to_do_about_a_full_redis(tmp_path: Path) -> None:

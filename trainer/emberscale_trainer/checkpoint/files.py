@@ -199,7 +199,7 @@ class CheckpointFiles:
         try:
             content = self._work.patiently(name, lambda: self._content(listed))
         except FileNotFoundError as error:
-            raise DamagedCheckpointError(f"{name} is missing") from error
+            raise DamagedCheckpointError(f"{name} is missing", name) from error
         self._check(key, content)
         return content
 
@@ -215,12 +215,11 @@ class CheckpointFiles:
 
     def _check(self, key: str, content: bytes) -> None:
         listed = self._entry(key)
+        name = self._name(listed)
         if len(content) != listed.bytes:
-            raise DamagedCheckpointError(
-                f"{self._name(listed)} does not have the {listed.bytes} bytes it was written with"
-            )
+            raise DamagedCheckpointError(f"{name} does not have the {listed.bytes} bytes it was written with", name)
         if zlib.crc32(content) != listed.crc32:
-            raise DamagedCheckpointError(f"{self._name(listed)} was altered: its checksum does not match")
+            raise DamagedCheckpointError(f"{name} was altered: its checksum does not match", name)
 
     def read_all(self, keys: Sequence[str]) -> Generator[bytes, None, None]:
         """Yields the contents of several files in order, each as `read` returns it; reads and checks others ahead."""

@@ -13,7 +13,7 @@ from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
-from emberscale_api.rpc.codec import message_of, same_fields
+from emberscale_api.rpc.codec import damage_metadata, message_of, same_fields
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     CheckpointFiles,
@@ -346,6 +346,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             yield
         except tuple(_STATUS) as error:
             code = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
+            if isinstance(error, DamagedCheckpointError):
+                context.set_trailing_metadata(damage_metadata(error.file))
             context.abort(code, str(error) or "the work was abandoned for a later call")
 
 
