@@ -20,7 +20,7 @@ from emberscale_api.job.run_policy import AUTO_INTERVAL
 from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
 from emberscale_api.job.training_job import TrainingJobSpec
-from emberscale_api.job.units import DURATION
+from emberscale_api.job.units import DURATION, QUANTITY
 
 GROUP = "emberscale.io"
 VERSION = "v1alpha1"
@@ -35,12 +35,6 @@ _LONG_STRINGS = {"value": 32768, "message": 32768}
 _QUANTITY = "^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _DURATION = "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$"
 _DURATION_OF_CEL = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
-_QUANTITIES = {
-    ("ResourceList", "cpu"),
-    ("ResourceList", "memory"),
-    ("FlashSpec", "maxBytes"),
-    ("CheckpointSpec", "writeBandwidth"),
-}
 _DURATION_OR_AUTO = {("CheckpointSpec", "interval")}
 
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -158,7 +152,7 @@ class _Inliner:
 
     def _field(self, type_name: str, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
         source = _without_null(source)
-        if (type_name, name) in _QUANTITIES:
+        if source.get("format") == QUANTITY:
             return _quantity(source)
         if source.get("format") == DURATION:
             schema = _duration(source, _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION)
@@ -268,7 +262,12 @@ def _number_or_word(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantity(source: Mapping[str, Any]) -> dict[str, Any]:
-    schema: dict[str, Any] = {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
+    schema: dict[str, Any] = {
+        "x-kubernetes-int-or-string": True,
+        "pattern": _QUANTITY,
+        "maxLength": 32,
+        "x-kubernetes-validations": [crd_rules.QUANTITY_RANGE],
+    }
     if "description" in source:
         schema["description"] = _described(source["description"])
     if source.get("default") is not None:

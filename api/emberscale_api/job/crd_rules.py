@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.run_policy import LEAST_WRITE_BANDWIDTH
 from emberscale_api.job.training_job import NAME_PATTERN, NAME_RULE
+from emberscale_api.job.units import MOST_QUANTITY
 
 
 def _within(name: str) -> dict[str, str]:
@@ -17,13 +18,6 @@ def _within(name: str) -> dict[str, str]:
         "rule": f"!has(self.requests) || !has(self.limits) || !has({request}) || !has({limit}) || "
         f"!quantity(string({request})).isGreaterThan(quantity(string({limit})))",
         "message": f"requests.{name} must not be above limits.{name}",
-    }
-
-
-def _positive(name: str) -> dict[str, str]:
-    return {
-        "rule": f"!has(self.{name}) || quantity(string(self.{name})).isGreaterThan(quantity('0'))",
-        "message": f"{name} must be above 0",
     }
 
 
@@ -121,7 +115,6 @@ RULES: Mapping[str, list[dict[str, str]]] = {
         },
     ],
     "ResourceRequirements": [_within("cpu"), _within("memory")],
-    "ResourceList": [_positive("cpu"), _positive("memory")],
     "ShardingSpec": [
         {
             "rule": "!has(self.minBatches) || !has(self.maxBatches) || self.minBatches <= self.maxBatches",
@@ -209,6 +202,11 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "message": "volumeMounts: each must name one of the volumes of the same template",
         },
     ],
+}
+QUANTITY_RANGE = {
+    "rule": "quantity(string(self)).isGreaterThan(quantity('0')) && "
+    f"!quantity(string(self)).isGreaterThan(quantity('{MOST_QUANTITY}'))",
+    "message": f"must be above 0 and at most {MOST_QUANTITY}",
 }
 NAME = {
     "rule": f"self.metadata.name.matches('^{NAME_PATTERN}$')",

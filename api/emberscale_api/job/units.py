@@ -131,7 +131,7 @@ def _number_as_text(value: object) -> object:
     return value
 
 
-_MOST_QUANTITY = "8Pi"
+MOST_QUANTITY = "8Pi"
 """2^53: messages and JSON hold numbers up to that exactly."""
 
 
@@ -139,10 +139,18 @@ def _in_range(quantity: str) -> str:
     number = _parse(quantity)
     if number <= 0:
         raise ValueError("must be above 0")
-    if number > _parse(_MOST_QUANTITY):
-        raise ValueError(f"must be at most {_MOST_QUANTITY}")
+    if number > _parse(MOST_QUANTITY):
+        raise ValueError(f"must be at most {MOST_QUANTITY}")
     return quantity
 
 
-Quantity = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_in_range)]
+QUANTITY = "quantity"
+"""The format of quantities in JSON schemas."""
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_number_as_text),
+    AfterValidator(_in_range),
+    Field(json_schema_extra={"format": QUANTITY}),
+]
 """A quantity above 0 and up to 8Pi, kept as written; a bare YAML number is accepted as Kubernetes accepts it."""

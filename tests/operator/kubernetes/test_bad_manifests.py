@@ -51,7 +51,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both ways to size": ({"worker": {"replicas": 2, "minReplicas": 1}}, "give either replicas, or minReplicas"),
     "min above max": ({"worker": {"minReplicas": 4, "maxReplicas": 2}}, "minReplicas must not be above maxReplicas"),
     "a quantity that is none": ({"ps": {"resources": {"limits": {"memory": "2GB"}}}}, "resources.limits.memory"),
-    "a limit of 0": ({"ps": {"resources": {"limits": {"cpu": 0}}}}, "cpu must be above 0"),
+    "a limit of 0": ({"ps": {"resources": {"limits": {"cpu": 0}}}}, "must be above 0 and at most 8Pi"),
+    "more memory than messages can hold": (
+        {"ps": {"resources": {"limits": {"memory": "8193Ti"}}}},
+        "must be above 0 and at most 8Pi",
+    ),
+    "a budget that is no quantity": ({"hotEmbeddings": {"budget": "256MB"}}, "spec.hotEmbeddings.budget"),
     "requests above limits": (
         {"ps": {"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "2Gi"}}}},
         "requests.memory must not be above limits.memory",

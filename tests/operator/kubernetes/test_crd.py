@@ -101,6 +101,31 @@ def test_the_example_of_the_docs_for_scaling_is_taken() -> None:
     assert TrainingJobSpec.model_validate(job_body(scaling={"profileInterval": "15s"})["spec"]).scaling.cooldown == 60
 
 
+QUANTITIES = (
+    "checkpoint.flash.maxBytes",
+    "checkpoint.writeBandwidth",
+    "hotEmbeddings.budget",
+    "ps.resources.limits.memory",
+    "worker.resources.requests.cpu",
+)
+
+
+@pytest.mark.parametrize("path", QUANTITIES)
+def test_a_quantity_has_the_range_of_the_types_on_a_cluster_too(path: str) -> None:
+    """A number or a text there as in a manifest; the rule's limits are those at which the types refuse it."""
+    schema = SCHEMA["properties"]["spec"]
+    for name in path.split("."):
+        schema = schema["properties"][name]
+    assert schema["x-kubernetes-int-or-string"]
+    (rule,) = schema["x-kubernetes-validations"]
+    least, most = re.findall(r"isGreaterThan\(quantity\('(\w+)'\)\)", rule["rule"])
+    for refused in (least, f"{most[:-2]}.1{most[-2:]}"):
+        with pytest.raises(ValueError, match=r"must be (above 0|at most 8Pi)"):
+            TrainingJobSpec.model_validate(apply_overrides(job_body(), [f"spec.{path}={refused}"])["spec"])
+    TrainingJobSpec.model_validate(apply_overrides(job_body(), [f"spec.{path}={most}"])["spec"])
+    assert rule["message"] == f"must be above {least} and at most {most}"
+
+
 def test_conditions_are_a_map_by_type() -> None:
     conditions = SCHEMA["properties"]["status"]["properties"]["conditions"]
     assert conditions["x-kubernetes-list-type"] == "map"
