@@ -70,7 +70,7 @@ WAIT_SECONDS = 2.0
 CALL_SECONDS = 8.0
 AGAIN_SECONDS = 1.0
 SLOWED = 0.1
-"""The share of training that is assumed lost while a checkpoint is written."""
+"""The share of training that is assumed lost while a checkpoint is written; a writer that waits takes none."""
 
 _PREFIXES = {CheckpointPurpose.FLASH: FLASH_PREFIX, CheckpointPurpose.PRIORITY: PRIORITY_PREFIX}
 """Prefixes of the ids of checkpoints that do not count as checkpoints of the folder."""
@@ -281,6 +281,7 @@ def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Sav
         written={**operation.written, server: max(answer.written_bytes, written)},
         examined={**operation.examined, server: max(answer.examined_rows, examined)},
         problems={**operation.problems, server: answer.problem},
+        waited_seconds=max(operation.waited_seconds, answer.waited_seconds),
         deadline=now + SAVE_SECONDS if gets_on else operation.deadline,
     )
     if not answer.done:
@@ -301,7 +302,8 @@ def on_manifest_written(
     another older checkpoint, or pruning has removed theirs, and nothing is written.
     """
     seconds = now - operation.began_at
-    cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
+    writing = max(0.0, seconds - operation.held_seconds - operation.waited_seconds)
+    cost = operation.held_seconds + SLOWED * writing
     listed = [file for files in operation.files.values() for file in files]
     size = sum(file.bytes for file in listed)
     if operation.is_flash:

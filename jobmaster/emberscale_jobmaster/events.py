@@ -233,7 +233,8 @@ class AppliedReport:
 class Saved:
     """Answers `SavedCall`: the files if `done`, or the progress and the problem that the server is retrying.
 
-    `examined_rows` is the number of rows among which priority rows were chosen so far.
+    `examined_rows` is the number of rows among which priority rows were chosen so far; `waited_seconds` the time for
+    which the limit of bandwidth kept the writer from working.
     """
 
     done: bool
@@ -241,6 +242,7 @@ class Saved:
     problem: str = ""
     files: tuple[CheckpointFile, ...] = ()
     examined_rows: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

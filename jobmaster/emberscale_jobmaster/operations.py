@@ -218,7 +218,8 @@ class Checkpointing:
     * `tracked`: whether later checkpoints may build on it.
     * `since`: the checkpoint on which it builds, or which its priority rows complete; empty: none.
     * `after`: of priority rows: the newest earlier save that completes `since`, or else `since` itself.
-    * `bytes_per_second`: the most that each server may write; 0: no limit.
+    * `bytes_per_second`: the most that each server may write; 0: no limit. `waited_seconds`: how long that kept the
+      servers from writing.
     """
 
     id: int
@@ -242,6 +243,7 @@ class Checkpointing:
     after: str = ""
     examined: Mapping[int, int] = field(default_factory=dict)
     bytes_per_second: int = 0
+    waited_seconds: float = 0.0
 
     @property
     def is_flash(self) -> bool:

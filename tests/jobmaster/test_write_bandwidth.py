@@ -5,7 +5,10 @@ from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.checkpoint import is_flash, is_priority
 from emberscale_api.frozen import replace
-from emberscale_jobmaster.checkpointing import SAVE_SECONDS, STALLED_SECONDS
+from emberscale_jobmaster import checkpointing
+from emberscale_jobmaster.checkpointing import SAVE_SECONDS, SLOWED, STALLED_SECONDS
+from emberscale_jobmaster.effects import CheckpointTaken
+from emberscale_jobmaster.events import Saved
 from emberscale_jobmaster.observations import Observations, ServerReport
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import JobState
@@ -81,6 +84,20 @@ def test_at_most_one_is_written_however_late_it_is() -> None:
     driven = writing()
     driven.pass_time(min(SAVE_SECONDS / 2, 1.5 * INTERVAL))
     assert len(driven.job.checkpointings) == 1
+
+
+def test_time_in_which_a_writer_waits_for_bandwidth_costs_no_training() -> None:
+    driven = writing()
+    (taking,) = driven.job.checkpointings
+    for waited in (80.0, 90.0):
+        answer = Saved(done=False, written_bytes=5, waited_seconds=waited)
+        state = checkpointing.on_saved(driven.job, taking, 0, answer, taking.began_at + 95.0)
+        (taking,) = state.checkpointings
+    taking = replace(taking, held_seconds=2.0)
+    _, (taken,) = checkpointing.on_manifest_written(state, driven.spec, taking, taking.began_at + 100.0)
+    assert isinstance(taken, CheckpointTaken)
+    assert taken.seconds == pytest.approx(100.0)
+    assert taken.cost_seconds == pytest.approx(2.0 + SLOWED * 8.0)
 
 
 def signs(driven: Driven, state: JobState | None = None, table_bytes: int = 0) -> list[str]:

@@ -3032,6 +3032,7 @@ class GetSavedReply(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     EXAMINED_ROWS_FIELD_NUMBER: _builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     written_bytes: _builtins.int
     """grows while it is written"""
@@ -3039,6 +3040,8 @@ class GetSavedReply(_message.Message):
     """the problem that is being retried, for people; empty if there is none"""
     examined_rows: _builtins.int
     """grows while the rows of a save are chosen, before the first is written"""
+    waited_seconds: _builtins.float
+    """for which the limit of bandwidth kept the writer from working"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]:
         """when done"""
@@ -3051,10 +3054,11 @@ class GetSavedReply(_message.Message):
         problem: _builtins.str = ...,
         files: _abc.Iterable[Global___SavedFile] | None = ...,
         examined_rows: _builtins.int = ...,
+        waited_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "examined_rows", b"examined_rows", "files", b"files", "problem", b"problem", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "examined_rows", b"examined_rows", "files", b"files", "problem", b"problem", "waited_seconds", b"waited_seconds", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,7 @@ class Work:
 
     * `moved_bytes`: the bytes read or written so far.
     * `examined_rows`: the rows examined so far to choose those to write.
+    * `waited_seconds`: the time for which the limit of bandwidth kept the writer from working.
     * `problem`: the failure that is being retried, for people; empty if there is none.
     """
 
@@ -110,6 +111,7 @@ class Work:
         self._counting = threading.Lock()
         self.moved_bytes = 0
         self.examined_rows = 0
+        self.waited_seconds = 0.0
         self.problem = ""
 
     def abandon(self) -> None:
@@ -124,7 +126,9 @@ class Work:
     def await_bandwidth(self, size: int) -> None:
         """Waits until a file of `size` bytes may be written. Raises AbandonedError."""
         if self.limit is not None:
-            self.pause(self.limit.bucket.take(size, self.limit.bytes_per_second))
+            seconds = self.limit.bucket.take(size, self.limit.bytes_per_second)
+            self.pause(seconds)
+            self.waited_seconds += seconds
 
     def advance(self, count: int) -> None:
         """Counts bytes that were read or written. May be called by several threads. Raises AbandonedError."""
