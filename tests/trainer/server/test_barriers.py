@@ -1,10 +1,10 @@
-"""The barriers of one parameter server, driven by lists of events and by random interleavings of them."""
+"""The barriers of one parameter server under random interleavings of events; `scenarios/` tells of single cases."""
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.trainer.server.cores import assign, header, push, serving, switched
+from tests.trainer.server.cores import assign, header, serving, switched
 
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches
@@ -12,102 +12,6 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import LaterError, ServerCore, Wait
 from emberscale_trainer.server.staleness import StalenessBound
 from examples import examples
-
-
-class TestBarriers:
-    def test_batches_that_others_have_applied_are_let_through_and_nothing_else(self) -> None:
-        core = serving()
-        push(core, header(0))
-        assert core.hold(1, 1, 1, 10, now=0).ranges(0) == [(0, 1)]
-        assert push(core, header(1)) == Wait(10)
-        core.settle(1, 1, [(0, 0, 2)], 10, now=1)
-        assert core.settled(1, 1, now=1) is None
-        assert push(core, header(2), now=1) == Wait(11)
-        assert push(core, header(1), now=1) is Status.OK
-        settled = core.settled(1, 1, now=2)
-        assert settled is not None
-        assert settled.ranges(0) == [(0, 2)]
-        assert push(core, header(2), now=2) == Wait(11)
-        outcome = core.snapshot(1, 1, now=4)
-        assert outcome.applied.ranges(0) == [(0, 2)]
-        assert (outcome.held_seconds, outcome.settled_seconds) == (4, 3)
-        assert push(core, header(2), now=4) is Status.OK
-
-    def test_a_snapshot_before_everything_is_settled_is_refused(self) -> None:
-        core = serving()
-        core.hold(1, 1, 1, 10, 0)
-        with pytest.raises(NotHeldError, match="not settled"):
-            core.snapshot(1, 1, 0)
-        core.settle(1, 1, [(0, 0, 1)], 10, 0)
-        with pytest.raises(NotHeldError, match="not settled"):
-            core.snapshot(1, 1, 0)
-
-    def test_a_barrier_that_lapsed_never_succeeds(self) -> None:
-        core = serving()
-        core.hold(1, 1, 1, 10, now=0)
-        core.settle(1, 1, [], 10, now=5)
-        for call in (
-            lambda: core.snapshot(1, 1, now=15),
-            lambda: core.settle(1, 1, [], 10, now=15),
-            lambda: core.settled(1, 1, now=15),
-            lambda: core.hold(1, 1, 1, 10, now=15),
-        ):
-            with pytest.raises(NotHeldError):
-                call()
-        assert push(core, header(0), now=15) is Status.OK
-
-    def test_a_barrier_is_not_held_after_its_resume_even_if_the_hold_comes_late(self) -> None:
-        core = serving()
-        core.resume(1, 3)
-        with pytest.raises(NotHeldError, match="over"):
-            core.hold(1, 1, 3, 10, 0)
-        core.hold(1, 1, 4, 10, 0)
-        core.resume(1, 3)
-        assert push(core, header(0)) == Wait(10)
-        core.resume(1, 4)
-        assert push(core, header(0)) is Status.OK
-
-    def test_a_later_barrier_replaces_one_whose_master_is_gone(self) -> None:
-        core = serving()
-        core.hold(1, 1, 1, 10, 0)
-        core.hold(1, 1, 2, 10, 0)
-        with pytest.raises(NotHeldError):
-            core.settle(1, 1, [], 10, 0)
-        with pytest.raises(NotHeldError):
-            core.hold(1, 1, 1, 10, 0)
-        core.settle(1, 2, [], 10, 0)
-
-    def test_a_snapshot_or_switch_whose_answer_was_lost_is_answered_again(self) -> None:
-        core = serving()
-        core.hold(1, 1, 1, 10, 0)
-        core.settle(1, 1, [], 10, 0)
-        assert not core.snapshot(1, 1, 1).repeated
-        push(core, header(0), now=2)
-        again = core.snapshot(1, 1, 3)
-        assert again.repeated
-        assert again.applied.ranges(0) == []
-        core.hold(1, 1, 2, 10, 4)
-        core.settle(1, 2, [], 10, 4)
-        assert not switched(core, 2, 2, now=5).repeated
-        assert core.switch(1, 2, 2, AppliedBatches(), None, 6)[0].repeated
-        with pytest.raises(LaterError):
-            switched(core, 2, 1, now=6)
-        with pytest.raises(NotHeldError):
-            switched(core, 2, 3, now=6)
-        assert core.known == (1, 2)
-
-    def test_a_barrier_of_another_generation_is_refused(self) -> None:
-        core = serving(generation=2, version=2)
-        with pytest.raises(LaterError):
-            core.hold(1, 1, 1, 10, 0)
-        with pytest.raises(NotHeldError):
-            core.hold(3, 1, 1, 10, 0)
-
-    def test_a_new_assignment_lets_go(self) -> None:
-        core = serving()
-        core.hold(1, 1, 1, 1000, 0)
-        assign(core, 2, 2)
-        assert push(core, header(0, generation=2, version=2)) is Status.OK
 
 
 def test_a_checkpoint_is_begun_in_one_barrier_only() -> None:

@@ -8,7 +8,7 @@ from buckets import bucket_of
 from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import SWITCH_SECONDS, Assigning, Assignment, LaterError, ServerCore, Wait
+from emberscale_trainer.server.core import Assigning, Assignment, LaterError, ServerCore
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from moves import EVERYTHING, table_of
 
@@ -96,28 +96,6 @@ class TestVersionsAndGenerations:
         assert push(core, header(0)) is Status.OK
         with pytest.raises(LaterError, match="have trained on"):
             core.assign(one)
-
-    def test_a_barrier_over_another_table_is_refused(self) -> None:
-        """A master whose ledger lost a switch would take a snapshot of some servers for one of all."""
-        core = serving(version=2)
-        with pytest.raises(LaterError, match="version 2 is served, and 1 is asked for"):
-            core.hold(1, 1, 1, 10, 0)
-        with pytest.raises(NotHeldError, match="version 3 is not served here"):
-            core.hold(1, 3, 1, 10, 0)
-        core.hold(1, 2, 1, 10, 0)
-
-    def test_a_push_of_an_older_version_has_moved(self) -> None:
-        assert push(serving(version=2), header(0, version=1)) is Status.MOVED
-
-    def test_a_push_of_a_newer_version_waits_for_the_switch_and_not_for_ever(self) -> None:
-        core = serving(version=1)
-        newer = header(0, version=2)
-        assert core.push(0, newer, arrived=5, now=6) == Wait(5 + SWITCH_SECONDS)
-        assert core.push(0, newer, arrived=5, now=5 + SWITCH_SECONDS) is Status.MOVED
-        core.hold(1, 1, 1, 10, 6)
-        core.settle(1, 1, [], 10, 6)
-        switched(core, 1, 2, now=6)
-        assert core.push(0, newer, arrived=5, now=7) is Status.OK
 
     def test_a_pull_of_another_version_is_served_where_everything_asked_for_is_owned(self) -> None:
         core, key = ServerCore(), 17
