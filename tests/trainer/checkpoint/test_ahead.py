@@ -46,11 +46,20 @@ def test_what_is_made_of_items_comes_in_their_order() -> None:
     assert list(each_ahead(str, range(100), 3)) == [str(item) for item in range(100)]
 
 
-def test_an_error_in_making_one_comes_in_its_place() -> None:
-    made = each_ahead(lambda item: 12 // item, [3, 2, 0, 1], 2)
-    assert [next(made), next(made)] == [4, 6]
+def test_an_error_in_making_one_is_told_while_others_hang() -> None:
+    hangs, ended = threading.Event(), threading.Event()
+
+    def make(item: int) -> int:
+        if item == 0:
+            hangs.wait(60)
+            ended.set()
+        return 12 // (1 - item)
+
+    made = each_ahead(make, range(1000), 2)
     with pytest.raises(ZeroDivisionError):
         next(made)
+    assert not ended.is_set()
+    hangs.set()
 
 
 def test_a_few_items_are_made_at_once_and_no_more() -> None:

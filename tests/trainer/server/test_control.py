@@ -14,15 +14,16 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.checkpoint import CheckpointFile
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy, TrainingJob, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, piece_length
 from emberscale_api.rpc import master_pb2
 from emberscale_api.wire import Header, Kind, Status
-from emberscale_trainer.checkpoint import work
+from emberscale_trainer.checkpoint import AbandonedError, Work, work
 from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.server import sending
+from emberscale_trainer.server.background import Background
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
@@ -273,6 +274,17 @@ def test_the_master_hears_which_file_of_a_checkpoint_is_damaged(server: Server, 
     with pytest.raises(RefusedError, match="checksum"):
         server.assign(2, str(tmp_path))
     assert CONTEXT.metadata == {"emberscale-damaged-file-bin": str(damaged).encode()}
+
+
+def test_what_a_failed_load_still_reads_is_given_up() -> None:
+    def load(work: Work) -> None:
+        raise DamagedCheckpointError("a bit flipped")
+
+    loading = Background("load", load)
+    with pytest.raises(DamagedCheckpointError):
+        loading.result(SECONDS)
+    with pytest.raises(AbandonedError):
+        loading.work.pause(SECONDS)
 
 
 def test_the_master_hears_what_to_do_about_a_full_redis(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -197,16 +197,31 @@ def ahead(source: Iterator[_Item], count: int) -> Generator[_Item, None, None]:
 def each_ahead(use: Callable[[_Item], _Result], items: Sequence[_Item], count: int) -> Generator[_Result, None, None]:
     """Yields `use` of each item, in order, of which up to `count` are under way or ready, each in a thread of its own.
 
-    Raises what `use` raises, in its place. No thread outlives the generator.
+    Raises what `use` raises for any of these at once, and waits for none of the others: one may be of a storage that
+    does not answer. Otherwise no thread outlives the generator.
     """
-    with ThreadPoolExecutor(count, "each-ahead") as pool:
-        ready: deque[Future[_Result]] = deque()
-        try:
-            for item in items:
-                ready.append(pool.submit(use, item))
-                if len(ready) > count:
-                    yield ready.popleft().result()
-            while ready:
-                yield ready.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool = ThreadPoolExecutor(count, "each-ahead")
+    ready: deque[Future[_Result]] = deque()
+    has_failed = False
+    try:
+        for item in items:
+            ready.append(pool.submit(use, item))
+            if len(ready) > count:
+                yield _first(ready)
+        while ready:
+            yield _first(ready)
+    except Exception:
+        has_failed = True
+        raise
+    finally:
+        pool.shutdown(wait=not has_failed, cancel_futures=True)
+
+
+def _first(ready: deque[Future[_Result]]) -> _Result:
+    """Removes and returns the first result, once it is there. Raises the error of any that fails before."""
+    pending = set(ready)
+    while not ready[0].done():
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    return ready.popleft().result()

@@ -37,4 +37,5 @@ class Background(Generic[_Result]):
             self._result = self._run(self.work)
         except BaseException as error:  # noqa: BLE001 - it is raised again by `result`, in the thread that waits
             self._error = error
+            self.work.abandon()  # reads ahead may be under way in other threads
         self._done.set()
