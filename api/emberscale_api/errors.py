@@ -55,3 +55,14 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 def disk_problem(error: OSError) -> str | None:
     """Describes a problem of the disk, such as a full one; None for an error of another kind."""
     return error.strerror if error.errno in _OF_DISKS else None
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Whether the storage failed: with an OSError, or with an error of the library behind a file system.
+
+    For example, the library behind s3fs raises its own errors if it cannot connect. Other errors of Python, and those
+    of this project, do not mean that the storage failed.
+    """
+    library = type(error).__module__.partition(".")[0]
+    is_foreign = library != "builtins" and not library.startswith("emberscale")
+    return isinstance(error, OSError) or (is_foreign and isinstance(error, Exception))

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass, field
 
+import structlog
+
 from emberscale_api.checkpoint import CheckpointManifest, Origin
-from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.errors import InvalidError, UnavailableError, is_of_storage
 from emberscale_api.job import DataContinuation, TrainingJob
-from emberscale_api.origin import FIELD, InitialCheckpoints, UnusableOriginError, origin_of
+from emberscale_api.origin import FIELD, InitialCheckpoints, origin_of
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import InitialWanted
 from emberscale_jobmaster.operations import Restored, Source
+
+_log = structlog.get_logger()
 
 
 class InitialUnreachableError(UnavailableError):
@@ -17,7 +21,7 @@ class InitialUnreachableError(UnavailableError):
 
 @dataclass(frozen=True)
 class InitialFound:
-    """The checkpoint found, or why the job cannot start from any.
+    """The checkpoint found, or why the job cannot start from any: its own mistake, or a defect of this program.
 
     `damaged` lists, by URI, newer ones that are damaged and that were not refused before.
     """
@@ -46,13 +50,14 @@ class InitialFolder:
         try:
             initial = InitialCheckpoints(self._folder.uri, self._folder.complete(), self._folder.read, refused)
             manifest, damaged = initial.choose(self._job, wanted.pinned)
-        except UnusableOriginError as error:
+        except InvalidError as error:
             return InitialFound(unusable=str(error))
-        except InvalidError:
-            raise
         except Exception as error:
             problem = f"{FIELD}.uri ({self._folder.uri}) cannot be used: {type(error).__name__}: {error}"
-            raise InitialUnreachableError(problem) from error
+            if is_of_storage(error):
+                raise InitialUnreachableError(problem) from error
+            _log.exception("initial_checkpoint_not_found", uri=self._folder.uri)
+            return InitialFound(unusable=f"{problem}; this is a defect: report it with the log of the master")
         new = {identifier: problem for identifier, problem in damaged.items() if identifier not in refused}
         by_uri = {initial.uri_of(identifier): problem for identifier, problem in new.items()}
         return InitialFound(initial_source(manifest, initial.uri_of(manifest.id), self._job), by_uri)

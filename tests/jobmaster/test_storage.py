@@ -33,6 +33,10 @@ from emberscale_jobmaster.store import DeposedError
 from eventually import unwrap
 
 
+class LibraryError(Exception):
+    """Stands for the error of a library behind a file system."""
+
+
 class MoodyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """In memory; a call hangs or fails if the test says so."""
 
@@ -346,7 +350,7 @@ class TestAnotherJobsCheckpoints:
         assert isinstance(event, CheckpointFound)
         assert event.unusable == "spec.checkpoint.initialFrom.uri: moody://checkpoints holds no complete checkpoint"
 
-    @pytest.mark.parametrize("kind", [OSError, RuntimeError])  # libraries of file systems raise errors of their own
+    @pytest.mark.parametrize("kind", [OSError, LibraryError])
     def test_a_folder_that_cannot_be_read_is_named(self, stored: Stored, kind: type[Exception]) -> None:
         complete(stored.folder, "00000004")
         MoodyFileSystem.moods["read"] = kind("503 Slow Down")
@@ -355,3 +359,17 @@ class TestAnotherJobsCheckpoints:
         assert event.problem == (
             f"spec.checkpoint.initialFrom.uri (moody://checkpoints) cannot be used: {kind.__name__}: 503 Slow Down"
         )
+
+    def test_a_defect_ends_the_job_in_one_line_and_leaves_its_traceback_in_the_log(
+        self, stored: Stored, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        complete(stored.folder, "00000004")
+        MoodyFileSystem.moods["read"] = KeyError("applied")
+        event = self.found(InitialWanted())
+        assert isinstance(event, CheckpointFound)
+        assert event.unusable == (
+            "spec.checkpoint.initialFrom.uri (moody://checkpoints) cannot be used: KeyError: 'applied'; this is a "
+            "defect: report it with the log of the master"
+        )
+        logged = capsys.readouterr()
+        assert "Traceback" in logged.out + logged.err

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 import tenacity
 
-from emberscale_api.errors import UnavailableError
+from emberscale_api.errors import UnavailableError, is_of_storage
 
 _log = structlog.get_logger()
 
@@ -42,17 +42,6 @@ class StorageUnreachableError(UnavailableError):
 
 class AbandonedError(Exception):
     """The work is no longer wanted."""
-
-
-def _is_of_storage(error: BaseException) -> bool:
-    """Whether the storage failed: with an OSError, or with an error of the library behind a file system.
-
-    For example, the library behind s3fs raises its own errors if it cannot connect. Other errors of Python, and those
-    of this project, do not mean that the storage failed.
-    """
-    library = type(error).__module__.partition(".")[0]
-    is_foreign = library != "builtins" and not library.startswith("emberscale")
-    return isinstance(error, OSError) or (is_foreign and isinstance(error, Exception))
 
 
 class TokenBucket:
@@ -160,7 +149,7 @@ class Work:
             _log.warning("storage_failed", operation=what, problem=str(error), attempts=state.attempt_number)
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_of_storage),
+            retry=tenacity.retry_if_exception(is_of_storage),
             wait=tenacity.wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
             stop=is_over,
             before_sleep=note,
