@@ -36,7 +36,7 @@ def test_the_cores_of_a_run_that_is_stopped_at_once_are_free(
     local = LocalJob(job, "stopped", RunFolder(tmp_path / "run"), commands=stand_ins, brain=address)
     with local:
         assert local.run(Watch(training, lambda _: local.kill())).phase is None
-    assert claimed(brain) == {"there"}
+    assert claimed(brain, "stopped", "there") == {"there"}
 
 
 async def test_a_brain_that_does_not_answer_is_not_waited_for_long() -> None:
