@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
+from emberscale_api.readable import bytes_text
+
 GIB = 1 << 30
 _LEAST_RESERVE, _MOST_RESERVE = 32 << 20, 256 << 20
 
@@ -25,9 +27,9 @@ class RoleShape:
     memory_bytes: int | None = None
 
     def describe(self) -> str:
-        """Such as `2 x 1.5 cores 2.0 GiB`."""
+        """Such as `2 x 1.5 cores 2 GiB`."""
         cpu = "" if self.cpu_cores is None else f" x {self.cpu_cores:g} cores"
-        memory = "" if self.memory_bytes is None else f" {self.memory_bytes / GIB:.1f} GiB"
+        memory = "" if self.memory_bytes is None else f" {bytes_text(self.memory_bytes)}"
         return f"{self.replicas}{cpu}{memory}"
 
 
@@ -68,8 +70,8 @@ class JobShape:
         """Describes the shape for reasons and tables."""
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return (
-            f"{workers} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
-            f"{self.ps} PS x {self.ps_cpu:g} cores {self.ps_memory / GIB:.3g} GiB"
+            f"{workers} x {self.worker_cpu:g} cores {bytes_text(self.worker_memory)}, "
+            f"{self.ps} PS x {self.ps_cpu:g} cores {bytes_text(self.ps_memory)}"
         )
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from emberscale_api.checkpoint import PRIORITY_SHARE
 from emberscale_api.job import DEFAULT_TARGET_PLS
-from emberscale_api.job.units import measured_time, small_share
+from emberscale_api.readable import duration_text, share_text
 from emberscale_api.shape import JobShape
 
 
@@ -208,19 +208,19 @@ def _reason(
     if Recovery.PARTIAL not in offered:
         notes[Recovery.PARTIAL] = f" with a targetPLS of {DEFAULT_TARGET_PLS:g}, which the manifest does not allow"
     others = ", ".join(
-        f"{way} {small_share(ways[way].overhead)}{notes.get(way, '')}"
+        f"{way} {share_text(ways[way].overhead)}{notes.get(way, '')}"
         for way in Recovery
         if way in ways and way is not best
     )
     instead = f" ({others})" if others else ""
     reason = (
-        f"{best} is expected to cost {small_share(chosen.overhead)} of the job's time"
+        f"{best} is expected to cost {share_text(chosen.overhead)} of the job's time"
         f"{_PARITY_SOURCE if best is Recovery.CODED else ''}{instead}, with a PS lost every "
-        f"{measured_time(costs.between_failures)} and a checkpoint every {measured_time(chosen.interval)}, "
-        f"each of which costs {measured_time(costs.save)}"
+        f"{duration_text(costs.between_failures)} and a checkpoint every {duration_text(chosen.interval)}, "
+        f"each of which costs {duration_text(costs.save)}"
     )
     if chosen.expected_pls > 0:
-        reason += f", which loses the effect of {small_share(chosen.expected_pls)} of the samples"
+        reason += f", which loses the effect of {share_text(chosen.expected_pls)} of the samples"
     if costs.unmeasured:
         reason += f"; assumed so far: {' and '.join(costs.unmeasured)}"
     if Recovery.PARTIAL in offered:
@@ -252,8 +252,8 @@ def _out_of_reach(costs: FailureCosts) -> str:
         else "no other is within reach either"
     )
     return (
-        f"; targetPLS {costs.target_pls:g} is out of reach: it takes a checkpoint every {measured_time(wanted)}, and "
-        f"each costs {measured_time(costs.save)}; {instead}; until then the job saves as often as with "
+        f"; targetPLS {costs.target_pls:g} is out of reach: it takes a checkpoint every {duration_text(wanted)}, and "
+        f"each costs {duration_text(costs.save)}; {instead}; until then the job saves as often as with "
         "full recovery, and goes back as a whole beyond its target"
     )
 

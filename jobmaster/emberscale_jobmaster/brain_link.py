@@ -18,6 +18,7 @@ import structlog
 from emberscale_api.environment import BRAIN_CA
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJob
+from emberscale_api.readable import duration_text
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.codec import message_of
@@ -243,7 +244,7 @@ class BrainLink:
             _log.info("scaling", reason=after.scaling.reason, message=after.scaling.message)
 
     def _why_no_plan(self) -> str:
-        return f"the brain at {self._address} gave no plan within {scaling.FIRST_PLAN_SECONDS:g} s" + (
+        return f"the brain at {self._address} gave no plan within {duration_text(scaling.FIRST_PLAN_SECONDS)}" + (
             f" ({self._away})" if self._away else ""
         )
 

@@ -13,6 +13,7 @@ from emberscale_api.checkpoint import FLASH_PREFIX, PRIORITY_PREFIX, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.running import CheckpointCost
+from emberscale_api.readable import duration_text
 from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.chains import COSTS_KEPT, Chain
@@ -400,14 +401,14 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpoint
     if now < operation.deadline:
         return state.asking_due(operation, now)
     if operation.phase is CheckpointPhase.WRITE:
-        problem = f"the manifest was not written within {WRITE_SECONDS:g} s"
+        problem = f"the manifest was not written within {duration_text(WRITE_SECONDS)}"
         return on_storage_failed(state, spec, operation, problem, now)
     waiting = sorted({*operation.pending, *operation.again_at})
     names = ", ".join(f"ps-{server}" for server in waiting)
     told = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
     what = "wrote nothing" if operation.phase is CheckpointPhase.SAVE else "did not answer"
     seconds = SAVE_SECONDS if operation.phase is CheckpointPhase.SAVE else BARRIER_SECONDS
-    problem = f"{names} {what} for {seconds:g} s"
+    problem = f"{names} {what} for {duration_text(seconds)}"
     return give_up(state, spec, operation, f"{problem}: {told}" if told else problem, now)
 
 

@@ -12,6 +12,7 @@ evaluates. Nothing rolls back. To drain the job's only server, another server is
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.readable import duration_text
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.losses import may_own
 from emberscale_jobmaster.membership import Drain, DrainPhase
@@ -68,7 +69,7 @@ def _given_up(state: JobState, spec: TrainingJobSpec, index: int, drain: Drain, 
     if not waits or not state.routing.ready or seconds < spec.scaling.timeout:
         return state
     why = f": {state.scaling.waits}" if state.scaling.waits else ""
-    message = f"{slot_name(Role.PS, index)} keeps its rows: ps-{last} did not join within {seconds:.0f} s{why}"
+    message = f"{slot_name(Role.PS, index)} keeps its rows: ps-{last} did not join within {duration_text(seconds)}{why}"
     return reshaping.note_step(_over(state, index), "GaveUpDrain", message, seconds)
 
 

@@ -1,5 +1,6 @@
 """Transitions for members that join, go silent, fail and exit, for limits that end the job, and for time."""
 
+import math
 from collections.abc import Iterable
 
 from emberscale_api.frozen import replace
@@ -7,6 +8,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import MAX_COUNT, JobPhase
+from emberscale_api.readable import duration_text
 from emberscale_jobmaster.losses import on_server_lost
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.progress import fail
@@ -125,16 +127,17 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> Jo
         return state
     clock = count_time(state.clock, elapsed, training=phase_of(state, spec) is JobPhase.TRAINING)
     state = replace(state, clock=clock)
-    if not past_deadline(clock.active_seconds, spec):
+    limit = active_limit(spec)
+    if clock.active_seconds <= limit:
         return state
-    deadline = f"spec.runPolicy.activeDeadline ({spec.run_policy.active_deadline:g}s)"
+    deadline = f"spec.runPolicy.activeDeadline ({duration_text(limit)})"
     return fail(state, "DeadlineExceeded", f"the job was active for longer than {deadline}")
 
 
-def past_deadline(active_seconds: float, spec: TrainingJobSpec) -> bool:
-    """Returns whether a job that was active for this long must fail."""
+def active_limit(spec: TrainingJobSpec) -> float:
+    """Returns for how many seconds a job may be active: infinity without a deadline."""
     deadline = spec.run_policy.active_deadline
-    return deadline is not None and active_seconds > deadline
+    return math.inf if deadline is None else deadline
 
 
 def expire_leases(state: JobState, tokens: Iterable[int]) -> JobState:

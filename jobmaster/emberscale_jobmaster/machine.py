@@ -167,7 +167,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
         return state, ()
     elapsed = max(0.0, event.now - state.counted_at)
     # The deadline is checked separately, as a job with short phases never has COUNTED_SECONDS left to count.
-    if elapsed >= COUNTED_SECONDS or lifecycle.past_deadline(state.clock(event.now), spec):
+    if elapsed >= COUNTED_SECONDS or state.clock(event.now) > lifecycle.active_limit(spec):
         job = lifecycle.on_time_passed(state.job, spec, elapsed)
         state = replace(state, job=job, counted_at=event.now)
     job, seen, now = state.job, state.seen, state.clock(event.now)

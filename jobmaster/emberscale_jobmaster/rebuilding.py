@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from emberscale_api.frozen import replace
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.readable import bytes_text
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
@@ -51,7 +52,6 @@ PARTED_SECONDS = 5.0
 """How long servers that have parted may take to learn of another table, or the master to learn of a lost server."""
 SILENT_SECONDS = 30.0
 """How long a server may acknowledge nothing; twice the lease timeout if that is longer."""
-_MIB = 1 << 20
 
 
 def trouble_of(state: JobState, member: MemberId, generation: int, report: ServerReport) -> ParityTrouble | None:
@@ -246,7 +246,7 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         forgotten=(*state.forgotten, *move.forgotten),
     )
     has = "has its" if len(move.lost) == 1 else "have their"
-    message = f"{name} {has} {sent / _MIB:,.1f} MiB of rows again, rebuilt from parity, by routing table"
+    message = f"{name} {has} {bytes_text(sent)} of rows again, rebuilt from parity, by routing table"
     message = f"{message} {move.table.version}; nothing was rolled back"
     for share in move.forgotten:
         batches = sum(map(count, (part.ranges for part in share.epochs)))

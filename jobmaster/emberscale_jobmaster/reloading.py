@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from emberscale_api.checkpoint import ForgottenShare, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.readable import duration_text
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import reshaping, retry
 from emberscale_jobmaster.chains import Chain
@@ -246,13 +247,15 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
         waiting = sorted({*operation.pending, *operation.again_at} - operation.done - {STORAGE})
         names = ", ".join(f"ps-{server}" for server in waiting)
         if operation.phase is ReloadPhase.FIND:
-            problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"
+            problem = (
+                f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {duration_text(FIND_SECONDS)}"
+            )
             return on_storage_failed(state, spec, operation, problem, now)
         if operation.phase is ReloadPhase.BARRIER:
             return _barrier_failed(state, spec, operation, f"{names} did not answer", now)
         trouble = state.troubles.get(KIND)
         if trouble is None:
-            return roll_back(state, spec, operation.reason, f"{names} loaded nothing for {LOAD_SECONDS:g} s")
+            return roll_back(state, spec, operation.reason, f"{names} loaded nothing for {duration_text(LOAD_SECONDS)}")
         if retry.exhausted(trouble, now):
             return fail(state, trouble.reason, trouble.message)
         operation = replace(operation, deadline=now + AGAIN_SECONDS)  # the servers keep retrying the storage

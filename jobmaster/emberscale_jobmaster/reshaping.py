@@ -9,12 +9,12 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.running import ScalingStep
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, describe_change
 from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 
 KEPT_STEPS = 12
 """A change has six steps; a drain and the return of the share have ten."""
-_MIB = 1 << 20
 
 
 def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Scaling:
@@ -39,7 +39,7 @@ def begin(scaling: Scaling, before: RoleShapes, after: RoleShapes, why: str, now
 
 def note_copied(state: JobState, servers: int, copied_bytes: int, rounds: int, seconds: float) -> JobState:
     """Notes that the new owners have all rows but the last changes."""
-    message = f"{copied_bytes / _MIB:,.1f} MiB of rows went to {servers} parameter servers in {rounds} rounds"
+    message = f"{bytes_text(copied_bytes)} of rows went to {servers} parameter servers in {rounds} rounds"
     scaling = state.scaling
     if scaling.steps and scaling.steps[-1].reason == "CopiedRows":  # a barrier failed, and more was copied
         *earlier, last = scaling.steps
@@ -50,7 +50,7 @@ def note_copied(state: JobState, servers: int, copied_bytes: int, rounds: int, s
 
 def note_switched(state: JobState, servers: int, version: int, paused: float, seconds: float) -> JobState:
     """Notes for how long pushes waited, and that the new routing table is in force."""
-    held = with_step(state.scaling, "HeldPushes", f"pushes waited for {paused * 1000:,.0f} ms", paused)
+    held = with_step(state.scaling, "HeldPushes", f"pushes waited for {duration_text(paused)}", paused)
     message = f"rows are on {servers} parameter servers, by routing table {version}"
     return with_scaling(state, with_step(held, "SwitchedServers", message, seconds))
 

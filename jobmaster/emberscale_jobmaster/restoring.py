@@ -12,6 +12,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import STARTED_STEP
 from emberscale_api.origin import RefusedCheckpoint
+from emberscale_api.readable import duration_text
 from emberscale_jobmaster import parity, reshaping, retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
 from emberscale_jobmaster.events import CheckpointFound, Loaded, ServerFailed, StorageFailed
@@ -181,11 +182,11 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
     """Repeats the calls that are due, and gives up a restore that makes no progress."""
     if now >= operation.deadline:
         if operation.phase is RestorePhase.FIND:
-            problem = f"{_folders(spec)} does not answer within {FIND_SECONDS:g} s"
+            problem = f"{_folders(spec)} does not answer within {duration_text(FIND_SECONDS)}"
             return try_again(state, spec, "CheckpointUnreachable", problem, now)
         waiting = sorted({*operation.pending, *operation.again_at})
         said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
-        problem = f"{', '.join(f'ps-{server}' for server in waiting)} loaded nothing for {LOAD_SECONDS:g} s"
+        problem = f"{', '.join(f'ps-{server}' for server in waiting)} loaded nothing for {duration_text(LOAD_SECONDS)}"
         return try_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
     return state.asking_due(operation, now)
 

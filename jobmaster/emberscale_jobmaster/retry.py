@@ -6,6 +6,8 @@ the patience ends the operation that needs the storage.
 
 from dataclasses import dataclass
 
+from emberscale_api.readable import duration_text
+
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -40,7 +42,7 @@ class Trouble:
     def describe(self, now: float) -> str:
         """Describes the trouble for people."""
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
-        return f"{self.message} (tried {times} in {max(0.0, now - self.since):.0f} s, and tried again)"
+        return f"{self.message} (tried {times} in {duration_text(max(0.0, now - self.since))}, and tried again)"
 
 
 def failed_again(before: Trouble | None, now: float, reason: str, message: str, at_least: float = 0.0) -> Trouble:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode, TrainingJobSpec
+from emberscale_api.readable import duration_text
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.operations import Move
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, manifest_sizes, within_manifest
@@ -102,9 +103,9 @@ def _await_room(state: JobState, spec: TrainingJobSpec, advice: Advice, now: flo
     if not advice.waits_for_room:
         return stop_waiting(state, spec, advice.message)
     if now >= limit:
-        return stop_waiting(state, spec, f"the brain found no room within {limit:g} s ({advice.message})")
+        return stop_waiting(state, spec, f"the brain found no room within {duration_text(limit)} ({advice.message})")
     since = scaling.since if scaling.reason == _NO_ROOM else wall
-    message = f"waits at most {limit:g} s for room: {advice.message}"
+    message = f"waits at most {duration_text(limit)} for room: {advice.message}"
     return with_scaling(state, replace(scaling, reason=_NO_ROOM, message=message, since=since))
 
 
@@ -177,7 +178,9 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
         noted = replace(scaling, missing_since=since if missing else None)
         return state if noted == scaling else replace(state, scaling=noted)
     why = f": {scaling.waits}" if scaling.waits else ""
-    return give_up(state, spec, f"{', '.join(missing)} did not join within {spec.scaling.timeout:g}s{why}", now)
+    return give_up(
+        state, spec, f"{', '.join(missing)} did not join within {duration_text(spec.scaling.timeout)}{why}", now
+    )
 
 
 def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:

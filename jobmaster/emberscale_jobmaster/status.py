@@ -6,6 +6,7 @@ from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import MAX_COUNT, JobPhase
+from emberscale_api.readable import bytes_text
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import message_of, wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
@@ -32,8 +33,6 @@ from emberscale_jobmaster.state import (
 )
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
-
-_MIB = 1 << 20
 
 
 def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> pb.JobStatus:
@@ -113,14 +112,14 @@ def _moving(state: JobState) -> str:
     if move is None:
         return "" if lost is None else f"; the rows of {lost.names} wait for {_successors(len(lost.lost))}"
     if move.lost:
-        sent = sum(one.copied_bytes for one in move.copied.values()) / _MIB
+        sent = bytes_text(sum(one.copied_bytes for one in move.copied.values()))
         names = " and ".join(slot_name(Role.PS, server) for server in move.lost)
-        return f"; the rows of {names} are rebuilt from parity, {sent:,.1f} MiB so far"
+        return f"; the rows of {names} are rebuilt from parity, {sent} so far"
     servers = f"{len(move.table.servers)} parameter servers"
     if move.phase is MovePhase.PREPARE:
         return f"; {servers} prepare to take rows"
-    copied = sum(one.copied_bytes for one in move.copied.values()) / _MIB
-    return f"; rows move to {servers}, {copied:,.1f} MiB so far"
+    copied = bytes_text(sum(one.copied_bytes for one in move.copied.values()))
+    return f"; rows move to {servers}, {copied} so far"
 
 
 def _successors(count: int) -> str:

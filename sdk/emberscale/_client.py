@@ -18,6 +18,7 @@ from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
 from emberscale_api.job.units import IN_WORDS
+from emberscale_api.readable import duration_text
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
@@ -91,7 +92,8 @@ class TrainingJobClient:
 
         Raises JobNotFoundError when the job is deleted, and TimeoutError after `timeout` seconds.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        limit = math.inf if timeout is None else timeout
+        deadline = time.monotonic() + limit
         while True:
             found = self._call(
                 self._jobs.list_namespaced_custom_object,
@@ -105,7 +107,9 @@ class TrainingJobClient:
             for status in self._changes(name, found["metadata"]["resourceVersion"], deadline):
                 yield status
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"TrainingJob {name} is {status.phase} after {timeout:g}s: {status.message}")
+                raise TimeoutError(
+                    f"TrainingJob {name} is {status.phase} after {duration_text(limit)}: {status.message}"
+                )
 
     def _changes(self, name: str, version: str, deadline: float) -> Iterator[TrainingJobStatus]:
         """Statuses newer than a resource version, until the watch ends for whatever reason."""

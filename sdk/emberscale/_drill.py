@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import ConditionType, JobPhase, Progress, Rebuilds, TrainingJobStatus
-from emberscale_api.job.units import measured_time
+from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 _SERVING = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
 _TRAINED = frozenset({JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE})
@@ -18,7 +18,6 @@ _TRAINED = frozenset({JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE})
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED})
 _SETTLED_SECONDS = 20.0
 """How long a job trains on without a recovery until the server counts as one that was not lost."""
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     """The report for people: what, and how much."""
 
     def seconds(value: float | None, after: str) -> str:
-        return "not before the drill ended" if value is None else f"{measured_time(value)} {after}"
+        return "not before the drill ended" if value is None else f"{duration_text(value)} {after}"
 
     if told.moved_away:
         yield (
@@ -217,10 +216,11 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     else:
         yield "fully protected again", "never: the job was not protected"
     share = f", {told.meanwhile / told.before:.0%} of before" if told.before else ""
-    yield "samples/s", f"{told.before:,.0f} before, {told.meanwhile:,.0f} new ones meanwhile{share}"
+    new = rate_text(told.meanwhile, "new samples")
+    yield "speed", f"{rate_text(told.before)} before, {new} meanwhile{share}"
     if told.rebuilt:
-        took = f"{measured_time(told.rebuild_seconds)} from when the master noticed the loss"
-        yield "rebuilt from parity", f"{told.rebuild_bytes / _MIB:,.1f} MiB in {took}"
+        took = f"{duration_text(told.rebuild_seconds)} from when the master noticed the loss"
+        yield "rebuilt from parity", f"{bytes_text(told.rebuild_bytes)} in {took}"
     if told.rolled_back:
         regained = seconds(told.regained_seconds, "after the kill")
         yield "rolled back", f"{told.repeated_samples:,} samples trained again; regained {regained}"
@@ -234,7 +234,7 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     else:
         yield "rolled back", "nothing"
     if told.precision_seconds:
-        yield "precision", f"reports of samples came up to {measured_time(told.precision_seconds)} apart"
+        yield "precision", f"reports of samples came up to {duration_text(told.precision_seconds)} apart"
     if told.ended:
         yield "ended early", f"the job was {told.ended} before the drill was over"
 

@@ -23,7 +23,7 @@ from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
 from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP, JobPhase
-from emberscale_api.job.units import clock_time
+from emberscale_api.readable import bytes_text, duration_text, rate_text
 from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
@@ -32,7 +32,7 @@ def figures(status: JobStatus) -> list[str]:
     """Returns speed, loss and AUC, as far as they are known."""
     parts = []
     if status.phase is JobPhase.TRAINING and status.samples_per_second > 0:
-        parts.append(f"{status.samples_per_second:,.0f} samples/s")
+        parts.append(rate_text(status.samples_per_second))
     if status.samples and math.isfinite(status.loss):
         parts.append(f"loss {status.loss:.4f}")
     if status.samples and math.isfinite(status.auc):
@@ -142,7 +142,7 @@ def step_remark(step: ScalingStep) -> str:
     """A step of a change of shape, or a recovery, and how long it took."""
     what = "recovery" if step.reason in RECOVERY_STEPS else "scaling"
     what = "start" if step.reason == STARTED_STEP else what
-    return f"{what}: {step.message}" + (f" ({step.seconds:.2f} s)" if step.seconds else "")
+    return f"{what}: {step.message}" + (f" ({duration_text(step.seconds)})" if step.seconds else "")
 
 
 def _changes_shape(old: JobStatus, new: JobStatus) -> bool:
@@ -154,8 +154,8 @@ def exit_remark(ended: MemberExit) -> str:
     log = f"see logs/{ended.name}.log"
     match ended.reason:
         case ExitReason.OOM_KILLED if ended.memory_limit is not None and ended.grown is not None:
-            limit, grown = ended.memory_limit / 2**20, ended.grown / 2**20
-            return f"{ended.name} was killed: it used more than its limit of {limit:,.0f} MiB, now {grown:,.0f} MiB"
+            limit, grown = bytes_text(ended.memory_limit), bytes_text(ended.grown)
+            return f"{ended.name} was killed: it used more than its limit of {limit}, now {grown}"
         case ExitReason.COMPLETED:
             return f"{ended.name} ended before the job did; {log}"
         case ExitReason.KILLED if ended.code == SUPERSEDED_EXIT_CODE:
@@ -193,7 +193,7 @@ class PlainProgress:
             return
         self._phase = phase
         self._next = snapshot.seconds + _LINE_SECONDS
-        self._print(f"{snapshot.seconds:7.1f}s  {_plain_line(snapshot)}")
+        self._print(f"{duration_text(snapshot.seconds):>8}  {_plain_line(snapshot)}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
@@ -208,9 +208,12 @@ def _plain_line(snapshot: RunView) -> str:
         share = status.samples / status.expected_samples
         parts.append(f"{share:6.1%}  {status.samples:,} of {status.expected_samples:,} samples")
     parts.extend(figures(status))
-    if status.phase is JobPhase.TRAINING and status.eta_seconds >= 0:
-        parts.append(f"ETA {clock_time(status.eta_seconds)}")
-    return "  ".join(parts)
+    return "  ".join([*parts, *_eta(status)])
+
+
+def _eta(status: JobStatus) -> list[str]:
+    known = status.phase is JobPhase.TRAINING and status.eta_seconds >= 0
+    return [f"ETA {duration_text(status.eta_seconds)}"] if known else []
 
 
 _REDRAW_SECONDS = 0.2
@@ -243,20 +246,17 @@ def live_view(name: str, snapshot: RunView) -> RenderableType:
     """The job in three lines: what it does, how far it is, how fast and how good."""
     status = snapshot.status or JobStatus()
     title = Text.assemble(
-        (name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + clock_time(snapshot.seconds), "dim")
+        (name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + duration_text(snapshot.seconds), "dim")
     )
     title.no_wrap = True
     title.overflow = "ellipsis"
     total = status.expected_samples
     bar = Table.grid(padding=(0, 1))
-    eta = (
-        f"ETA {clock_time(status.eta_seconds)}" if status.phase is JobPhase.TRAINING and status.eta_seconds >= 0 else ""
-    )
     bar.add_row(
         ProgressBar(total=total or None, completed=status.samples, width=40, pulse=not total),
         Text(f"{status.samples / total:6.1%}" if total else "", "bold"),
         Text(f"{status.samples:,} / {total:,} samples" if total else "", "dim"),
-        Text(eta, "cyan"),
+        Text("".join(_eta(status)), "cyan"),
     )
     counts = Counter(process.name.rpartition("-")[0] for process in snapshot.processes)
     restarts = sum(snapshot.restarts.values())

@@ -24,8 +24,14 @@ ROWS = 500_000
 
 
 def steps(stderr: str) -> list[str]:
-    """Returns the progress lines about changes of shape, with every figure replaced by N."""
-    return [re.sub(r"\d[\d.,]*(?<![.,])", "N", line) for line in stderr.splitlines() if line.startswith("scaling: ")]
+    """Returns the progress lines about changes of shape, with durations, sizes and counts replaced by T, S and N."""
+    return [_without_figures(line) for line in stderr.splitlines() if line.startswith("scaling: ")]
+
+
+def _without_figures(line: str) -> str:
+    line = re.sub(r"\b(\d+(\.\d+)?(ms|[smhd]))+\b", "T", line)
+    line = re.sub(r"\d[\d.,]* (bytes|[KMG]iB)", "S", line)
+    return re.sub(r"\d[\d.,]*(?<![.,])", "N", line)
 
 
 def owners(job: Job) -> int:
@@ -49,22 +55,22 @@ def test_a_run_is_scaled_up_and_down_without_a_stop_and_resumed_with_its_numbers
     assert finished.summary["recoveries"] == 0
     assert set(finished.summary["restarts"].values()) == {0}
     assert job.audit()["ps_count"] == 2
-    one = "scaling: N MiB of rows went to N parameter servers in N rounds (N s)"
+    one = "scaling: S of rows went to N parameter servers in N rounds (T)"
     switched = [
         one,
-        "scaling: pushes waited for N ms (N s)",
-        "scaling: rows are on N parameter servers, by routing table N (N s)",
+        "scaling: pushes waited for T (T)",
+        "scaling: rows are on N parameter servers, by routing table N (T)",
     ]
     planned = "scaling: PS N -> N: the manifest was edited"
     told_steps = steps(finished.stderr)
     for joined in ("ps-N, ps-N", "worker-N, worker-N"):  # in any order
-        told_steps.remove(f"scaling: {joined} joined (N s)")
+        told_steps.remove(f"scaling: {joined} joined (T)")
     assert told_steps == [
         "scaling: workers N -> N, PS N -> N: the manifest was edited",
         *switched,
         planned,
         *switched,
-        "scaling: ps-N ended (N s)",
+        "scaling: ps-N ended (T)",
     ]
 
     stopped = emberscale_here("scale", str(job.run_folder), "ps=3")

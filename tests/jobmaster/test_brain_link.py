@@ -189,7 +189,7 @@ def test_a_job_waits_for_room_while_the_brain_answers(
     cluster.start_master()
     eventually(lambda: advisor.asked > 5, "questions for longer than a job waits for a brain")
     waiting = cluster.status()
-    assert (waiting.reason, waiting.message) == ("WaitingForRoom", "waits at most 600 s for room: 1 core of 8 is free")
+    assert (waiting.reason, waiting.message) == ("WaitingForRoom", "waits at most 10m for room: 1 core of 8 is free")
     assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
     if ends == "room":
         advisor.plans(workers=3, ps=2)

@@ -95,4 +95,4 @@ def test_only_time_in_which_the_job_is_active_counts() -> None:
     state = lifecycle.on_time_passed(state, spec, 2.5)
     phase, reason, message = outcome(state)
     assert (phase, reason) == (JobPhase.FAILED, "DeadlineExceeded")
-    assert "spec.runPolicy.activeDeadline (60s)" in message
+    assert "spec.runPolicy.activeDeadline (1m)" in message

@@ -110,7 +110,7 @@ def test_servers_that_do_not_come_are_given_up_for_the_reason_that_the_operator_
     assert (replicas(driven)["ps"], servers(driven), driven.job.recoveries) == (2, 2, 0)
     assert steps(driven)[-1] == "GaveUpScaling"
     message = driven.job.scaling.steps[-1].message
-    assert "ps-3 did not join within 600s: ps-3: Unschedulable: 0/2 nodes are available" in message
+    assert "ps-3 did not join within 10m: ps-3: Unschedulable: 0/2 nodes are available" in message
     assert "edit spec.ps.replicas, which is 4, to try again" in message
     driven.train(2)
     driven.kill(Role.PS, 2)
@@ -268,7 +268,7 @@ def test_a_server_that_restarts_during_a_long_change_may_take_the_whole_timeout(
     assert "GaveUpScaling" not in steps(driven)
     assert replicas(driven)["ps"] == 3
     driven.pass_time(driven.spec.scaling.timeout)
-    assert "ps-2 did not join within 600s" in driven.job.scaling.steps[-1].message
+    assert "ps-2 did not join within 10m" in driven.job.scaling.steps[-1].message
 
 
 def test_an_edit_lowers_no_memory_of_servers_whose_rows_have_not_moved() -> None:

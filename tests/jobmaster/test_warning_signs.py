@@ -67,11 +67,11 @@ def test_a_checkpoint_that_cannot_be_written_is_told_alike_at_each_attempt() -> 
     signs: set[str] = set()
     for attempt in range(2, 5):
         folder = f"{attempt:08}"
-        problem = f"ps-0 wrote nothing for 60 s: /2026/11112222/{folder}/ps-0/table-3-0.rows: No space left on device"
+        problem = f"ps-0 wrote nothing for 1m: /2026/11112222/{folder}/ps-0/table-3-0.rows: No space left on device"
         trouble = Trouble(CHECKPOINT_NOT_WRITTEN, problem, 0.0, next_at=1.0, attempts=attempt, checkpoint=folder)
         signs.update(warning_signs(pure.state.troubled(CheckpointPurpose.PERIODIC, trouble), NOTHING, pure.spec))
     assert signs == {
-        "no new checkpoint was taken, and training continues: ps-0 wrote nothing for 60 s: "
+        "no new checkpoint was taken, and training continues: ps-0 wrote nothing for 1m: "
         "/2026/11112222/*/ps-0/table-3-0.rows: No space left on device"
     }
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_whose_files_make_no_progress_is_told_until_one_is_taken() 
     driven.faults["Saved", 0] = Fault(hangs=True, times=100)
     driven.pass_time(20 + SAVE_SECONDS + 10)
     (sign,) = warning_signs(driven.job, NOTHING, driven.spec)
-    assert sign.startswith("no new checkpoint was taken, and training continues: ps-0 wrote nothing for 60 s")
+    assert sign.startswith("no new checkpoint was taken, and training continues: ps-0 wrote nothing for 1m")
     assert driven.job.troubles[CheckpointPurpose.PERIODIC].checkpoint == "00000001"
     driven.faults.clear()
     driven.pass_time(60)

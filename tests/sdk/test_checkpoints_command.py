@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from emberscale._cli import app
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints
 from emberscale_api.checkpoint import CheckpointManifest, EpochApplied
+from emberscale_api.readable import bytes_text
 from master_stand_in import checkpoint_manifest
 from trained_run import KEYS, TrainedRun
 
@@ -74,7 +75,7 @@ class TestList:
         ]
         newest = listed(run.root)[0]
         assert f"{newest['samples']:,}" in shown
-        assert f"{newest['restore_bytes'] / 1e6:,.1f}" in shown
+        assert bytes_text(newest["restore_bytes"]) in shown
 
     def test_a_uri_of_checkpoints_serves_as_well_as_the_run(self, run: TrainedRun) -> None:
         assert listed(f"file://{run.root}/checkpoints") == listed(run.root)

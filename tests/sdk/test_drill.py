@@ -65,12 +65,12 @@ def test_a_rebuilt_server_costs_the_time_without_service() -> None:
     assert (told.precision_seconds, told.repeated_samples, told.rolled_back) == (1.0, 0, False)
     assert told.passed
     assert dict(_drill.lines(told)) == {
-        "without service": "2.5 s from the kill to the first samples after it",
-        "fully protected again": "4 s after the kill",
-        "samples/s": "2,000 before, 750 new ones meanwhile, 38% of before",
-        "rebuilt from parity": "3.0 MiB in 1.75 s from when the master noticed the loss",
+        "without service": "2.5s from the kill to the first samples after it",
+        "fully protected again": "4s after the kill",
+        "speed": "2,000 samples/s before, 750 new samples/s meanwhile, 38% of before",
+        "rebuilt from parity": "3 MiB in 1.75s from when the master noticed the loss",
         "rolled back": "nothing",
-        "precision": "reports of samples came up to 1 s apart",
+        "precision": "reports of samples came up to 1s apart",
     }
 
 
@@ -91,7 +91,7 @@ def test_a_roll_back_costs_the_samples_that_are_trained_again() -> None:
     assert told.passed, "nobody promised more"
     said = dict(_drill.lines(told))
     assert said["fully protected again"] == "never: the job was not protected"
-    assert said["rolled back"] == "2,100 samples trained again; regained 6 s after the kill"
+    assert said["rolled back"] == "2,100 samples trained again; regained 6s after the kill"
 
 
 def test_a_roll_back_of_a_protected_job_is_a_failure() -> None:

@@ -45,8 +45,8 @@ def test_a_change_is_told_with_what_it_brings_and_costs() -> None:
     assert "ads: plan 4 by default, Scale" in text
     assert "[so]" in text
     assert "3,000 samples/s +- 4% for 0.3 an hour, in the currency of planner.cpuCoreHour; that is" in text
-    assert "that is +950 samples/s and +0.1 an hour" in text
-    assert "which takes 0:45; done 1:30 later" in text
+    assert "that is 950 samples/s more and +0.1 an hour" in text
+    assert "which takes 45s; done 1m30s later" in text
     assert "recovery  FullRecovery is expected to cost" in text
 
 
@@ -63,8 +63,8 @@ def test_the_front_is_short_and_has_the_present_and_the_chosen_shape_in_a_line_e
     assert len(rows) <= 12
     (present,) = (row for row in rows if "now" in row)
     (chosen,) = (row for row in rows if "chosen" in row)
-    assert " ".join(present.split()) == "2 x 2, 1 1 x 1, 2 0.2 2,000 1,980 4% now"
-    assert " ".join(chosen.split()) == "3 x 2, 1 1 x 1, 2 0.3 3,000 2,970 4% chosen"
+    assert " ".join(present.split()) == "2 x 2, 1 GiB 1 x 1, 2 GiB 0.2 2,000 1,980 4% now"
+    assert " ".join(chosen.split()) == "3 x 2, 1 GiB 1 x 1, 2 GiB 0.3 3,000 2,970 4% chosen"
 
 
 def test_the_model_says_what_it_rests_on() -> None:

@@ -271,5 +271,5 @@ def test_the_status_shows_what_the_newest_checkpoint_cost() -> None:
     assert isinstance(console.file, io.StringIO)
     line = next(line for line in console.file.getvalue().splitlines() if "Checkpoint" in line)
     assert line.split(maxsplit=1)[1].strip() == (
-        "8: 3.0 MB in 2 s, pushes held 12 ms; a restore reads 21.0 MB, about 14 s"
+        "8: 2.86 MiB in 2s, pushes held 12ms; a restore reads 20 MiB, about 14s"
     )

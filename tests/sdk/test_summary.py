@@ -71,13 +71,13 @@ def test_what_a_restore_would_take_is_told_at_the_rate_of_the_writes() -> None:
         CheckpointCost("00000002", 1.0, 0.01, 25_000_000, 125_000_000),
     )
     text = printed(JobStatus(checkpoints=costs))
-    assert "a restore reads 125.0 MB, 5 s at the rate of these writes" in text
+    assert "a restore reads 119 MiB, 5s at the rate of these writes" in text
 
 
 @pytest.mark.parametrize(("seconds", "written"), [(0.0, 10), (1.0, 0)])
 def test_without_a_rate_only_the_bytes_of_a_restore_are_told(seconds: float, written: int) -> None:
     text = printed(JobStatus(checkpoints=(CheckpointCost("00000001", seconds, 0.0, written, 2_000_000),)))
-    assert "a restore reads 2.0 MB" in text
+    assert "a restore reads 1.91 MiB" in text
     assert "at the rate" not in text
 
 

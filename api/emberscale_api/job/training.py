@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, memory_bytes
+from emberscale_api.readable import duration_text
 
 
 class OptimizerType(StrEnum):
@@ -149,7 +150,7 @@ class ShardingSpec(ManifestPart):
             raise ValueError(f"minBatches ({self.min_batches}) must not be above maxBatches ({self.max_batches})")
         if self.heartbeat_interval * 2 > self.lease_timeout:
             raise ValueError(
-                f"leaseTimeout ({self.lease_timeout:g}s) must be at least twice "
-                f"heartbeatInterval ({self.heartbeat_interval:g}s)"
+                f"leaseTimeout ({duration_text(self.lease_timeout)}) must be at least twice "
+                f"heartbeatInterval ({duration_text(self.heartbeat_interval)})"
             )
         return self

@@ -1,4 +1,4 @@
-"""Durations (`90s`, `5m`, `1h30m` or seconds) and Kubernetes quantities (`500m`, `2Gi`): read, written and shown."""
+"""Durations (`90s`, `5m`, `1h30m` or seconds) and Kubernetes quantities (`500m`, `2Gi`), as manifests have them."""
 
 import re
 from decimal import Decimal
@@ -39,40 +39,6 @@ Seconds = Annotated[
 """Seconds, accepted as a number or as a duration in words."""
 
 
-def rough_time(seconds: float) -> str:
-    """Returns `45s`, `12m`, `3h20m` or `2d4h`: about how long something takes."""
-    left = max(0, round(seconds))
-    if left < 120:
-        return f"{left}s"
-    if left < 3600:
-        return f"{left // 60}m"
-    if left < 86400:
-        return f"{left // 3600}h{left % 3600 // 60}m"
-    return f"{left // 86400}d{left % 86400 // 3600}h"
-
-
-def measured_time(seconds: float) -> str:
-    """Returns `1.5 min`, `3.2 h`: a figure in a readable unit."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def small_share(share: float) -> str:
-    """Returns `12.34%`, or two significant digits below a thousandth: `0.0012%`."""
-    if not share or abs(share) >= 1e-3:
-        return f"{share:.2%}"
-    return f"{Decimal(f'{100 * share:.1e}'):f}%"
-
-
-def clock_time(seconds: float) -> str:
-    """Returns `0:07`, `12:34` or `1:02:03`: how long something has run."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 _SUFFIXES = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -110,14 +76,6 @@ def cpu_cores(quantity: str) -> float:
 def memory_bytes(quantity: str) -> int:
     """Memory in bytes, rounded up: `1Gi` is 1073741824."""
     return int(_parse(quantity).to_integral_value(rounding="ROUND_CEILING"))
-
-
-def readable_bytes(size: float) -> str:
-    """Returns `820 bytes`, `3.12 MiB`: a figure in a readable unit."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << shift:
-            return f"{size / (1 << shift):,.3g} {unit}"
-    return f"{size:.0f} bytes"
 
 
 def memory_quantity(size: int) -> str:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from emberscale_api.readable import duration_text
 from emberscale_api.shape import JobProfile, JobShape
 
 PROFILES_PER_SHAPE = 32
@@ -44,7 +45,7 @@ def problem_with(profile: JobProfile, now: float) -> str | None:
         if not math.isfinite(value) or value < 0:
             return f"{name} is not a share: {value}"
     if profile.time > now:
-        return f"time is {profile.time - now:.3g} s in the future"
+        return f"time is {duration_text(profile.time - now)} in the future"
     return None
 
 

@@ -2,8 +2,7 @@
 
 from types import MappingProxyType
 
-from emberscale_api.job.units import measured_time
-from emberscale_api.shape import GIB
+from emberscale_api.readable import bytes_text, duration_text, rate_text
 from emberscale_brain.planner.candidates import DWELL_SECONDS, Candidates, Experiment
 from emberscale_brain.planner.running import Assessment
 from emberscale_brain.planner.types import (
@@ -45,20 +44,19 @@ def gain_in_words(candidates: Candidates, now: int, then: int, remaining_samples
     saved = remaining_samples / before - remaining_samples / max(float(candidates.net[then]), 1e-12)
     cost = float(candidates.cost[then] - candidates.cost[now])
     dearer = "more" if cost >= 0 else "less"
-    sooner = f"done {measured_time(saved)} sooner" if saved >= 0 else f"done {measured_time(-saved)} later"
-    speed = f"{before:,.0f} -> {after:,.0f} samples/s, +-{candidates.doubt[then]:.1%}"
+    sooner = f"done {duration_text(abs(saved))} {'sooner' if saved >= 0 else 'later'}"
+    speed = f"{rate_text(before)} -> {rate_text(after)}, +-{candidates.doubt[then]:.1%}"
     return (
         f"{after / before - 1:+.1%} throughput ({speed}) for {abs(cost):.3g}/h {dearer}; {sooner}, "
-        f"{measured_time(float(candidates.pause[then]))} of standstill"
+        f"{duration_text(float(candidates.pause[then]))} of standstill"
     )
 
 
 def memory_in_words(forecast: MemoryForecast, limit: int) -> str:
     """Describes how much memory the largest PS is expected to need at the end."""
-    gib = float(GIB)
     return (
-        f"at the end the largest PS is expected to need {forecast.expected / gib:.3g} GiB "
-        f"({forecast.lower / gib:.3g} to {forecast.upper / gib:.3g}, {forecast.law}) of {limit / gib:.3g} GiB"
+        f"at the end the largest PS is expected to need {bytes_text(forecast.expected)} "
+        f"({bytes_text(forecast.lower)} to {bytes_text(forecast.upper)}, {forecast.law}) of {bytes_text(limit)}"
     )
 
 
@@ -151,7 +149,7 @@ def explain_experiment(
     explanation = _explanation(assessment, trials, experiment.row, 0.0, similar)
     fit = "" if assessment.fit is None else fit_in_words(assessment.fit)
     reason = (
-        f"A trial of {measured_time(DWELL_SECONDS)}: what is learned in it should make the rest of the job "
+        f"A trial of {duration_text(DWELL_SECONDS)}: what is learned in it should make the rest of the job "
         f"{experiment.worth:.3g} cheaper and costs {experiment.cost:.3g}. {fit}"
     )
     return PlannedShape(shape, PlanAction.EXPLORE, reason, explanation)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emberscale_api.shape import GIB, JobShape, memory_reserve
+from emberscale_api.readable import bytes_text
+from emberscale_api.shape import JobShape, memory_reserve
 from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.model.window import shape_key
 from emberscale_brain.planner.candidates import Candidates, evaluate, front_shapes, worker_only_shapes
@@ -81,7 +82,7 @@ class Assessor:
                 forecast,
                 limits,
                 f"no number of PS within {job.bounds.ps} holds the tables, which need "
-                f"{need.shared / GIB:.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
+                f"{bytes_text(need.shared)}, within the bounds and nodes: raise the bounds of ps or ps_memory",
             )
         grows = self._runs_out_of_memory(job, present, model, forecast, gross)
         stay = _with_memory_for(present, model) if grows else present

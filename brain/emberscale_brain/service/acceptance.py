@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from emberscale_api.shape import GIB, JobShape
+from emberscale_api.readable import bytes_text
+from emberscale_api.shape import JobShape
 from emberscale_brain.planner.room import Room, quota_of
 from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape
 from emberscale_brain.service.state import BrainState, Conditions
@@ -28,14 +29,13 @@ def missing_room(shape: JobShape, free: ClusterCapacity, whole: ClusterCapacity)
     if shape.cpu > free.cpu:
         return f"{shape.cpu:g} cores are needed and {free.cpu:g} of {whole.cpu:g} are free"
     if shape.memory > free.memory:
-        return (
-            f"{shape.memory / GIB:.1f} GiB are needed and {free.memory / GIB:.1f} of {whole.memory / GIB:.1f} are free"
-        )
+        has = f"{bytes_text(free.memory)} of {bytes_text(whole.memory)}"
+        return f"{bytes_text(shape.memory)} are needed and {has} are free"
     cores, memory = max(shape.worker_cpu, shape.ps_cpu), max(shape.worker_memory, shape.ps_memory)
     if cores > whole.largest_node_cpu:
         return f"{cores:g} cores are wanted for one process and the largest node has {whole.largest_node_cpu:g}"
-    has = whole.largest_node_memory / GIB
-    return f"{memory / GIB:.1f} GiB are wanted for one process and the largest node has {has:.1f} GiB"
+    has = bytes_text(whole.largest_node_memory)
+    return f"{bytes_text(memory)} are wanted for one process and the largest node has {has}"
 
 
 def unacceptable(
@@ -107,7 +107,7 @@ def _too_much(
     if wanted[0] > max(cpu, had[0]) * (1 + _ROUNDING):
         return f"{wanted[0]:g} cores {whose}, of {cpu:g}"
     if wanted[1] > max(memory, had[1]):
-        return f"{wanted[1] / GIB:.1f} GiB {whose}, of {memory / GIB:.1f}"
+        return f"{bytes_text(wanted[1])} {whose}, of {bytes_text(memory)}"
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from emberscale_api.readable import duration_text, rate_text
 from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import StartUpObserved
 
@@ -63,7 +64,8 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
     if profile.time > now + clock_skew:
         return Refused(
             Refusal.FROM_THE_FUTURE,
-            f"time is {profile.time - now:.0f} s ahead of the brain's clock, beyond the {clock_skew:g} s tolerance",
+            f"time is {duration_text(profile.time - now)} ahead of the brain's clock, "
+            f"beyond the tolerance of {duration_text(clock_skew)}",
         )
     if 0 < profile.total_samples < profile.samples:
         return Refused(
@@ -82,8 +84,8 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
         if not implied / _SAME_SPEED <= profile.throughput <= implied * _SAME_SPEED:
             return Refused(
                 Refusal.INCONSISTENT,
-                f"throughput is {profile.throughput:g}, but {profile.shape.workers} workers that take "
-                f"{profile.iteration_seconds:g} s for a batch of {batch_size} train {implied:g} samples/s",
+                f"throughput is {rate_text(profile.throughput)}, but {profile.shape.workers} workers that take "
+                f"{duration_text(profile.iteration_seconds)} for a batch of {batch_size} train {rate_text(implied)}",
             )
     return None
 

@@ -10,6 +10,7 @@ from itertools import islice
 
 import structlog
 
+from emberscale_api.readable import duration_text
 from emberscale_brain.history.changes import Change, PlanMade, ProfileReported
 from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
@@ -102,7 +103,7 @@ class ChangeRecorder:
         """Why the database is unavailable; None while it is available."""
         began = self._write_began
         if self._away is None and began is not None and self._clock() - began > self._hang_seconds:
-            return f"the database has not answered a write for more than {self._hang_seconds:g} s"
+            return f"the database has not answered a write for more than {duration_text(self._hang_seconds)}"
         return self._away
 
     @property

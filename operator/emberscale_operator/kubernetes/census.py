@@ -7,6 +7,7 @@ from typing import Protocol
 
 import structlog
 
+from emberscale_api.readable import duration_text
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
 
@@ -103,7 +104,7 @@ class Census:
         for (kind, namespace), lag in self._lags.items():
             if (seconds := lag.seconds) >= _PATIENCE_INTERVALS * self._interval:
                 where = f" in {namespace}" if namespace else ""
-                return f"the watch of {kind.plural}{where} has missed a change for {seconds:.0f} s"
+                return f"the watch of {kind.plural}{where} has missed a change for {duration_text(seconds)}"
         return None
 
     def _tell(self, problems: Mapping[str, str]) -> None:

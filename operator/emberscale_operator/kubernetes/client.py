@@ -12,6 +12,7 @@ from kubernetes.aio import client as kube
 from kubernetes.aio import config
 
 from emberscale_api.errors import UnavailableError
+from emberscale_api.readable import bytes_text
 
 _TIMEOUT_SECONDS = 20.0
 _PARALLEL_CALLS = 64
@@ -146,7 +147,9 @@ async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
         content += part
         if len(content) > _ANSWER_BYTES:
             response.close()
-            raise ApiError(response.status, "ResponseTooLarge", f"{what}: the answer exceeds {_ANSWER_BYTES >> 20} MiB")
+            raise ApiError(
+                response.status, "ResponseTooLarge", f"{what}: the answer exceeds {bytes_text(_ANSWER_BYTES)}"
+            )
     return bytes(content)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from emberscale_api.readable import duration_text
 from emberscale_operator.controller import JobController
 from emberscale_operator.kubernetes.job import JobKey
 
@@ -63,7 +64,7 @@ class Fleet:
         """Names a job whose reconciliation is stuck; None if there is none. `now` is a time of the monotonic clock."""
         busy = ((since, key) for (key, _), one in self.controllers.items() if (since := one.busy_since) is not None)
         since, key = min(busy, default=(now, None), key=lambda entry: entry[0])
-        return f"{key} has been reconciled for {now - since:.0f} s" if now - since > self._patience else None
+        return f"{key} has been reconciled for {duration_text(now - since)}" if now - since > self._patience else None
 
     def _forget(self, key: JobKey, uid: str) -> None:
         self._tasks.pop((key, uid), None)

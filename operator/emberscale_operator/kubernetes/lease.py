@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from emberscale_api.readable import duration_text
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
 
 DURATION_SECONDS = 15
@@ -103,7 +104,9 @@ class LeaderLease:
                     while not await self._try(time.monotonic(), held=True):
                         await asyncio.sleep(min(_RETRY_SECONDS, self._renew))
             except TimeoutError:
-                raise LeaseLostError(f"the lease {self._name} was not renewed within {self._deadline:g} s") from None
+                raise LeaseLostError(
+                    f"the lease {self._name} was not renewed within {duration_text(self._deadline)}"
+                ) from None
 
     async def release(self) -> None:
         """Lets the next one start at once."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.readable import bytes_text
 
-_KIB = 1 << 10
-MOST_MANIFEST_BYTES = 768 * _KIB
-MOST_TEMPLATE_BYTES = 96 * _KIB
+MOST_MANIFEST_BYTES = 768 << 10
+MOST_TEMPLATE_BYTES = 96 << 10
 """The limit of one role: an environment variable may have 128 KiB, and all annotations together 256 KiB."""
 
 
@@ -27,16 +27,16 @@ def too_large(spec: TrainingJobSpec, text: str) -> str | None:
         if size > MOST_TEMPLATE_BYTES:
             path = _largest(template, f"spec.{role}.template")
             return (
-                f"{path}: is too large: the pod template has {size // _KIB} KiB and may have "
-                f"{MOST_TEMPLATE_BYTES // _KIB}; shorten this field, its largest"
+                f"{path}: is too large: the pod template has {bytes_text(size)} and may have "
+                f"{bytes_text(MOST_TEMPLATE_BYTES)}; shorten this field, its largest"
             )
     size = len(text.encode())
     if size <= MOST_MANIFEST_BYTES:
         return None
     path = _largest(json.loads(text)["spec"], "spec")
     return (
-        f"{path}: is too large: the manifest has {size // _KIB} KiB and may have {MOST_MANIFEST_BYTES // _KIB}; "
-        "shorten this field, its largest"
+        f"{path}: is too large: the manifest has {bytes_text(size)} and may have "
+        f"{bytes_text(MOST_MANIFEST_BYTES)}; shorten this field, its largest"
     )
 
 

@@ -35,7 +35,7 @@ from emberscale_api.job.status import (
     RoleStatus,
     TrainingJobStatus,
 )
-from emberscale_api.job.units import measured_time, rough_time
+from emberscale_api.readable import duration_text
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.kubernetes.spreading import shared_nodes, sharing_text
@@ -250,7 +250,7 @@ def _protection(protection: ProtectionStatus, status: JobStatus, facts: Facts) -
 
 def _flash(flash: FlashStatus) -> tuple[bool, str, str]:
     """Whether flash checkpoints are taken, a reason, and a message that changes only with what it is about."""
-    every = f"every {measured_time(round(flash.interval_seconds))}"
+    every = f"every {duration_text(round(flash.interval_seconds))}"
     if flash.problem:
         return False, FLASH_FAILED, f"{flash.problem}; training continues, and it is tried again"
     if not flash.checkpoint:
@@ -266,7 +266,7 @@ def _progress(status: JobStatus, ended: bool) -> Progress:
         expected_samples=expected,
         percent=f"{_percent(status.samples, expected)}%" if expected else "",
         samples_per_second=0 if ended else round(status.samples_per_second),
-        eta=rough_time(status.eta_seconds) if going else "",
+        eta=duration_text(status.eta_seconds) if going else "",
         epoch=status.epoch + 1,
         epochs=status.epochs,
         loss=_finite(status.loss),

@@ -15,6 +15,7 @@ from emberscale_api.job.status import (
     PlanStatus,
     TrainingJobStatus,
 )
+from emberscale_api.readable import duration_text
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
@@ -117,7 +118,7 @@ def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, aft
     known = before.step if before is not None else 0
     for step in after.sizing.steps:
         if step.number > known and step.reason:
-            took = f", after {step.seconds:.1f}s" if step.seconds else ""
+            took = f", after {duration_text(step.seconds)}" if step.seconds else ""
             tell = recorder.warning if step.reason in _SETBACKS else recorder.normal
             tell(job, step.reason, f"{step.message}{took}", str(step.number))
 

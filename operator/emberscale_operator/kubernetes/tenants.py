@@ -17,6 +17,7 @@ import structlog
 from redis.exceptions import RedisError, ResponseError
 
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
+from emberscale_api.readable import bytes_text
 from emberscale_operator.kubernetes.claims import BrainClaims
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
@@ -244,13 +245,13 @@ class Tenants:
 
 def _too_much(size: int, most: int) -> str:
     return (
-        f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; a job may keep a "
+        f"its pods kept {bytes_text(size)} in Redis, which has {bytes_text(most)} for all jobs; a job may keep a "
         "quarter. Its state and its access were removed: delete the job, or give Redis more memory"
     )
 
 
 def _fills(size: int, most: int) -> str:
     return (
-        f"Redis fills up, and of all jobs this one has the most in it: {size / 2**20:.1f} MiB of {most >> 20}. A full "
-        "Redis refuses the writes of all jobs: give it more memory"
+        f"Redis fills up, and of all jobs this one has the most in it: {bytes_text(size)} of "
+        f"{bytes_text(most)}. A full Redis refuses the writes of all jobs: give it more memory"
     )

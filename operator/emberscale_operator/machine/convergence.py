@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from emberscale_api.job.roles import Role
+from emberscale_api.readable import duration_text
 from emberscale_operator.machine.actions import (
     Action,
     Create,
@@ -123,7 +124,7 @@ def _kill_or_wait(instance: Instance, since: float, patience: float, what: str, 
     if now < since + patience:
         return WaitUntil(since + patience)
     who = "the master" if instance.id.role is Role.MASTER else instance.id.member
-    return Kill(instance.id, f"{who} has not {what} for {now - since:.0f}s")
+    return Kill(instance.id, f"{who} has not {what} for {duration_text(now - since)}")
 
 
 def _unheard_since(instance: Instance, master: MasterReport) -> float | None:

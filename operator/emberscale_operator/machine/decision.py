@@ -12,6 +12,7 @@ from emberscale_api.job import ScalingMode
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import Scale
 from emberscale_api.job.status import JobPhase
+from emberscale_api.readable import duration_text
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
@@ -149,7 +150,7 @@ def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: b
     deadline = job.spec.run_policy.active_deadline
     # a master that answers counts the time itself
     if deadline is not None and not master.answers and now > _noted(before.active_since, now) + deadline:
-        text = f"the job did not end within spec.runPolicy.activeDeadline ({deadline:g}s)"
+        text = f"the job did not end within spec.runPolicy.activeDeadline ({duration_text(deadline)})"
         return before.resting(JobPhase.FAILED, "DeadlineExceeded", text, now, told=False)
     if master.status is not None and master.answers:
         return before.at(master.status.phase, master.status.reason, master.status.message)
@@ -183,11 +184,12 @@ def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bo
     since, limit = _noted(before.suspending_since, now), job.policy.suspend_limit
     if now >= max(since, master.heard_at or since) + job.policy.suspend_silence:
         return rest(
-            f"the master has not answered for {job.policy.suspend_silence:g}s: resumes from its last checkpoint",
+            f"the master has not answered for {duration_text(job.policy.suspend_silence)}: "
+            "resumes from its last checkpoint",
             told=False,
         )
     if limit is not None and now >= since + limit:
-        return rest(f"no checkpoint was complete within {limit:g}s: resumes from the last one", told=False)
+        return rest(f"no checkpoint was complete within {duration_text(limit)}: resumes from the last one", told=False)
     at = before.at(JobPhase.SUSPENDING, "TakingCheckpoint", "the job suspends once its checkpoint is complete")
     return replace(at, suspending_since=since)
 

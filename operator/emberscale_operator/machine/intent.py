@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
 from emberscale_api.job.roles import Role
-from emberscale_api.shape import RoleShape
+from emberscale_api.shape import GIB, RoleShape
 from emberscale_operator.machine.instances import Resources
 from emberscale_operator.machine.restarts import Backoff
 
 _GROWTH = 1.5
-_MIB, _GIB = 1 << 20, 1 << 30
+_MIB = 1 << 20
 _LEAVE_SECONDS, _LEAVE_SECONDS_A_GIB, _MOST_LEAVE_SECONDS = 60.0, 10.0, 585.0
 """The cluster autoscaler waits for 600 s by default."""
 
@@ -136,4 +136,4 @@ def grown_memory(limit: int) -> int:
 
 def leave_seconds(resources: Resources) -> float:
     """Returns how long a parameter server may take to give away what fits into its memory."""
-    return min(_LEAVE_SECONDS + _LEAVE_SECONDS_A_GIB * (resources.memory_bytes or 0) / _GIB, _MOST_LEAVE_SECONDS)
+    return min(_LEAVE_SECONDS + _LEAVE_SECONDS_A_GIB * (resources.memory_bytes or 0) / GIB, _MOST_LEAVE_SECONDS)

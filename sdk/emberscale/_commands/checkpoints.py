@@ -19,6 +19,7 @@ from emberscale._run.record import RunPaths, read_record
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
+from emberscale_api.readable import bytes_text, duration_text
 
 HELP = paragraphs("""\
 Lists checkpoints, shows the content of one, verifies every byte, compares two, removes old ones, and starts jobs from
@@ -141,7 +142,7 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
     for one in found:
         # narrow, for terminals of 80 columns: without a frame, and with what is wrong below
         table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
-        for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "weights", "MB", "to restore"):
+        for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "weights", "size", "to restore"):
             left, wraps = column in ("checkpoint", "created"), column in ("created", "to restore")
             table.add_column(column, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
         for mark, entry in _tree(one.entries):
@@ -169,12 +170,12 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
         ("created", _time_of(manifest)),
         ("samples", f"{manifest.applied_samples:,}, in epoch {manifest.epoch + 1}"),
         ("started from", "nothing" if manifest.origin is None else manifest.origin.checkpoint),
-        ("training", f"{manifest.training_seconds:,.1f} s"),
+        ("training", duration_text(manifest.training_seconds)),
         ("servers", str(manifest.ps_count)),
         ("weights", _weights(manifest.weight_bits)),
         ("builds on", _span(manifest.builds_on)),
-        ("own files", f"{manifest.own_bytes / 1e6:,.1f} MB"),
-        ("a restore reads", f"{manifest.total_bytes / 1e6:,.1f} MB"),
+        ("own files", bytes_text(manifest.own_bytes)),
+        ("a restore reads", bytes_text(manifest.total_bytes)),
     ):
         facts.add_row(name, value)
     console.print(facts)
@@ -211,7 +212,7 @@ def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
         for one, entry, problems in verdicts:
             bits, size = (0, 0) if entry.manifest is None else (entry.manifest.weight_bits, entry.manifest.total_bytes)
             quantised = f", weights of {bits} bits" if bits else ""
-            words = "; ".join(problems) or f"sound, {size / 1e6:,.1f} MB{quantised}"
+            words = "; ".join(problems) or f"sound, {bytes_text(size)}{quantised}"
             whole = [found.id for place, found, wrong in verdicts if place is one and not wrong]
             hint = f"; {whole[0]} is sound" if problems and whole and not entry.incomplete else ""
             typer.echo(f"{one.place}: {entry.id}: {words}{hint}")
@@ -272,7 +273,7 @@ def prune(
         for entry in old:
             if yes:
                 storage.folder.remove(entry.id)
-            typer.echo(f"{entry.id}: {'removed' if yes else 'would be removed'}, {entry.bytes / 1e6:,.1f} MB")
+            typer.echo(f"{entry.id}: {'removed' if yes else 'would be removed'}, {bytes_text(entry.bytes)}")
     stays = ", ".join(entry.id for entry in kept)
     built_on = sorted(needed - {entry.id for entry in (*kept, *newer)}, key=int)
     does, builds = ("does" if len(built_on) == 1 else "do"), ("it builds" if len(kept) == 1 else "they build")
@@ -303,11 +304,11 @@ def _span(identifiers: Sequence[str]) -> str:
 
 
 def _row(entry: SavedCheckpoint) -> tuple[str, ...]:
-    size, manifest = f"{entry.bytes / 1e6:,.1f}", entry.manifest
+    size, manifest = bytes_text(entry.bytes), entry.manifest
     if manifest is None:
         return "-", "-", "-", "-", "-", "-", size, "-"
     auc = _digits(manifest.evaluations[-1].auc) if manifest.evaluations else "-"
-    samples, reads = f"{manifest.applied_samples:,}", f"{manifest.total_bytes / 1e6:,.1f}"
+    samples, reads = f"{manifest.applied_samples:,}", bytes_text(manifest.total_bytes)
     epoch, servers, weights = str(manifest.epoch + 1), str(manifest.ps_count), _weights(manifest.weight_bits)
     return _time_of(manifest), epoch, samples, auc, servers, weights, size, reads
 
@@ -332,11 +333,11 @@ def _document(entry: SavedCheckpoint) -> dict[str, Any]:
 
 
 def _tables(tables: list[TableRows]) -> Table:
-    shown = Table("table", "rows", "dimension", "optimizer", "weights", "MB", title="Tables", title_justify="left")
+    shown = Table("table", "rows", "dimension", "optimizer", "weights", "size", title="Tables", title_justify="left")
     for table in tables:
-        size = f"{table.bytes / 1e6:,.1f}"
+        size = bytes_text(table.bytes)
         if table.weight_bits:
-            size += f" instead of {table.exact_bytes / 1e6:,.1f}"
+            size += f" instead of {bytes_text(table.exact_bytes)}"
         weights = _weights(table.weight_bits)
         shown.add_row(table.name, f"{table.rows:,}", str(table.dimension), table.optimizer, weights, size)
     return shown

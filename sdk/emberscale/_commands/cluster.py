@@ -15,7 +15,7 @@ from emberscale._commands.options import ManifestFile, Output, OutputFormat, Ove
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 from emberscale_api.job.status import CheckpointFigures, ConditionType, JobPhase, TrainingJobStatus
-from emberscale_api.job.units import measured_time
+from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 if TYPE_CHECKING:
     from emberscale._client import TrainingJobClient
@@ -114,10 +114,10 @@ def _client(namespace: str | None) -> "TrainingJobClient":
 
 def _cost(newest: CheckpointFigures, restore_seconds: float | None) -> str:
     """What the newest checkpoint cost, and what a restore from it would take."""
-    took = "" if restore_seconds is None else f", about {measured_time(restore_seconds)}"
+    took = "" if restore_seconds is None else f", about {duration_text(restore_seconds)}"
     return (
-        f"{newest.checkpoint}: {newest.written_bytes / 1e6:,.1f} MB in {measured_time(newest.seconds)}, pushes held "
-        f"{newest.held_seconds * 1e3:,.0f} ms; a restore reads {newest.bytes / 1e6:,.1f} MB{took}"
+        f"{newest.checkpoint}: {bytes_text(newest.written_bytes)} in {duration_text(newest.seconds)}, pushes held "
+        f"{duration_text(newest.held_seconds)}; a restore reads {bytes_text(newest.bytes)}{took}"
     )
 
 
@@ -145,7 +145,8 @@ def render(name: str, status: TrainingJobStatus) -> Group:
         eta = f", {progress.eta} left" if progress.eta else ""
         table.add_row(
             "Progress",
-            f"{progress.percent} of {progress.expected_samples:,} samples, {progress.samples_per_second:,}/s{eta}",
+            f"{progress.percent} of {progress.expected_samples:,} samples, "
+            f"{rate_text(progress.samples_per_second)}{eta}",
         )
         if progress.checkpoints:
             table.add_row("Checkpoint", _cost(progress.checkpoints[-1], progress.restore_seconds))

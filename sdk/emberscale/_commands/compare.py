@@ -14,6 +14,7 @@ from emberscale._reports.comparison import FIGURES, Figure, differing_fields, fi
 from emberscale._run.preflight import ensure_writable
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError
+from emberscale_api.readable import bytes_text
 
 HELP = paragraphs("""\
 Shows how runs differ: in the fields of their manifests, and in their results: AUC, log loss, normalised entropy,
@@ -90,7 +91,7 @@ def _figures_table(labels: Sequence[str], figures: dict[str, list[float | None]]
 def _number(figure: Figure, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value / 2**20:,.0f} MiB" if figure.key == "peak_memory_bytes" else f"{value:,.{figure.decimals}f}"
+    return bytes_text(value) if figure.key == "peak_memory_bytes" else f"{value:,.{figure.decimals}f}"
 
 
 def _with_difference(figure: Figure, value: float | None, first: float | None) -> str:

@@ -17,6 +17,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
+from emberscale_api.readable import bytes_text
 
 if TYPE_CHECKING:
     from emberscale_trainer.data.inspect import DataSummary, FrequentId
@@ -118,14 +119,14 @@ def _write(out: Path, spec: "DatasetSpec") -> "SynthesisResult":
 
 def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
     typer.echo(f"{out} {'is written' if result.written else 'already exists; nothing was done'}")
-    table = _table("split", "files", "rows", "MiB", "positives", "teacher AUC", "teacher log loss")
+    table = _table("split", "files", "rows", "size", "positives", "teacher AUC", "teacher log loss")
     for split, measured in result.metadata["splits"].items():
         files = [file for file in result.metadata["files"] if file["name"].startswith(split)]
         table.add_row(
             split,
             str(len(files)),
             f"{measured['rows']:,}",
-            f"{sum(file['bytes'] for file in files) / 2**20:,.1f}",
+            bytes_text(sum(file["bytes"] for file in files)),
             f"{measured['positives'] / measured['rows']:.2%}",
             _score(measured["teacher_auc"]),
             _score(measured["teacher_log_loss"]),

@@ -17,6 +17,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._commands.scale import JobOrRun, folder_of
 from emberscale._drill import DrillReport, Look
 from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.readable import duration_text
 
 HELP = paragraphs("""\
 Kills a parameter server of a training job, and reports what its loss cost.
@@ -122,7 +123,7 @@ def rehearse(
     before = [drilled.look()]
     _drill.check(job, before[0], index, force)
     _warn(job, index, before[0])
-    _say(f"{job}: watching for {watched:g} s, then killing ps-{index}")
+    _say(f"{job}: watching for {duration_text(watched)}, then killing ps-{index}")
     while _drill.watches_on(before, watched, timeout):
         time.sleep(poll)
         before.append(drilled.look())

@@ -20,6 +20,7 @@ from emberscale_api.job import (
     resolve_model,
 )
 from emberscale_api.job.roles import Role
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_operator.kubernetes.names import budget_name
 from emberscale_operator.machine import demands_of, leave_seconds
 
@@ -114,7 +115,7 @@ def processes_of(job: TrainingJob) -> Table:
             table.add_row(
                 name,
                 open_cores if cores is None else f"{cores:g}",
-                open_memory if memory is None else f"{memory / 2**20:,.0f} MiB",
+                open_memory if memory is None else bytes_text(memory),
             )
     return table
 
@@ -142,7 +143,7 @@ def disruptions_of(job: TrainingJob) -> Table:
     )
     (resources,) = (demand.resources for demand in demands_of(job.spec) if demand.role is Role.PS)
     is_planned = job.spec.leaves_replicas_open and resources.memory_bytes is None
-    seconds = f"{leave_seconds(resources):.0f} s{', or more, by its memory' if is_planned else ''}"
+    seconds = f"{duration_text(leave_seconds(resources))}{', or more, by its memory' if is_planned else ''}"
     table.add_row(budget_name(job.metadata.name), "1", f"{seconds}, to move its rows")
     return table
 

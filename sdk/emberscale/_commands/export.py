@@ -13,6 +13,7 @@ from emberscale._run.checkpoints import SavedCheckpoints
 from emberscale._run.record import RunPaths, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
+from emberscale_api.readable import bytes_text
 
 if TYPE_CHECKING:
     from emberscale._serving.export import ExportedModel
@@ -58,7 +59,7 @@ def export(
         typer.echo(json.dumps({**document, "program": exported.refusal is None}, indent=2))
     else:
         typer.echo(
-            f"{out}: checkpoint {exported.checkpoint}, {exported.rows:,} rows, {exported.bytes / 1e6:,.1f} MB; "
+            f"{out}: checkpoint {exported.checkpoint}, {exported.rows:,} rows, {bytes_text(exported.bytes)}; "
             "docs/serving.md shows how to predict with it"
         )
 

@@ -21,6 +21,7 @@ from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
 from emberscale._run.summary import finite_json
 from emberscale_api.job import load_manifest
+from emberscale_api.readable import duration_text, rate_text
 
 if TYPE_CHECKING:
     from emberscale._profiling.job_profile import TimeBreakdown
@@ -106,13 +107,13 @@ def _print(measured: "TimeBreakdown", plot: Path) -> None:
     received, sent = measured.received_bytes_per_sample, measured.sent_bytes_per_sample
     cpu, roof_cpu = 1e6 * measured.cpu_seconds_per_sample, 1e6 * roof.cpu_seconds_per_sample
     lines = (
-        ("speed", f"{measured.samples_per_second:,.0f} samples/s over {measured.seconds:.1f} s"),
-        ("roof", f"{roof.samples_per_second:,.0f} samples/s without parameter servers, {roof.threads} threads"),
+        ("speed", f"{rate_text(measured.samples_per_second)} over {duration_text(measured.seconds)}"),
+        ("roof", f"{rate_text(roof.samples_per_second)} without parameter servers, {roof.threads} threads"),
         ("share of the roof", f"{measured.share_of_roof:.0%}"),
         ("CPU time", f"{cpu:,.1f} µs a sample, all processes; without parameter servers {roof_cpu:,.1f}"),
         ("on the wire", f"{received:,.0f} bytes received and {sent:,.0f} sent a sample, by the workers"),
         ("de-duplication", f"{measured.ids_per_key:.2f} ids a key"),
-        ("staleness bound", f"requests were held for {measured.hold_seconds:.1f} s in all"),
+        ("staleness bound", f"requests were held for {duration_text(measured.hold_seconds)} in all"),
         ("picture", str(plot)),
     )
     summary = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

@@ -7,10 +7,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from emberscale._run.summary import count_of
-from emberscale_api.job.units import clock_time, small_share
+from emberscale_api.readable import bytes_text, duration_text, rate_text, share_text
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.codec import same_fields
-from emberscale_api.shape import GIB, JobShape
+from emberscale_api.shape import JobShape
 
 _FRONT_ROWS = 10
 _WORTH_SAYING = 0.05
@@ -38,12 +38,12 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
         yield f"[bold]recovery[/]  {escape(plan.fault_tolerance.reason)}"
         for way in plan.fault_tolerance.ways:
             lost = (
-                f", loses the effect of {small_share(way.expected_pls)} of the samples"
+                f", loses the effect of {share_text(way.expected_pls)} of the samples"
                 if way.expected_pls
                 else ", loses nothing"
             )
-            every = clock_time(way.checkpoint_interval)
-            cost = small_share(way.overhead)
+            every = duration_text(way.checkpoint_interval)
+            cost = share_text(way.overhead)
             yield f"  {escape(way.strategy)}: {cost} of the job's time, a checkpoint every {every}{lost}"
     for similar in explanation.similar:
         name = escape(similar.job_uid or "a job of another owner")
@@ -58,15 +58,16 @@ def _expectation(explanation: pb.PlanExplanation) -> str:
     chosen = explanation.chosen
     price = f"for {chosen.cost_per_hour:.3g} an hour, in the currency of planner.cpuCoreHour"
     if explanation.HasField("present") and explanation.present.shape == chosen.shape:
-        return f"{chosen.throughput:,.0f} samples/s {price}, as it is"
-    text = f"{chosen.throughput:,.0f} samples/s +- {chosen.uncertainty:.0%} {price}"
+        return f"{rate_text(chosen.throughput)} {price}, as it is"
+    text = f"{rate_text(chosen.throughput)} +- {chosen.uncertainty:.0%} {price}"
     if not explanation.HasField("present"):
         return text
     gain, cost, saved = explanation.expected_gain, explanation.expected_cost, explanation.saved_seconds
-    when = f"{clock_time(abs(saved))} {'sooner' if saved >= 0 else 'later'}"
+    when = f"{duration_text(abs(saved))} {'sooner' if saved >= 0 else 'later'}"
+    more = f"{rate_text(abs(gain))} {'more' if gain >= 0 else 'less'}"
     return (
-        f"{text}; that is {gain:+,.0f} samples/s and {cost:+.3g} an hour, the change included, which takes "
-        f"{clock_time(explanation.overhead_seconds)}; done {when}"
+        f"{text}; that is {more} and {cost:+.3g} an hour, the change included, which takes "
+        f"{duration_text(explanation.overhead_seconds)}; done {when}"
     )
 
 
@@ -89,15 +90,15 @@ def _fit(fit: pb.FitSummary) -> str:
 def _memory(memory: pb.MemoryOutlook) -> str:
     full = f"; full after {memory.oom_at_samples:,.0f} samples" if memory.oom_at_samples else ""
     return (
-        f"the largest PS is expected to hold {memory.expected / GIB:.2f} GiB in the end "
-        f"({memory.lower / GIB:.2f} to {memory.upper / GIB:.2f}; growth: {memory.law}){full}"
+        f"the largest PS is expected to hold {bytes_text(memory.expected)} in the end "
+        f"({bytes_text(memory.lower)} to {bytes_text(memory.upper)}; growth: {memory.law}){full}"
     )
 
 
 def _front(explanation: pb.PlanExplanation) -> Table:
     """The Pareto front, thinned evenly to a few rows, with the present and the chosen shape."""
     runs = explanation.HasField("present")
-    title = "The cheapest shape for each throughput: processes x cores, GiB"
+    title = "The cheapest shape for each throughput: processes x cores, memory"
     table = Table(
         title=title,
         title_justify="left",
@@ -133,6 +134,6 @@ def _front(explanation: pb.PlanExplanation) -> Table:
 def _roles(shape: pb.Shape) -> tuple[str, str]:
     """Workers and PS in a column each."""
     return (
-        f"{shape.workers} x {shape.worker_cpu:g}, {shape.worker_memory / GIB:.3g}",
-        f"{shape.ps} x {shape.ps_cpu:g}, {shape.ps_memory / GIB:.3g}",
+        f"{shape.workers} x {shape.worker_cpu:g}, {bytes_text(shape.worker_memory)}",
+        f"{shape.ps} x {shape.ps_cpu:g}, {bytes_text(shape.ps_memory)}",
     )

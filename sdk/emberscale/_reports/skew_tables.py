@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from emberscale_api.job import memory_quantity
+from emberscale_api.readable import bytes_text
 
 if TYPE_CHECKING:
     from emberscale_trainer.hot.skew import SkewReport
@@ -56,7 +57,7 @@ def _accesses(report: "SkewReport") -> Table:
 
 def _budgets(report: "SkewReport", gains: Sequence[float] | None) -> Table:
     table = Table("budget", title="Hot rows", title_justify="left")
-    names = ["threshold", "rows", "MiB", "accesses", "all-hot samples", "bytes, one copy", "a copy each"]
+    names = ["threshold", "rows", "size", "accesses", "all-hot samples", "bytes, one copy", "a copy each"]
     for name in (*names, *(["speed, at most"] if gains else [])):
         table.add_column(name, justify="right")
     for number, point in enumerate(report.budgets):
@@ -64,7 +65,7 @@ def _budgets(report: "SkewReport", gains: Sequence[float] | None) -> Table:
             memory_quantity(point.budget),
             f"{point.threshold:.1e}" if point.rows else "none is",
             f"{point.rows:,}",
-            f"{point.bytes / 2**20:,.2f}",
+            bytes_text(point.bytes),
             f"{point.access_share:.1%}",
             f"{point.hot_share:.1%}",
             _ratio(point.traffic.shared, report.row_bytes_per_sample),

@@ -13,7 +13,7 @@ from rich.text import Text
 from emberscale._run.hot import hot_in_words
 from emberscale._run.record import RunPaths
 from emberscale._run.summary import Summary, count_of
-from emberscale_api.job.units import clock_time, measured_time
+from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 
@@ -47,12 +47,12 @@ def _costs(costs: Sequence[Mapping[str, Any]], restore_seconds: float | None) ->
     """What checkpoints cost together, and what a restore from the last one reads."""
     written, held = (sum(cost[name] for cost in costs) for name in ("written_bytes", "held_seconds"))
     seconds = sum(cost["seconds"] for cost in costs)
-    took = "" if restore_seconds is None else f", {measured_time(restore_seconds)} at the rate of these writes"
+    took = "" if restore_seconds is None else f", {duration_text(restore_seconds)} at the rate of these writes"
     return (
-        f"{len(costs)} in {seconds:,.1f}s",
-        f"{written / 1e6:,.1f} MB written",
-        f"pushes held {held * 1e3:,.0f} ms",
-        f"a restore reads {costs[-1]['bytes'] / 1e6:,.1f} MB{took}",
+        f"{len(costs)} in {duration_text(seconds)}",
+        f"{bytes_text(written)} written",
+        f"pushes held {duration_text(held)}",
+        f"a restore reads {bytes_text(costs[-1]['bytes'])}{took}",
     )
 
 
@@ -72,10 +72,10 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         by_epoch = (one["auc"] for one in summary.evaluations)
         shown = (f"{auc:.4f}" if auc is not None and isfinite(auc) else "unknown" for auc in by_epoch)
         lines.append(("AUC by epoch", "   ".join(shown)))
-    lines.append(("speed", f"{summary.samples_per_second:,.0f} samples/s over {clock_time(summary.training_seconds)}"))
-    lines.append(("wall time", clock_time(summary.wall_seconds)))
+    lines.append(("speed", f"{rate_text(summary.samples_per_second)} over {duration_text(summary.training_seconds)}"))
+    lines.append(("wall time", duration_text(summary.wall_seconds)))
     if any(summary.stages.values()):
-        spent = {stage: f"{seconds:.1f}s" for stage, seconds in summary.stages.items()}
+        spent = {stage: duration_text(seconds) for stage, seconds in summary.stages.items()}
         waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} otherwise"
         lines.append(("training", (f"computed {spent['compute']}", f"waited {waited}")))
         lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
@@ -94,7 +94,7 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         told = (f"{admitted:,} admitted", f"{evicted:,} evicted", f"{count_of(refused, 'push', 'pushes')} only counted")
         lines.append(("ids", told))
     if summary.peak_memory_bytes:
-        peaks = tuple(f"{name} {count / 2**20:,.0f} MiB" for name, count in summary.peak_memory_bytes.items())
+        peaks = tuple(f"{name} {bytes_text(count)}" for name, count in summary.peak_memory_bytes.items())
         lines.append(("peak memory", peaks))
     troubles = [count_of(count, f"{role} restart") for role, count in summary.restarts.items() if count]
     if summary.recoveries:

@@ -13,7 +13,7 @@ from emberscale._run.scaling import folder_under_way, open_master
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.rounds import decisions_in_words
 from emberscale_api.job.running import JobStatus
-from emberscale_api.job.units import readable_bytes
+from emberscale_api.readable import bytes_text
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.running_codec import status_from_wire
@@ -49,7 +49,7 @@ def hot_in_words(document: Mapping[str, Any]) -> tuple[str, ...]:
     if not in_rounds:
         return (document["decision"],)
     of = f"{in_rounds:,} of {in_rounds + document['single_batches']:,} batches"
-    amount = f"{readable_bytes(abs(saved))} {'saved' if saved >= 0 else 'more than one by one'}"
+    amount = f"{bytes_text(abs(saved))} {'saved' if saved >= 0 else 'more than one by one'}"
     measured = f"{of} in rounds, {document['hit_ratio']:.0%} of their rows were there already, {amount}"
     return document["decision"], measured
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from emberscale_api.checkpoint import PRIORITY_SHARE
 from emberscale_api.job import FaultToleranceStrategy
-from emberscale_api.job.units import measured_time
 from emberscale_api.shape import JobShape
 from emberscale_brain.fault_tolerance import (
     WITH_PRIORITY,
@@ -176,8 +175,8 @@ def test_both_kinds_of_partial_recovery_are_told_and_the_one_in_the_manifest_is_
 def test_a_target_out_of_reach_is_told_with_what_it_takes_and_what_is_within_reach() -> None:
     far = replace(JOB, target_pls=1e-5)  # at most 36 s between checkpoints that cost 300 s
     assert (
-        f"; targetPLS 1e-05 is out of reach: it takes a checkpoint every {measured_time(36.288)}, and each costs "
-        f"{measured_time(300)}; 8.3e-05 is within reach, at 101% of the job's time; until then the job saves as "
+        "; targetPLS 1e-05 is out of reach: it takes a checkpoint every 36.3s, and each costs "
+        "5m; 8.3e-05 is within reach, at 101% of the job's time; until then the job saves as "
         "often as with full recovery, and goes back as a whole beyond its target"
     ) in advise(far, offered=EVERY).reason
     assert "out of reach" not in advise(replace(far, target_pls=8.3e-5), offered=EVERY).reason

@@ -50,7 +50,7 @@ def problem(state: BrainState, planned: dict[JobId, PlannedShape], conditions: C
     [
         (replace(SHAPE, workers=8), None),
         (replace(SHAPE, workers=10), "44 cores in all, of 40"),
-        (replace(SHAPE, worker_memory=15 * GIB, ps_memory=15 * GIB), "45.0 GiB in all, of 40.0"),
+        (replace(SHAPE, worker_memory=15 * GIB, ps_memory=15 * GIB), "45 GiB in all, of 40 GiB"),
         (replace(SHAPE, workers=40), "40 workers x 4 cores 2 GiB, 1 PS x 4 cores 4 GiB for job a is beyond its bounds"),
         (replace(SHAPE, worker_cpu=12.0), "2 workers x 12 cores .* for job a: no node is so large"),
         (replace(SHAPE, workers=1, ps_memory=20 * GIB), ".*: no node is so large"),
@@ -66,7 +66,7 @@ def test_a_plan_for_more_than_there_is_is_not_accepted(shape: JobShape, found: s
     [
         (replace(SHAPE, workers=4), None),
         (replace(SHAPE, workers=5), "24 cores for the jobs of bob, of 20"),
-        (replace(SHAPE, ps_memory=9 * GIB), "13.0 GiB for the jobs of bob, of 12.0"),
+        (replace(SHAPE, ps_memory=9 * GIB), "13 GiB for the jobs of bob, of 12 GiB"),
     ],
 )
 def test_an_owner_gets_no_more_than_the_quota(shape: JobShape, found: str | None) -> None:

@@ -134,7 +134,7 @@ def test_a_database_that_hangs_is_away_until_it_answers(hanging_store: HangingSt
     now[0] = 10.0
     assert recorder.away is None
     now[0] = 10.1
-    assert recorder.away == "the database has not answered a write for more than 10 s"
+    assert recorder.away == "the database has not answered a write for more than 10s"
     assert recorder.record([reported(1)]).result(timeout=0) is False
     assert (recorder.backlog, hanging.done()) == (2, False)
     hanging_store.goes_on.set()

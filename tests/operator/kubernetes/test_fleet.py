@@ -100,7 +100,7 @@ async def test_a_job_whose_reconciling_gets_nowhere_is_named_until_it_goes_on() 
     await made[1].looks.wait()
     now = time.monotonic()
     assert fleet.stuck(now) is None
-    assert fleet.stuck(now + 61.0) == "team/slow has been reconciled for 61 s"
+    assert fleet.stuck(now + 61.0) == "team/slow has been reconciled for 1m1s"
     made[1].done.set()
     await made[1].rests.wait()
     assert fleet.stuck(now + 61.0) is None

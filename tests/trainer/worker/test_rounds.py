@@ -280,7 +280,7 @@ class TestDecision:
         assert self.told(lengths) == (True, "EstimatePays")
         grown(lengths)
         measure(lengths, 5_020, in_rounds=True)
-        message = "rounds train 5,020 samples/s, and single batches 10,200 (0.49x; 1x or more would pay)"
+        message = "rounds train 5,020 samples/s, and single batches 10,234 samples/s (0.49x; 1x or more would pay)"
         assert lengths.decision == RoundsDecision(False, "SpeedDoesNotPay", message, 64, 40, 100, 10, 24_000)
 
     def test_a_bound_without_room_is_told_while_it_lasts(self) -> None:
@@ -293,7 +293,7 @@ class TestDecision:
     @pytest.mark.parametrize(
         ("figure", "reason", "said"),
         [
-            ({"seconds": 60.0}, "TooSlow", "two batches take 1 min to train, and a lease must progress every 3.75 s"),
+            ({"seconds": 60.0}, "TooSlow", "two batches take 1m to train, and a lease must progress every 3.75s"),
             ({"values": 1 << 28}, "BudgetTooSmall", "the rows of two batches take 6 GiB of memory, and hotEmbeddings."),
         ],
     )

@@ -23,6 +23,7 @@ import numpy as np
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
+from emberscale_api.readable import bytes_text
 from emberscale_trainer.checkpoint.files import (
     RETIRED,
     AppliedFile,
@@ -169,8 +170,8 @@ class FlashWriter:
         """Removes what no checkpoint needs, and also the old base if it does not fit beside the new one."""
         if draft.all_bytes > draft.limit:
             raise FlashUnusableError(
-                f"the rows take {draft.all_bytes >> 20} MiB here, and spec.checkpoint.flash.maxBytes gives each server "
-                f"{draft.limit >> 20}: raise it"
+                f"the rows take {bytes_text(draft.all_bytes)} here, and spec.checkpoint.flash.maxBytes gives each "
+                f"server {bytes_text(draft.limit)}: raise it"
             )
         if inventory.sweep() + draft.all_bytes > draft.limit:
             inventory.clear()

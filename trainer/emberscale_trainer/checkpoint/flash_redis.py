@@ -11,6 +11,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
 from emberscale_api.errors import UnavailableError
+from emberscale_api.readable import duration_text
 
 PATIENCE_SECONDS = 5.0
 """How long Redis may accept or answer nothing."""
@@ -120,5 +121,5 @@ def _unusable(error: Exception) -> FlashUnusableError:
     if isinstance(error, OutOfMemoryError):
         return RedisFullError("Redis is full: give it more memory, or lower spec.checkpoint.flash.maxBytes")
     if isinstance(error, redis.TimeoutError):
-        return FlashUnusableError(f"Redis does not answer within {PATIENCE_SECONDS:g} s")
+        return FlashUnusableError(f"Redis does not answer within {duration_text(PATIENCE_SECONDS)}")
     return FlashUnusableError(f"Redis cannot be used: {error}")

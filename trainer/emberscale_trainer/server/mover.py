@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from emberscale_api.readable import duration_text
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import is_parity_stream
@@ -179,7 +180,7 @@ class _MoveSending(RowSending):
             mine = self._asked
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._answered >= mine or self._problem, wait_seconds):
-                raise TimeoutError(f"the last changes were not sent within {wait_seconds:g} s")
+                raise TimeoutError(f"the last changes were not sent within {duration_text(wait_seconds)}")
             self._check()
 
     def _run(self) -> None:

@@ -13,6 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.job.running import AdmissionCounts, total_admission
+from emberscale_api.readable import duration_text
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
@@ -375,7 +376,9 @@ class ServerState:
                 if applied is not None:
                     return applied
                 if now >= deadline:
-                    raise NotSettledError(f"a batch that others have applied did not come within {wait_seconds:g} s")
+                    raise NotSettledError(
+                        f"a batch that others have applied did not come within {duration_text(wait_seconds)}"
+                    )
                 self._changed.wait(deadline - now)
 
     def snapshot(self, generation: int, number: int, take: TakeRows) -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from emberscale_api.readable import duration_text
 from emberscale_api.wire import MAX_HELLO_BYTES, Header, Hello, Kind, Status, WireError
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
 from emberscale_trainer.stream.item import Item
@@ -153,7 +154,7 @@ class StreamSender:
             self._raise_if_ended()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"no {what} within {seconds:g} s on the stream to {self._address}")
+                raise TimeoutError(f"no {what} within {duration_text(seconds)} on the stream to {self._address}")
             self._changed.wait(left)
         self._raise_if_ended()
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
+from emberscale_api.readable import rate_text
+
 _SPEEDS = 3
 """The number of speeds of each kind whose medians are compared, as one may include a pause or a cold start."""
 
@@ -119,7 +121,7 @@ class Comparison:
     def __str__(self) -> str:
         """The end of a sentence."""
         would = "pays" if self.pays else "would pay"
-        speeds = f"rounds train {_readable(self.rounds)} samples/s, and single batches {_readable(self.singles)}"
+        speeds = f"rounds train {rate_text(self.rounds)}, and single batches {rate_text(self.singles)}"
         return f"{speeds} ({self.ratio:.2f}x; {self.needed:g}x or more {would})"
 
 
@@ -231,8 +233,3 @@ def _next_comparison(seen: int, began: int, ended: int) -> int:
         interval *= 2
     interval = min(interval, _LONGEST_INTERVAL)
     return max(began // interval + 2, earliest // interval + 1) * interval
-
-
-def _readable(speed: float) -> str:
-    """Three significant digits: `10,200`, `0.513`."""
-    return f"{float(f'{speed:.3g}'):,.10g}"

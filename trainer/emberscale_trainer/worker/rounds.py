@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from emberscale_api.frozen import replace
 from emberscale_api.job import HotEmbeddingsMode, HotEmbeddingsSpec, TrainingJobSpec
 from emberscale_api.job.rounds import BUDGET_PROBLEMS, RoundsDecision, RoundsReason
-from emberscale_api.job.units import measured_time, readable_bytes
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.wire import MAX_ROUND
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
@@ -112,8 +112,8 @@ def rounds_ruled_out(spec: TrainingJobSpec, memory_limit: int | None) -> RoundsD
         message = f"hotEmbeddings does not work with {spec.obstacle_to_rounds}"
         return RoundsDecision(False, RoundsReason.OBSTACLE, message)
     if memory_limit is not None and hot.budget_bytes > memory_limit:
-        has = f"a worker has {readable_bytes(memory_limit)} of memory"
-        message = f"hotEmbeddings.budget is {readable_bytes(hot.budget_bytes)}, and {has}"
+        has = f"a worker has {bytes_text(memory_limit)} of memory"
+        message = f"hotEmbeddings.budget is {bytes_text(hot.budget_bytes)}, and {has}"
         return RoundsDecision(False, RoundsReason.BUDGET_ABOVE_MEMORY, message)
     return None
 
@@ -218,13 +218,13 @@ class RoundLengths:
         """Rests rounds, because by this size the rows of two batches do not fit into the budget."""
         self.rest()
         self._lacks_budget(
-            f"the rows of two batches take {readable_bytes(_FIRST * size.memory_bytes / size.batches)}", size
+            f"the rows of two batches take {bytes_text(_FIRST * size.memory_bytes / size.batches)}", size
         )
 
     def lacks_room(self, needed: int) -> None:
         """Rests rounds, because the records of two batches, `needed` bytes, exceed the budget for an estimate."""
         self.rest()
-        self._lacks_budget(f"an estimate takes {readable_bytes(needed)}")
+        self._lacks_budget(f"an estimate takes {bytes_text(needed)}")
 
     def rest(self, leases: int = _PROBE_EVERY) -> None:
         """Trains the next leases batch by batch. Rounds, or with `Auto` an estimate, begin again after them."""
@@ -267,8 +267,8 @@ class RoundLengths:
             self.exceeds_budget(figures)
         elif by_time < _FIRST:
             self.rest()
-            took = f"two batches take {measured_time(_FIRST * figures.seconds / figures.batches)} to train"
-            message = f"{took}, and a lease must progress every {measured_time(self._longest_seconds)}"
+            took = f"two batches take {duration_text(_FIRST * figures.seconds / figures.batches)} to train"
+            message = f"{took}, and a lease must progress every {duration_text(self._longest_seconds)}"
             self._decide(False, RoundsReason.TOO_SLOW, message, figures)
         elif longest and not saves:
             self.rest()
@@ -293,7 +293,7 @@ class RoundLengths:
             self._decision = replace(decision, active=comparison.pays, reason=reason, message=str(comparison))
 
     def _lacks_budget(self, need: str, size: RoundSize | None = None) -> None:
-        message = f"{need} of memory, and hotEmbeddings.budget is {readable_bytes(self.budget)}"
+        message = f"{need} of memory, and hotEmbeddings.budget is {bytes_text(self.budget)}"
         self._decide(False, RoundsReason.BUDGET_TOO_SMALL, message, size)
 
     def _decide(self, active: bool, reason: RoundsReason, message: str, size: RoundSize | None = None) -> None:
