@@ -7,8 +7,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98"
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, GREY, "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
+OLIVE, TEAL, CRIMSON, INDIGO = "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, GREY, OLIVE, TEAL, CRIMSON, INDIGO)
 """The colours of compared items, in this order; each differs clearly from its neighbours."""
+LIGHT_BLUE, PALE_BLUE = "#5f9bd8", "#9cc3ea"
+DARK_GREY, MIDDLE_GREY, LIGHT_GREY, PALE_GREY = "#5b6472", "#b9bec6", "#cfd4da", "#e3e6ea"
+"""Shades: of text beside data, and of what is not compared, such as waits and areas behind data."""
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -16,9 +20,9 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#b5bac2",
+    "axes.edgecolor": MIDDLE_GREY,
     "axes.grid": True,
-    "grid.color": "#e6e8ec",
+    "grid.color": PALE_GREY,
     "axes.axisbelow": True,
     "legend.frameon": False,
 }

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale_api.job import memory_quantity
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, PURPLE, STYLE, subject
+from emberscale_api.pictures import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, PALETTE, PURPLE, STYLE, subject
 
 if TYPE_CHECKING:
     from emberscale_trainer.hot.skew import SkewReport
@@ -47,7 +47,7 @@ def _accesses(axes: Axes, report: "SkewReport") -> None:
         axes.loglog(
             [rank for rank, _ in table.curve],
             [count for _, count in table.curve],
-            color=PALETTE[number] if named else "#cfd4da",
+            color=PALETTE[number] if named else LIGHT_GREY,
             linewidth=1.6 if named else 0.8,
             label=table.name if named else None,
             marker="o" if len(table.curve) == 1 else None,
