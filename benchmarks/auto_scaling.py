@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 from auto_scaling_job import CORES, NAMESPACE, AutoJob, Shape, Window, install
 from emberscale_api.pictures import BLUE, GREY, ORANGE, STYLE
+from emberscale_api.readable import rate_text
 from eventually import NotInTimeError
 from reporting import Ratio, arguments, report, say
 
@@ -115,7 +116,7 @@ def main() -> None:
     finally:
         job.end()
     first = statistics.median(w.samples_per_second for w in planned if w.plans == planned[0].plans)
-    say(f"bad start {planned[0].shape}: {first:,.0f} samples/s; planned {chosen}; best static {best}; of {CORES} cores")
+    say(f"bad start {planned[0].shape}: {rate_text(first)}; planned {chosen}; best static {best}; of {CORES} cores")
     pairs = [(ours.samples_per_second, theirs.samples_per_second) for ours, theirs in turns]
     ratio = Ratio(pairs, TARGET, "min")
     if options.plot:

@@ -28,6 +28,7 @@ from cluster import (
 )
 from emberscale_api.job import cpu_cores
 from emberscale_api.metrics import CPU_SECONDS_TOTAL, SAMPLES_TOTAL
+from emberscale_api.readable import rate_text
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.token import open_channel
@@ -84,7 +85,7 @@ class Window:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples_per_second:8,.0f} samples/s, workers used {self.worker_use:.0%} of their limits, "
+            f"{rate_text(self.samples_per_second):>18}, workers used {self.worker_use:.0%} of their limits, "
             f"PS {self.ps_use:.0%}, {self.idle:.0%} of the machine was idle"
         )
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from checkpoint_stall import DENSE, IN_MEMORY, PUSHERS, Server
 from emberscale_api.job import TableSpec
+from emberscale_api.readable import duration_text
 from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.checkpoint.writer import Seen, write_part
 from emberscale_trainer.partition import AppliedBatches
@@ -79,7 +80,9 @@ def measure(server: Server, seconds: float, rest: float | None, folder: Path) ->
         took = time.perf_counter() - began
     left = began + seconds - time.perf_counter()
     if left < 0:
-        raise RuntimeError(f"a checkpoint took {took:.1f} s: windows of {seconds:g} s are too short (--window)")
+        raise RuntimeError(
+            f"a checkpoint took {duration_text(took)}: windows of {duration_text(seconds)} are too short (--window)"
+        )
     time.sleep(left)
     return Window(server.pushes - pushes, time.process_time() - cpu, took)
 

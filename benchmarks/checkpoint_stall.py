@@ -33,6 +33,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.pictures import BLUE, GREEN, ORANGE
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.checkpoint import Share, Work
 from emberscale_trainer.partition import AppliedBatches
@@ -173,9 +175,9 @@ def draw(path: Path, sizes: dict[float, list[dict[str, float]]]) -> None:
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     held, memory = figure.subplots(1, 2)
     for field, colour, label in (
-        ("held", "tab:blue", "all in all"),
-        ("longest", "tab:orange", "the longest time at once"),
-        ("begin", "tab:green", "at the barrier"),
+        ("held", BLUE, "all in all"),
+        ("longest", ORANGE, "the longest time at once"),
+        ("begin", GREEN, "at the barrier"),
     ):
         medians = [1e3 * float(np.median([run[field] for run in runs])) for runs in sizes.values()]
         held.plot(list(sizes), medians, color=colour, label=label)
@@ -216,12 +218,12 @@ def main() -> None:
     for size in options.sizes or (SIZES[:4] if options.quick else SIZES):
         runs = sizes[size] = in_a_process(size, max(MIN_CHECKPOINTS, int(options.checkpoints / max(1, size * size))))
         columns: dict[str, Any] = {name: np.array([run[name] for run in runs]) for name in runs[0]}
+        middle = {name: duration_text(float(np.median(column))) for name, column in columns.items()}
         say(
-            f"{size:5.2f} GiB: {len(runs)} checkpoints of {np.median(columns['seconds']):.2f} s; pushes held "
-            f"{1e3 * np.median(columns['begin']):.2f} ms at the barrier, {1e3 * np.median(columns['held']):.2f} ms in "
-            f"all (p99 {1e3 * np.quantile(columns['held'], 0.99):.2f}), {1e3 * np.median(columns['longest']):.2f} ms "
-            f"at once; the longest standstill {1e3 * np.median(columns['standstill']):.1f} ms, "
-            f"{1e3 * np.median(columns['standstill_undisturbed']):.1f} without; memory "
+            f"{bytes_text(size * GIB):>8}: {len(runs)} checkpoints of {middle['seconds']}; pushes held "
+            f"{middle['begin']} at the barrier, {middle['held']} in all "
+            f"(p99 {duration_text(float(np.quantile(columns['held'], 0.99)))}), {middle['longest']} at once; "
+            f"the longest standstill {middle['standstill']}, {middle['standstill_undisturbed']} without; memory "
             f"{np.median(columns['memory'] / columns['bytes']):.3f}x; pushes "
             f"{np.median(columns['pushes'] / columns['undisturbed']):.2f}x"
         )

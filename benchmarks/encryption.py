@@ -19,6 +19,7 @@ import numpy as np
 from emberscale._cli import main as emberscale
 from emberscale_api.certificates import read_certificates
 from emberscale_api.environment import SOCKET_DIRECTORY, TLS_FOLDER
+from emberscale_api.readable import bytes_text, rate_text
 from emberscale_api.wire import Header, Status
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.local.environment import JobEnvironment
@@ -81,7 +82,7 @@ def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio
         order = (tls, None) if pair % 2 else (None, tls)
         rates = {given: samples_per_second(job, given) for given in order}
         measured.append((rates[tls], rates[None]))
-        say(f"pair {pair}: {rates[tls]:,.0f} samples/s with TLS, {rates[None]:,.0f} without")
+        say(f"pair {pair}: {rate_text(rates[tls])} with TLS, {rate_text(rates[None])} without")
     return Ratio(measured, 0.8, "min")
 
 
@@ -122,7 +123,7 @@ def measure_bytes(tls: Path, pairs: int) -> Ratio:
             server.kill()
             server.wait()
     for label, rates in zip(("with TLS", "without"), zip(*measured, strict=True), strict=True):
-        say(f"{label:10} {float(np.median(rates)) / 1e9:8.2f} GB/s at 1 MiB")
+        say(f"{label:10} {bytes_text(float(np.median(rates))):>8}/s at 1 MiB")
     return Ratio(measured, 0.2, "min")
 
 

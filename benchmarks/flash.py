@@ -36,6 +36,8 @@ from matplotlib.figure import Figure
 from checkpoint_stall import DENSE, GIB, IN_MEMORY, PUSHERS, Server
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.compatibility import FlashKeys
+from emberscale_api.pictures import BLUE, GREEN, ORANGE
+from emberscale_api.readable import bytes_text, duration_text, rate_text
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     FlashFiles,
@@ -158,7 +160,7 @@ def measure_speed(server: Server, folder: Path, rounds: int) -> dict[str, list[f
         if number:  # the first round compiles kernels and faults memory in
             for name, taken in seconds.items():
                 found[name].append(size / taken)
-            say("   ".join(f"{name} {found[name][-1] / 1e6:,.0f} MB/s" for name in found))
+            say("   ".join(f"{name} {bytes_text(found[name][-1])}/s" for name in found))
     return found
 
 
@@ -178,9 +180,12 @@ def measure_slowdown(server: Server, url: str, windows: int) -> list[tuple[float
             time.sleep(max(0.0, INTERVAL_SECONDS - taken))
             rates[flashes] = (server.pushes - pushes) / (time.perf_counter() - began)
             if flashes:
-                say(f"a flash checkpoint beside training took {taken:.2f} s")
+                say(f"a flash checkpoint beside training took {duration_text(taken)}")
         pairs.append((rates[True], rates[False]))
-        say(f"pushes: {rates[True]:,.0f}/s with, {rates[False]:,.0f}/s without: {rates[True] / rates[False]:.4f}")
+        say(
+            f"{rate_text(rates[True], 'pushes')} with, {rate_text(rates[False], 'pushes')} without: "
+            f"{rates[True] / rates[False]:.4f}"
+        )
     return pairs
 
 
@@ -207,7 +212,9 @@ def measure_state(server: Server, folder: Path) -> dict[str, float]:
             time.sleep(STATE_PAUSE_SECONDS)
         thread.join()
         found[name] = float(np.quantile(taken, 0.99))
-        say(f"state, rows to {name}: p99 {1e3 * found[name]:.1f} ms, median {1e3 * statistics.median(taken):.1f} ms")
+        say(
+            f"state, rows to {name}: p99 {duration_text(found[name])}, median {duration_text(statistics.median(taken))}"
+        )
     state.close()
     rows.close()
     return found
@@ -217,7 +224,7 @@ def draw_speed(axes: Axes, speed: Mapping[str, list[float]]) -> None:
     """Draws the bytes/s of each way."""
     names = ["raw_save", "save", "persistent_save", "raw_restore", "restore", "persistent_restore"]
     medians = [statistics.median(speed[name]) / 1e6 for name in names]
-    axes.barh(names, medians, color=["0.7", "tab:blue", "tab:green"] * 2)
+    axes.barh(names, medians, color=["0.7", BLUE, GREEN] * 2)
     axes.invert_yaxis()
     axes.set_xlabel("MB/s, 1 GiB of rows")
 
@@ -244,10 +251,8 @@ def draw_recovery(axes: Axes, recovery: Mapping[str, list[Recovery]]) -> None:
         )
         first = place == 0
         axes.barh(place, started, color="0.7", label="its successor starts" if first else None)
-        axes.barh(place, restored - started, left=started, color="tab:blue", label="rows load" if first else None)
-        axes.barh(
-            place, caught_up - restored, left=restored, color="tab:orange", label="samples again" if first else None
-        )
+        axes.barh(place, restored - started, left=started, color=BLUE, label="rows load" if first else None)
+        axes.barh(place, caught_up - restored, left=restored, color=ORANGE, label="samples again" if first else None)
     axes.set_yticks(range(len(recovery)), list(recovery))
     axes.set_xlabel("seconds after SIGKILL of a server")
     axes.legend()

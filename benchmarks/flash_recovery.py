@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from emberscale_api.readable import bytes_text, duration_text
 from losing_job import LosingJob
 from reporting import say
 from whole_run import manifest, synthesise
@@ -23,8 +24,8 @@ INTERVAL_SECONDS = 15.0
 ROWS, DIMENSION = 100_000, 128
 FLASH, PERSISTENT = "flash", "persistent"
 CHECKPOINTS: Mapping[str, dict[str, Any]] = {
-    FLASH: {"interval": "1h", "flash": {"interval": f"{INTERVAL_SECONDS:g}s", "maxBytes": "4Gi"}},
-    PERSISTENT: {"interval": f"{INTERVAL_SECONDS:g}s", "flash": {"mode": "Disabled"}},
+    FLASH: {"interval": "1h", "flash": {"interval": INTERVAL_SECONDS, "maxBytes": "4Gi"}},
+    PERSISTENT: {"interval": INTERVAL_SECONDS, "flash": {"mode": "Disabled"}},
 }
 
 
@@ -88,7 +89,8 @@ def measure_recovery(rounds: int) -> dict[str, list[Recovery]]:
                         losing.end()
                 last = seen[-1]
                 say(
-                    f"{tier}: process started after {last.started:.2f} s, training after {last.restored:.2f} s, caught "
-                    f"up after {last.caught_up:.2f} s; the checkpoint has {last.bytes / 1e6:,.0f} MB"
+                    f"{tier}: process started after {duration_text(last.started)}, "
+                    f"training after {duration_text(last.restored)}, "
+                    f"caught up after {duration_text(last.caught_up)}; the checkpoint has {bytes_text(last.bytes)}"
                 )
     return found

@@ -24,7 +24,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale._commands.layout import LayoutOptions, layout_of
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, STYLE
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALE_GREY, STYLE
+from emberscale_api.readable import duration_text
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.hot.access import Accesses, AccessLog, log_accesses
@@ -163,7 +164,7 @@ def draw(
         times.set(title="Figures 8 and 9: times faster", xlabel="x")
         times.legend()
         shown = [point for point in points if point.counted]
-        error.axhspan(-0.1, 0.1, color="#e3e6ea", label="paper: within 10%")
+        error.axhspan(-0.1, 0.1, color=PALE_GREY, label="paper: within 10%")
         error.errorbar(
             [point.threshold for point in shown],
             [point.estimated.mean / point.counted - 1 for point in shown],
@@ -229,8 +230,14 @@ def main() -> None:
             sample = take_sample(data, SAMPLING_RATE, 1, number, silent)
             sampling.append((between - begin, time.perf_counter() - between))
         full, sampled = [log.entries() for log in logs], [log.entries() for log in sample.logs]
-        say(f"{data.records:,} records, {sample.share:.1%} sampled; indexing took {indexing:.2f} s, which both need")
-        say(f"all records: {sampling[-1][0]:.2f} s, sample: {sampling[-1][1]:.2f} s (paper: {PAPER['sampling']})")
+        say(
+            f"{data.records:,} records, {sample.share:.1%} sampled; indexing took {duration_text(indexing)}, "
+            "which both need"
+        )
+        say(
+            f"all records: {duration_text(sampling[-1][0])}, sample: {duration_text(sampling[-1][1])} "
+            f"(paper: {PAPER['sampling']})"
+        )
         scans = [scan_seconds(full, THRESHOLDS[number % len(THRESHOLDS)]) for number in range(4 * pairs)][pairs:]
         points = [at_threshold(data, full, sampled, threshold) for threshold in THRESHOLDS]
         say("threshold   in the sample   hot rows   chunks' error   interval   sample's error   accesses   samples")

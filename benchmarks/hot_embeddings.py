@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from emberscale_api.pictures import BLUE, GREY
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, manifest, run, synthesise
 
@@ -108,9 +109,9 @@ def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
     for axis, figures in zip(axes, ("rate", "bytes", "cpu_seconds"), strict=True):
         for place, pairs in enumerate(measured.values()):
             ratios = [getattr(ours, figures) / getattr(without, figures) for ours, without in pairs]
-            axis.barh(place, median(ratios), color="tab:blue", alpha=0.6)
+            axis.barh(place, median(ratios), color=BLUE, alpha=0.6)
             axis.plot(ratios, [place] * len(ratios), "k.")
-        axis.axvline(1.0, color="tab:grey", linestyle="--")
+        axis.axvline(1.0, color=GREY, linestyle="--")
     for axis, title in zip(axes, ("samples/s", "bytes a sample", "CPU time a sample"), strict=True):
         axis.set_xlabel(f"{title}, relative to without rounds")
     axes[0].set_yticks(range(len(measured)), list(measured))

@@ -32,6 +32,8 @@ from matplotlib.figure import Figure
 from emberscale_api.dataset import Dataset, Split
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
+from emberscale_api.pictures import GREY, ORANGE
+from emberscale_api.readable import rate_text
 from emberscale_trainer.data.convert import Conversion, convert_files
 from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.formats import format_reader
@@ -137,7 +139,7 @@ def draw(path: Path, speeds: dict[str, list[float]]) -> None:
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axis = figure.subplots()
     for place, (name, values) in enumerate(speeds.items()):
-        axis.barh(place, np.median(values) / 1e6, color="#d95f02" if name.startswith("Emberscale") else "#7f7f7f")
+        axis.barh(place, np.median(values) / 1e6, color=ORANGE if name.startswith("Emberscale") else GREY)
         axis.plot(np.array(values) / 1e6, [place] * len(values), "k|")
     axis.set_yticks(range(len(speeds)), list(speeds))
     axis.invert_yaxis()
@@ -182,7 +184,8 @@ def main() -> None:
         tried = {choice: max(speed(partial(polars, tsv, *choice)) for _ in range(2)) for choice in choices}
         best = max(tried, key=lambda choice: tried[choice])
         say(
-            f"polars is fastest with {best[0] or 'eager'} reading, integers as {best[1].__name__}: {tried[best]:,.0f}/s"
+            f"polars is fastest with {best[0] or 'eager'} reading, integers as {best[1].__name__}: "
+            f"{rate_text(tried[best])}"
         )
         tsv_pairs = measure(pairs, lambda: emberscale(tsv, DataFormat.CRITEO_TSV), lambda: polars(tsv, *best))
         parquet_pairs = measure(

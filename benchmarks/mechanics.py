@@ -23,6 +23,7 @@ import numpy as np
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.readable import bytes_text
 from emberscale_api.routing import buckets_of
 from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
 from emberscale_trainer.partition import AppliedBatches
@@ -104,13 +105,13 @@ def main() -> None:
             rates = measure(partitions, Path(folder))
         if number:  # the first round compiles kernels
             results.append(rates)
-            say(f"round {number}: " + ", ".join(f"{name} {rate / 1e6:.0f} MB/s" for name, rate in rates.items()))
+            say(f"round {number}: " + ", ".join(f"{name} {bytes_text(rate)}/s" for name, rate in rates.items()))
     medians = {name: statistics.median(result[name] for result in results) for name in results[0]}
     if given.output == "json":
         print(json.dumps({"name": "mechanics", "rows": rows, "bytes_per_second": medians}))
     else:
         for name, rate in medians.items():
-            print(f"{name:12} {rate / 1e6:8.0f} MB/s a server (median of {rounds})")
+            print(f"{name:12} {bytes_text(rate):>8}/s a server (median of {rounds})")
 
 
 if __name__ == "__main__":

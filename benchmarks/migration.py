@@ -31,6 +31,8 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
+from emberscale_api.pictures import BLUE, ORANGE
+from emberscale_api.readable import bytes_text, duration_text
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, PATIENCE_SECONDS, RunningJob, manifest, synthesise
 
@@ -154,7 +156,7 @@ def grown(folder: Path, data: Path, size: float) -> MigratingJob:
     training = MigratingJob(folder, data, dimension)
     training.expect(lambda: training.latest()[1] > SAMPLES)
     rows = training.latest()[2]
-    say(f"{rows:,} rows of dimension {dimension}: {rows * (ROW_HEADER + 2 * FLOAT * dimension) / GB:.2f} GB")
+    say(f"{rows:,} rows of dimension {dimension}: {bytes_text(rows * (ROW_HEADER + 2 * FLOAT * dimension))}")
     return training
 
 
@@ -168,9 +170,9 @@ def measure(data: Path, size: float, moves: int, restarts: bool) -> tuple[list[M
                 moved.append(training.scale(3 - number % 2))
                 one = moved[-1]
                 say(
-                    f"{size:g} GB to {one.servers} PS: {one.bytes / 1e6:,.0f} MB in {one.rounds} rounds and "
-                    f"{one.seconds:.1f} s, pushes held {1e3 * one.barrier:.0f} ms, {one.lost:.1%} of samples lost, "
-                    f"{one.copying:.1%} to copying"
+                    f"{size} GB to {one.servers} PS: {bytes_text(one.bytes)} in {one.rounds} rounds and "
+                    f"{duration_text(one.seconds)}, pushes held {duration_text(one.barrier)}, "
+                    f"{one.lost:.1%} of samples lost, {one.copying:.1%} to copying"
                 )
             return moved, training.restart(3) if restarts else 0.0
         finally:
@@ -184,9 +186,9 @@ def draw(path: Path, sizes: dict[float, list[Moved]], restart: float) -> None:
     for size, moved in sizes.items():
         axis.plot([size] * len(moved), [1e3 * one.barrier for one in moved], "k.", alpha=0.5)
     medians = [1e3 * float(np.median([one.barrier for one in moved])) for moved in sizes.values()]
-    axis.plot(list(sizes), medians, color="tab:blue", label="live move: pushes held (median, and every move)")
+    axis.plot(list(sizes), medians, color=BLUE, label="live move: pushes held (median, and every move)")
     axis.axhline(1e3 * BARRIER_SECONDS, linestyle="--", color="black", label="target")
-    axis.plot([1.0], [1e3 * restart], "s", color="tab:orange", label="stop and restart: no sample trained")
+    axis.plot([1.0], [1e3 * restart], "s", color=ORANGE, label="stop and restart: no sample trained")
     axis.set(xscale="log", yscale="log", xlabel="GB of rows and optimizer state", ylabel="milliseconds")
     axis.legend()
     axis.set_title("2 -> 3 -> 2 parameter servers under full training load")
@@ -206,7 +208,7 @@ def main() -> None:
         data = options.data or Path(folder) / "data"
         synthesise(data, SAMPLES, "--evaluation-fraction", "0")
         moved, restart = measure(data, 1.0, options.moves or (4 if options.quick else 20), restarts=True)
-        say(f"stop and restart: {restart:.1f} s without a sample")
+        say(f"stop and restart: {duration_text(restart)} without a sample")
         sizes = {1.0: moved}
         for size in SIZES if options.sizes else ():
             if size not in sizes:
@@ -223,7 +225,7 @@ def main() -> None:
     }
     if len(sizes) > 1:
         largest, smallest = medians[max(sizes)], medians[min(sizes)]
-        ratios[f"barrier at {max(sizes):g} GB / at {min(sizes):g} GB"] = Ratio([(largest, smallest)], 2.0, "max")
+        ratios[f"barrier at {max(sizes)} GB / at {min(sizes)} GB"] = Ratio([(largest, smallest)], 2.0, "max")
     report("migration", ratios, options.output)
 
 

@@ -35,6 +35,8 @@ import pyarrow.parquet as parquet
 import yaml
 from matplotlib.figure import Figure
 
+from emberscale_api.pictures import BLUE, CRIMSON, GREEN
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.routing import BUCKETS, buckets_of
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
@@ -73,7 +75,7 @@ class LimitedJob:
 
     def describe(self) -> str:
         """Describes the differences between scenarios."""
-        return f"{self.number:2} {self.course}, {self.dimension} floats, {self.servers} PS of {self.limit >> 20} MiB"
+        return f"{self.number:2} {self.course}, {self.dimension} floats, {self.servers} PS of {bytes_text(self.limit)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,28 +308,28 @@ def draw(path: Path, measured: Mapping[str, Mapping[int, LimitedRun]]) -> None:
     for number, off in measured[OFF].items():
         on = measured[ON].get(number)
         if off.killed is not None:
-            left.plot(off.killed, number, "x", color="tab:red")
+            left.plot(off.killed, number, "x", color=CRIMSON)
         if on is not None and on.planned is not None:
-            left.plot(on.planned, number, "o", color="tab:blue")
+            left.plot(on.planned, number, "o", color=BLUE)
             if on.moved is not None:
-                left.plot([on.planned, on.moved], [number, number], "-", color="tab:blue")
+                left.plot([on.planned, on.moved], [number, number], "-", color=BLUE)
         if on is not None and on.killed is not None:
             left.plot(on.killed, number, "X", color="black")
     for marker, color, label in (
-        ("o", "tab:blue", "forecast on: planned, until moved"),
-        ("x", "tab:red", "forecast off: killed"),
+        ("o", BLUE, "forecast on: planned, until moved"),
+        ("x", CRIMSON, "forecast off: killed"),
         ("X", "black", "forecast on: killed"),
     ):
         left.plot([], [], marker, color=color, label=label)
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
     left.set(xlabel="seconds of training", ylabel="growing job", title="Jobs that outgrow their PS")
-    for contender, color in ((ON, "tab:blue"), (WITHIN, "tab:green")):
+    for contender, color in ((ON, BLUE), (WITHIN, GREEN)):
         ran = measured[contender]
         right.plot(list(ran), [outcome.peak for outcome in ran.values()], "o", color=color, label=contender)
         alarms = [number for number, outcome in ran.items() if outcome.shape_changes and contender == WITHIN]
-        right.plot(alarms, [ran[n].peak for n in alarms], "s", mfc="none", color="tab:red", ms=10)
+        right.plot(alarms, [ran[n].peak for n in alarms], "s", mfc="none", color=CRIMSON, ms=10)
     right.axhline(1.0, color="black", lw=0.8)
-    right.plot([], [], "s", mfc="none", color="tab:red", ms=10, label="false alarm")
+    right.plot([], [], "s", mfc="none", color=CRIMSON, ms=10, label="false alarm")
     right.legend()
     right.set(xlabel="job", ylabel="largest PS, relative to the limit", title="Most memory in use")
     figure.savefig(path, dpi=120)
@@ -383,7 +385,7 @@ def summarise(measured: Mapping[str, Mapping[int, LimitedRun]], output: str) -> 
     ]
     if leads:
         low, middle, high = np.percentile(leads, [0, 50, 100])
-        say(f"lead time: median {middle:.1f} s, {low:.1f} to {high:.1f} s")
+        say(f"lead time: median {duration_text(middle)}, {duration_text(low)} to {duration_text(high)}")
     jobs = {arm: max(1, len(ran)) for arm, ran in measured.items()}
     report(
         "oom",

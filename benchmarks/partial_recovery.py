@@ -32,6 +32,8 @@ from matplotlib.figure import Figure
 
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest
 from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.pictures import BLUE, CRIMSON
+from emberscale_api.readable import duration_text
 from emberscale_brain.fault_tolerance import FailureCosts, full_recovery, partial_recovery
 from losing_job import LosingJob
 from plain_torch import NumberedData, numbered, train
@@ -274,7 +276,7 @@ def kill(folder: Path, data: Path, strategy: str) -> Loss:
         "training": {"batchSize": 1024, "epochs": 10_000},
         "ps": {"replicas": 2},
         "worker": {"replicas": 2},
-        "checkpoint": {"interval": f"{INTERVAL_SECONDS:g}s", "flash": {"mode": "Disabled"}},
+        "checkpoint": {"interval": INTERVAL_SECONDS, "flash": {"mode": "Disabled"}},
         "faultTolerance": STRATEGIES[strategy],
     }
     job = LosingJob(folder, manifest(f"loses-{strategy}", spec))
@@ -325,9 +327,9 @@ def measure_kills(folder: Path, rounds: int) -> dict[str, list[Loss]]:
                 seen.append(kill(Path(place), data, strategy))
             last = seen[-1]
             say(
-                f"{strategy} recovery: training after {last.trains:.1f} s, samples/s back after {last.rate_back:.1f} "
-                f"s, the samples of the kill after {last.caught_up:.1f} s; {last.repeated:,} samples trained again, "
-                f"{last.forgotten:,} forgotten on half of the rows"
+                f"{strategy} recovery: training after {duration_text(last.trains)}, samples/s back after "
+                f"{duration_text(last.rate_back)}, the samples of the kill after {duration_text(last.caught_up)}; "
+                f"{last.repeated:,} samples trained again, {last.forgotten:,} forgotten on half of the rows"
             )
     return found
 
@@ -343,7 +345,7 @@ def draw(path: Path, accuracy: Accuracy, kills: dict[str, list[Loss]]) -> None:
         _draw_priorities(axes[1][0], accuracy)
     for strategy, losses in kills.items():
         for number, loss in enumerate(losses):
-            color = {"full": "tab:red", "partial": "tab:blue"}[strategy]
+            color = {"full": CRIMSON, "partial": BLUE}[strategy]
             label = f"{strategy} recovery" if not number else None
             axes[1][1].plot(*zip(*loss.line, strict=True), color=color, label=label)
     for axis, is_measured in ((axes[0][1], accuracy.random), (axes[1][0], accuracy.targeted), (axes[1][1], kills)):

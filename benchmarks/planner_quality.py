@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from emberscale_api.readable import duration_text
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants
@@ -164,8 +165,8 @@ def main() -> None:
         f"{np.median(start):.4f}"
     )
     say(
-        f"mean time of a front: exact {seconds['exact'] * 1e3:.1f} ms, NSGA-II {seconds['cold'] * 1e3:.0f} ms, from "
-        f"the last population {seconds['warm'] * 1e3:.0f} ms; the default planner enumerates grids of this size"
+        f"mean time of a front: exact {duration_text(seconds['exact'])}, NSGA-II {duration_text(seconds['cold'])}, "
+        f"from the last population {duration_text(seconds['warm'])}; the default planner enumerates grids of this size"
     )
     ratios = {
         "NSGA-II hypervolume": Ratio([(value, 1.0) for value in cold], FRONT_TARGET, "min"),
@@ -179,7 +180,7 @@ def main() -> None:
         ratios[f"greedy over optimum, rho {rho:g}, worst cluster"] = Ratio([worst], SELECTION_TARGET, "min")
         say(
             f"selection in {count} clusters, rho {rho:g}: worst {worst[0] / worst[1]:.4f}; running jobs do not all fit "
-            f"in {crowded}; greedy {greedy_seconds * 1e3:.0f} ms, optimum {optimal_seconds * 1e3:.0f} ms"
+            f"in {crowded}; greedy {duration_text(greedy_seconds)}, optimum {duration_text(optimal_seconds)}"
         )
     if options.plot:
         draw(options.plot, *shown, cold)

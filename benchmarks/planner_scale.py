@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from brain_service import answer_while_planning
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.model.predict import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
@@ -121,8 +122,8 @@ def measure(jobs: Sequence[JobView]) -> tuple[float, float, float]:
     changed = time.perf_counter() - begin
     used = sum(planned.shape.cpu for planned in first.values() if planned.shape is not None)
     say(
-        f"{len(jobs):6} jobs: full plan {full:6.1f} s ({cost / len(jobs) * 1e3:.1f} ms a job), a tenth changed "
-        f"{changed:5.1f} s; {used / capacity.cpu:.0%} of the cores planned"
+        f"{len(jobs):6} jobs: full plan {duration_text(full):>6} ({duration_text(cost / len(jobs))} a job), "
+        f"a tenth changed {duration_text(changed):>6}; {used / capacity.cpu:.0%} of the cores planned"
     )
     return full, changed, cost
 
@@ -154,9 +155,10 @@ def main() -> None:
     answers = answer_while_planning([job(number) for number in range(1000)])
     slow = float(np.percentile(answers.latencies, 99))
     say(
-        f"GetPlan while 1,000 jobs are planned: {len(answers.latencies)} requests in {answers.round_seconds:.0f} s, "
-        f"median {np.median(answers.latencies) * 1e3:.1f} ms, 99% within {slow * 1e3:.1f} ms, "
-        f"slowest {max(answers.latencies) * 1e3:.0f} ms; service and planner {answers.memory / 1e6:.0f} MB"
+        f"GetPlan while 1,000 jobs are planned: {len(answers.latencies)} requests in "
+        f"{duration_text(answers.round_seconds)}, median {duration_text(float(np.median(answers.latencies)))}, "
+        f"99% within {duration_text(slow)}, "
+        f"slowest {duration_text(max(answers.latencies))}; service and planner {bytes_text(answers.memory)}"
     )
     thousand = sizes.index(1000)
     growth = (costs[-1] / sizes[-1]) / (costs[0] / sizes[0])

@@ -26,6 +26,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.pictures import BLUE, CRIMSON
+from emberscale_api.readable import bytes_text, rate_text
 from emberscale_api.routing import BUCKETS, mix64
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.table import TableStore
@@ -160,7 +162,7 @@ def measure_rows(pairs: int) -> dict[str, Ratio]:
         zip(*measured, strict=True),
         strict=True,
     ):
-        say(f"{name:42} {rows / float(np.median(column)) / 1e6:8.2f} million rows/s, pulled and pushed")
+        say(f"{name:42} {rate_text(rows / float(np.median(column)), 'rows'):>18}, pulled and pushed")
     return {
         "rows/s of pull + push / index_select + row-wise Adagrad by hand": Ratio(
             [(rows / mine, rows / theirs) for mine, theirs, _ in measured], 0.9, "min"
@@ -280,7 +282,7 @@ def measure_bytes(pairs: int) -> dict[str, Ratio]:
                 server.kill()
                 server.wait()
     for kind in senders:
-        say(f"{kind:42} {float(np.median([rates[kind] for rates in measured])) / 1e9:8.2f} GB/s at 1 MiB")
+        say(f"{kind:42} {bytes_text(float(np.median([rates[kind] for rates in measured]))):>8}/s at 1 MiB")
     return {
         "bytes/s of frames / grpc.aio": Ratio([(rates["frames"], rates["grpc"]) for rates in measured], 2.5, "min"),
         "bytes/s of frames / a bare Unix socket": Ratio(
@@ -295,9 +297,9 @@ def draw(path: Path, ratios: dict[str, Ratio]) -> None:
     axis = figure.subplots()
     for number, (label, ratio) in enumerate(ratios.items()):
         quotients = [ours / theirs for ours, theirs in ratio.pairs]
-        axis.barh(number, ratio.median, color="tab:blue", alpha=0.6)
+        axis.barh(number, ratio.median, color=BLUE, alpha=0.6)
         axis.plot(quotients, [number] * len(quotients), "k.")
-        axis.vlines(ratio.target, number - 0.4, number + 0.4, color="tab:red", label="" if number else "target")
+        axis.vlines(ratio.target, number - 0.4, number + 0.4, color=CRIMSON, label="" if number else "target")
         axis.text(0.05, number, label, va="center")
     axis.set_yticks([])
     axis.set_xlabel("ours / reference (median, and every pair)")

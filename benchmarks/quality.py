@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 from emberscale_api.job import Architecture, parse_manifest
+from emberscale_api.pictures import BLUE, CRIMSON
 from plain_torch import train
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, run, synthesise
@@ -44,9 +45,9 @@ def draw(path: Path, differences: Mapping[str, list[float]]) -> None:
     figure = Figure(figsize=(10, 5), layout="constrained")
     axis = figure.subplots()
     for number, values in enumerate(differences.values()):
-        axis.barh(number, mean(values), color="tab:blue", alpha=0.6)
+        axis.barh(number, mean(values), color=BLUE, alpha=0.6)
         axis.plot(values, [number] * len(values), "k.")
-    axis.axvline(ALLOWED, linestyle="--", color="tab:red", label="allowed, for the mean")
+    axis.axvline(ALLOWED, linestyle="--", color=CRIMSON, label="allowed, for the mean")
     axis.set_yticks(range(len(differences)), list(differences))
     axis.invert_yaxis()
     axis.set_xlabel("held-out AUC of plain PyTorch minus ours (mean, and every seed)")

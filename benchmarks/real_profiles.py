@@ -128,7 +128,7 @@ def _manifest(interval: float) -> dict[str, object]:
         "spec": {
             "data": {"train": ["data/train-*.tsv"]},
             "training": {"batchSize": BATCH, "epochs": 10_000, "stalenessWarmup": 0},
-            "scaling": {"profileInterval": f"{interval:g}s", "cooldown": "0s"},
+            "scaling": {"profileInterval": interval, "cooldown": "0s"},
             "ps": open_role,
             "worker": open_role,
         },

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
+from emberscale_api.readable import duration_text
 from emberscale_api.shape import JobProfile
 from emberscale_brain.model.fit import first_prior, fit_window
 from emberscale_brain.model.predict import ModelConstants
@@ -50,7 +51,7 @@ def select_optimally(
         options={"time_limit": seconds, "mip_rel_gap": 1e-6},
     )
     if result.x is None or result.status != 0:
-        raise RuntimeError(f"the optimum was not found within {seconds} s: {result.message}")
+        raise RuntimeError(f"the optimum was not found within {duration_text(seconds)}: {result.message}")
     chosen: list[int | None] = [None] * len(jobs)
     for variable in np.flatnonzero(result.x > 0.5):
         index = int(index_of[variable])

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from checkpoint_bytes import DENSE, DIRTY_ONE, Server
 from emberscale_api.job import IncrementalMode
+from emberscale_api.readable import bytes_text
 from emberscale_trainer.checkpoint import load_partition
 from emberscale_trainer.data.population import CATEGORICAL
 from master_stand_in import owned
@@ -118,19 +119,26 @@ def main() -> None:
             size, found = measure(Path(folder), tables, rows, bits, turns)
         label = f"{f'{bits} bits' if bits else 'float32'}, {f'{tables} tables' if tables > 1 else 'one table'}"
         labels.append(label)
-        rates = [(size / restored / 1e6, size / raw / 1e6) for raw, restored, _ in found]
-        cpu = [size / used / 1e6 for _, _, used in found]
+        rates = [(size / restored, size / raw) for raw, restored, _ in found]
+        cpu = [size / used for _, _, used in found]
         ours, raw = np.median(rates, 0)
         say(
-            f"{label}: {size / 1e6:,.0f} MB in a chain of {1 + INCREMENTS}; read at {raw:,.0f} MB/s, restored at "
-            f"{ours:,.0f} MB/s, which is {np.median(cpu):,.0f} MB a second of CPU"
+            f"{label}: {bytes_text(size)} in a chain of {1 + INCREMENTS}; read at {bytes_text(raw)}/s, restored at "
+            f"{bytes_text(ours)}/s, which is {bytes_text(float(np.median(cpu)))} a second of CPU"
         )
         ratios[f"restored / read, {label}"] = Ratio(rates, WANTED, "min")
-        axes.plot([number - 0.1] * turns, [raw for _, raw in rates], "k.", label=None if number else "read alone")
-        axes.plot([number] * turns, [ours for ours, _ in rates], "r.", label=None if number else "restored")
-        axes.plot([number + 0.1] * turns, cpu, "b.", label=None if number else "restored, a second of CPU")
+        axes.plot(
+            [number - 0.1] * turns, [raw / 2**20 for _, raw in rates], "k.", label=None if number else "read alone"
+        )
+        axes.plot([number] * turns, [ours / 2**20 for ours, _ in rates], "r.", label=None if number else "restored")
+        axes.plot(
+            [number + 0.1] * turns,
+            [rate / 2**20 for rate in cpu],
+            "b.",
+            label=None if number else "restored, a second of CPU",
+        )
     axes.set_xticks(range(len(labels)), labels, fontsize="small")
-    axes.set(ylabel="MB a second", ylim=0, title=f"A chain of {1 + INCREMENTS} checkpoints of {rows:,} rows")
+    axes.set(ylabel="MiB a second", ylim=0, title=f"A chain of {1 + INCREMENTS} checkpoints of {rows:,} rows")
     axes.legend()
     if options.plot:
         figure.savefig(options.plot, dpi=120)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from emberscale_api.readable import duration_text
 from emberscale_simulator.experiment import run_experiment, summarize_experiment
 from emberscale_simulator.pictures import draw_comparison
 from emberscale_simulator.results import Estimate, SeedOutcome, estimate
@@ -91,14 +92,16 @@ def simulate(
         (scenario.seeds.tuning if tuning else scenario.seeds.judging).numbers[:seeds],
         SCENARIOS,
         processes,
-        lambda outcome: say(f"  {name}: {outcome.scheduler}, seed {outcome.seed}, {time.monotonic() - began:.0f} s"),
+        lambda outcome: say(
+            f"  {name}: {outcome.scheduler}, seed {outcome.seed}, {duration_text(time.monotonic() - began)}"
+        ),
     )
     summaries = summarize_experiment(outcomes, schedulers)
     for summary in summaries:
         say(
             f"{name:18} {summary.scheduler:18} "
-            f"JCT {summary.jct.mean / 60:7.1f} min +- {summary.jct.half_width / 60:.1f}, "
-            f"p50 {summary.jct_p50.mean / 60:.1f}, p90 {summary.jct_p90.mean / 60:.1f}, "
+            f"JCT {duration_text(summary.jct.mean):>7} +- {duration_text(summary.jct.half_width)}, "
+            f"p50 {duration_text(summary.jct_p50.mean)}, p90 {duration_text(summary.jct_p90.mean)}, "
             f"completed {summary.completion_rate.mean:.2%}, CPU {summary.worker_cpu_utilization.mean:.1%} workers "
             f"{summary.ps_cpu_utilization.mean:.1%} PS, {summary.core_hours.mean:.0f} core-hours, "
             f"{summary.scalings.mean:.1f} scalings"
@@ -112,10 +115,10 @@ def say_two_by_two(outcomes: Sequence[SeedOutcome], baseline: str) -> None:
     """Prints mean completion times of both decisions on both mechanics, and the effect of each factor alone."""
     for decisions in (OURS, baseline):
         row = [
-            estimate([mean(one.completed_jcts) / 60 for one in by_seed(outcomes, decisions + mechanics).values()])
+            estimate([mean(one.completed_jcts) for one in by_seed(outcomes, decisions + mechanics).values()])
             for mechanics in ("", RESTART)
         ]
-        cells = ", ".join(f"{cell.mean:.1f} min +- {cell.half_width:.1f}" for cell in row)
+        cells = ", ".join(f"{duration_text(cell.mean)} +- {duration_text(cell.half_width)}" for cell in row)
         say(f"2 x 2: {decisions:12} as built, stop and restart: {cells}")
     for decisions in (OURS, baseline):
         gain = interval(Ratio(pairs(outcomes, decisions, mean, decisions + RESTART), 1.0, "max"))

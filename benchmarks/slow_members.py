@@ -27,6 +27,8 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
+from emberscale_api.pictures import BLUE, CRIMSON, ORANGE
+from emberscale_api.readable import duration_text, rate_text
 from reporting import Ratio, arguments, report, say
 from throttle import Throttle
 from whole_run import PATIENCE_SECONDS, RunningJob, manifest, synthesise
@@ -113,7 +115,7 @@ def measure(data: Path, role: str, contender: str, samples: int, cap: float, fou
                 training.restart()
             seconds = _until(training, goal, began, cap)
             if contender == ON:
-                say(f"  found after {found:.0f} s")
+                say(f"  found after {duration_text(found)}")
                 for line in training.interventions():
                     say(f"  {line}")
             return seconds, found
@@ -131,7 +133,7 @@ def _until(training: SlowedJob, goal: int, began: float, cap: float) -> float:
         return time.monotonic() - began
     now, ended = training.samples(), time.monotonic()
     rate = (now - middle) / (ended - at)
-    say(f"  not done after {ended - began:.0f} s: extrapolated at {rate:,.0f} samples/s")
+    say(f"  not done after {duration_text(ended - began)}: extrapolated at {rate_text(rate)}")
     return ended - began + (goal - now) / max(rate, 1.0)
 
 
@@ -141,7 +143,7 @@ def draw(path: Path, measured: dict[str, dict[str, list[float]]]) -> None:
     axes = figure.subplots(1, len(measured), squeeze=False)
     for axis, (role, times) in zip(axes[0], measured.items(), strict=True):
         medians = {contender: float(np.median(values)) for contender, values in times.items()}
-        axis.bar(list(medians), list(medians.values()), color=["tab:blue", "tab:red", "tab:orange"])
+        axis.bar(list(medians), list(medians.values()), color=[BLUE, CRIMSON, ORANGE])
         for place, values in enumerate(times.values()):
             axis.plot([place] * len(values), values, "k.")
         for place, contender in enumerate(medians):
@@ -173,7 +175,7 @@ def main() -> None:
                 for contender in times:
                     seconds, found = measure(data, role, contender, options.samples, options.cap, found)
                     times[contender].append(seconds)
-                    say(f"{role}, pair {pair}, {contender}: {seconds:.0f} s")
+                    say(f"{role}, pair {pair}, {contender}: {duration_text(seconds)}")
     if options.plot:
         draw(options.plot, measured)
     ratios = {

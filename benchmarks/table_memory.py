@@ -29,6 +29,7 @@ from emberscale_api.job import (
     OptimizerType,
     TableSpec,
 )
+from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import Eviction, TableStore
 from reporting import Ratio, arguments, report, say
@@ -163,18 +164,20 @@ def main() -> None:
         waits, longest = np.array(runs[-1]["waits"]), max(runs[-1]["processor"])
         say(
             f"run {seed}: {runs[-1]['bytes'][-1] / runs[-1]['rows'][-1]:.1f} bytes a row at {ROWS:,} rows; "
-            f"push and pull of {STEP:,} new rows: median {1e3 * np.median(waits):.2f} ms, "
-            f"p99.9 {1e3 * np.quantile(waits, 0.999):.2f} ms, longest {1e3 * waits.max():.2f} ms "
-            f"(processor time {1e3 * longest:.2f} ms)"
+            f"push and pull of {STEP:,} new rows: median {duration_text(float(np.median(waits)))}, "
+            f"p99.9 {duration_text(float(np.quantile(waits, 0.999)))}, longest {duration_text(waits.max())} "
+            f"(processor time {duration_text(longest)})"
         )
     skewed = [(in_a_process(seed, "--train"), in_a_process(seed, "--train-bounded")) for seed in range(3)]
     for seed, (whole, bounded) in enumerate(skewed):
         sweeps = np.array(bounded["sweeps"])
         say(
             f"skewed ids, run {seed}: {bounded['rows'][0]:,.0f} rows of {whole['rows'][0]:,.0f}, "
-            f"{bounded['bytes'][0] / 2**20:.0f} MiB of {whole['bytes'][0] / 2**20:.0f}; pushes "
-            f"{sum(bounded['pushes']):.2f} s, sweeps {sweeps.sum():.2f} s, without both {sum(whole['pushes']):.2f} s; "
-            f"{len(sweeps)} sweeps: median {1e3 * np.median(sweeps):.2f} ms, longest {1e3 * sweeps.max():.2f} ms"
+            f"{bytes_text(bounded['bytes'][0])} of {bytes_text(whole['bytes'][0])}; pushes "
+            f"{duration_text(sum(bounded['pushes']))}, sweeps {duration_text(sweeps.sum())}, "
+            f"without both {duration_text(sum(whole['pushes']))}; "
+            f"{len(sweeps)} sweeps: median {duration_text(float(np.median(sweeps)))}, "
+            f"longest {duration_text(sweeps.max())}"
         )
     if options.plot:
         draw(options.plot, runs)

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.pictures import GREY
+from emberscale_api.readable import duration_text, rate_text
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import Codec
 from emberscale_brain.model.predict import Coefficients, ModelConstants, features, shape_features, throughput
@@ -158,7 +159,7 @@ def synthetic(trials: int) -> dict[str, Ratio]:
         say(
             f"{setting}: RMS error median {np.median(typical):.3%}, largest {max(typical):.3%}; error at the worst of "
             f"8,192 shapes median {np.median(worst):.3%} (within 2% in {within:.0%} of trials); 90% intervals hold "
-            f"{covered:.0%}; {seconds / trials * 1e3:.1f} ms a trial"
+            f"{covered:.0%}; {duration_text(seconds / trials)} a trial"
         )
     return ratios
 
@@ -205,7 +206,7 @@ def real(profiles: Sequence[JobProfile], constants: ModelConstants, picture: Pat
         errors.append(float(np.sqrt(np.mean(np.square(ratios)))))
     for shape, speed in measured.items():
         guesses = ", ".join(f"{guess:,.0f}" for guess in predicted[shape][:3]) or "never held out"
-        say(f"  {shape.describe():66} {speed:8,.0f} samples/s, predicted {guesses}")
+        say(f"  {shape.describe():66} {rate_text(speed):>18}, predicted {guesses}")
     if picture is not None:
         draw_real(picture.with_stem(f"{picture.stem}-real"), measured, predicted)
     label = f"RMSLE on held-out shapes of a real run ({len(tour)} shapes)"

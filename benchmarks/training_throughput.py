@@ -29,6 +29,8 @@ from matplotlib.figure import Figure
 import reference_dlrm
 from emberscale_api.dataset import Split
 from emberscale_api.job import parse_manifest
+from emberscale_api.pictures import BLUE, GREY
+from emberscale_api.readable import rate_text
 from plain_torch import indexed, number_rows
 from reference_dlrm import BOTTOM, DIMENSION, TOP
 from reporting import Ratio, arguments, report, say
@@ -110,9 +112,7 @@ def draw(path: Path, rates: dict[str, list[float]]) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     axis = figure.subplots()
     for number, (label, values) in enumerate(rates.items()):
-        axis.barh(
-            number, np.median(values), color="tab:blue" if label.startswith("Emberscale") else "tab:grey", alpha=0.6
-        )
+        axis.barh(number, np.median(values), color=BLUE if label.startswith("Emberscale") else GREY, alpha=0.6)
         axis.plot(values, [number] * len(values), "k.")
     axis.set_yticks(range(len(rates)), rates)
     axis.invert_yaxis()
@@ -151,8 +151,8 @@ def main() -> None:
             measured = []
             for pair in range(options.pairs):
                 measured.append(measure(data, records, batch, options.before))
-                rates = ", ".join(f"{label} {rate:,.0f}" for label, rate in measured[-1].items())
-                say(f"B = {batch}, pair {pair}: {rates} samples/s")
+                rates = ", ".join(f"{label} {rate_text(rate)}" for label, rate in measured[-1].items())
+                say(f"B = {batch}, pair {pair}: {rates}")
             for label in measured[0]:
                 drawn[f"{label}, B = {batch}"] = [rates[label] for rates in measured]
                 if label != OURS:

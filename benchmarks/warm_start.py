@@ -19,6 +19,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from emberscale_api.pictures import BLUE, GREY, ORANGE
+from emberscale_api.readable import duration_text
 from emberscale_api.shape import JobShape
 from emberscale_simulator.experiment import run_experiment
 from emberscale_simulator.results import JobOutcome, SeedOutcome
@@ -142,8 +143,8 @@ def main() -> None:
         seconds = [mean(scaling_seconds(jobs[job]) for job in both) for jobs in (warm, cold)]
         changes = [mean(jobs[job].scalings for job in both) for jobs in (warm, cold)]
         say(
-            f"seed {seed}: {len(both)} jobs, scaling takes {seconds[0] / 60:.1f} min instead of {seconds[1] / 60:.1f}, "
-            f"{changes[0]:.1f} changes instead of {changes[1]:.1f}"
+            f"seed {seed}: {len(both)} jobs, scaling takes {duration_text(seconds[0])} instead of "
+            f"{duration_text(seconds[1])}, {changes[0]:.1f} changes instead of {changes[1]:.1f}"
         )
         pairs["time"].append((seconds[0], seconds[1]))
     if given.plot:

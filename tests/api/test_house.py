@@ -6,6 +6,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +44,58 @@ def test_a_public_class_name_stands_for_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+SHOWN = (*sources(), *sorted((ROOT / "benchmarks").rglob("*.py")))
+"""Sources that write to people, or draw for them."""
+COLOUR = re.compile(r"#([0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})|(tab|xkcd):\w+|C\d")
+UNITS = "m?s|min|h|d|seconds|minutes|hours|[KMG]i?B|[a-z]+/s"
+UNIT = re.compile(rf" ?({UNITS})(?![\w/])")
+
+
+def test_colours_are_named_in_one_place() -> None:
+    places = defaultdict(list)
+    for path in SHOWN:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and COLOUR.fullmatch(node.value):
+                places[str(path.relative_to(ROOT))].append(node.value)
+    assert places.pop("api/emberscale_api/pictures.py")
+    assert places == {}
+
+
+def rounded_by_hand(source: str) -> Iterator[str]:
+    """Yields figures that an f-string rounds to digits and gives a unit, which `emberscale_api.readable` is for."""
+    for text in ast.walk(ast.parse(source)):
+        if isinstance(text, ast.JoinedStr):
+            for figure, unit in pairwise(text.values):
+                if isinstance(figure, ast.FormattedValue) and figure.format_spec and isinstance(unit, ast.Constant):
+                    digits, named = re.search(r"\.\d[a-z]|g", ast.unparse(figure.format_spec)), str(unit.value)
+                    if digits and UNIT.match(named):
+                        yield f"{figure.lineno}: {ast.unparse(figure.value)}{named}"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('f"{x:.1f} s"', True),
+        ('f"{1e3 * x:,.0f} ms held"', True),
+        ('f"{x:g}s"', True),
+        ('f"{x:8,.0f} samples/s"', True),
+        ('f"{x / 2**20:.3g} MiB"', True),
+        ('f"{x:.0f} servers"', False),
+        ('f"{x:,} bytes"', False),
+        ('f"{duration_text(x)} s"', False),
+    ],
+)
+def test_a_figure_that_is_rounded_by_hand_is_found(source: str, found: bool) -> None:
+    assert bool([*rounded_by_hand(source)]) is found
+
+
+def test_durations_sizes_and_rates_have_one_format() -> None:
+    """Manifests take durations to the last digit, so what writes them is not meant."""
+    exact = {"api/emberscale_api/readable.py", "api/emberscale_api/job/units.py"}
+    found = {str(path.relative_to(ROOT)): places for path in SHOWN if (places := [*rounded_by_hand(path.read_text())])}
+    assert {path: places for path, places in found.items() if path not in exact} == {}
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
