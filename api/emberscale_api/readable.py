@@ -1,4 +1,4 @@
-"""How people read durations, sizes, rates and shares, wherever text is for them: one format for each."""
+"""How people read durations, sizes, rates, shares and counts, wherever text is for them: one format for each."""
 
 import math
 from decimal import Decimal
@@ -50,6 +50,11 @@ def share_text(share: float) -> str:
     if not share or abs(share) >= 1e-3:
         return f"{share:.2%}"
     return f"{Decimal(f'{100 * share:.1e}'):f}%"
+
+
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun: `1 record`, `1,200 records`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _figure(number: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
-from emberscale_api.readable import bytes_text
+from emberscale_api.readable import bytes_text, count_text
 
 GIB = 1 << 30
 _LEAST_RESERVE, _MOST_RESERVE = 32 << 20, 256 << 20
@@ -68,9 +68,8 @@ class JobShape:
 
     def describe(self) -> str:
         """Describes the shape for reasons and tables."""
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return (
-            f"{workers} x {self.worker_cpu:g} cores {bytes_text(self.worker_memory)}, "
+            f"{count_text(self.workers, 'worker')} x {self.worker_cpu:g} cores {bytes_text(self.worker_memory)}, "
             f"{self.ps} PS x {self.ps_cpu:g} cores {bytes_text(self.ps_memory)}"
         )
 

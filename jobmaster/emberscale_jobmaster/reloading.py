@@ -247,9 +247,8 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
         waiting = sorted({*operation.pending, *operation.again_at} - operation.done - {STORAGE})
         names = ", ".join(f"ps-{server}" for server in waiting)
         if operation.phase is ReloadPhase.FIND:
-            problem = (
-                f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {duration_text(FIND_SECONDS)}"
-            )
+            limit = duration_text(FIND_SECONDS)
+            problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {limit}"
             return on_storage_failed(state, spec, operation, problem, now)
         if operation.phase is ReloadPhase.BARRIER:
             return _barrier_failed(state, spec, operation, f"{names} did not answer", now)

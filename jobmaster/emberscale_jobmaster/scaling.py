@@ -178,9 +178,8 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
         noted = replace(scaling, missing_since=since if missing else None)
         return state if noted == scaling else replace(state, scaling=noted)
     why = f": {scaling.waits}" if scaling.waits else ""
-    return give_up(
-        state, spec, f"{', '.join(missing)} did not join within {duration_text(spec.scaling.timeout)}{why}", now
-    )
+    problem = f"{', '.join(missing)} did not join within {duration_text(spec.scaling.timeout)}{why}"
+    return give_up(state, spec, problem, now)
 
 
 def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:

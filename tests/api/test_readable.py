@@ -1,4 +1,4 @@
-"""Durations, sizes, rates and shares in text for people: close to the figure, short, and in one form."""
+"""Durations, sizes, rates, shares and counts in text for people: close to the figure, short, and in one form."""
 
 import re
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.units import memory_bytes, parse_duration
-from emberscale_api.readable import bytes_text, duration_text, rate_text, share_text
+from emberscale_api.readable import bytes_text, count_text, duration_text, rate_text, share_text
 
 SECONDS = st.floats(1e-3, 1e9)
 SIZES = st.floats(0, 2**60)
@@ -120,3 +120,11 @@ def test_a_rate_is_within_half_a_hundredth_and_without_an_exponent(rate: float) 
 @pytest.mark.parametrize(("share", "text"), [(0, "0.00%"), (0.1234, "12.34%"), (1.23e-5, "0.0012%")])
 def test_a_small_share_keeps_two_digits(share: float, text: str) -> None:
     assert share_text(share) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "plural", "text"),
+    [(1, "", "1 push"), (0, "pushes", "0 pushes"), (1_200, "pushes", "1,200 pushes")],
+)
+def test_a_count_has_its_noun_in_the_right_number(number: int, plural: str, text: str) -> None:
+    assert count_text(number, "push", plural) == text

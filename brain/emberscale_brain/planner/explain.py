@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from emberscale_api.readable import bytes_text, duration_text, rate_text
+from emberscale_api.readable import bytes_text, count_text, duration_text, rate_text
 from emberscale_brain.planner.candidates import DWELL_SECONDS, Candidates, Experiment
 from emberscale_brain.planner.running import Assessment
 from emberscale_brain.planner.types import (
@@ -18,21 +18,16 @@ from emberscale_brain.planner.waiting import FirstShapes
 from emberscale_brain.warm_start import describe
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, such as `2 shapes`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def fit_in_words(fit: ThroughputFit) -> str:
     """Describes the data behind the model, and its uncertainty."""
     if not fit.profiles:
         return "The model is that of similar jobs; this job has no measurements yet."
     text = (
-        f"The fit rests on {counted(fit.profiles, 'profile')} of {counted(fit.distinct_shapes, 'shape')}, "
+        f"The fit rests on {count_text(fit.profiles, 'profile')} of {count_text(fit.distinct_shapes, 'shape')}, "
         f"RMSLE {fit.rmsle:.3f}"
     )
     if fit.outliers:
-        text += f", {counted(fit.outliers, 'outlier')} set aside"
+        text += f", {count_text(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= 0.05:
         text += f"; {fit.prior_share:.0%} of it is the prior"
     return text + "."

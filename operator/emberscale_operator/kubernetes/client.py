@@ -147,9 +147,8 @@ async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
         content += part
         if len(content) > _ANSWER_BYTES:
             response.close()
-            raise ApiError(
-                response.status, "ResponseTooLarge", f"{what}: the answer exceeds {bytes_text(_ANSWER_BYTES)}"
-            )
+            problem = f"{what}: the answer exceeds {bytes_text(_ANSWER_BYTES)}"
+            raise ApiError(response.status, "ResponseTooLarge", problem)
     return bytes(content)
 
 

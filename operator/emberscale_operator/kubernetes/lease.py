@@ -104,9 +104,8 @@ class LeaderLease:
                     while not await self._try(time.monotonic(), held=True):
                         await asyncio.sleep(min(_RETRY_SECONDS, self._renew))
             except TimeoutError:
-                raise LeaseLostError(
-                    f"the lease {self._name} was not renewed within {duration_text(self._deadline)}"
-                ) from None
+                limit = duration_text(self._deadline)
+                raise LeaseLostError(f"the lease {self._name} was not renewed within {limit}") from None
 
     async def release(self) -> None:
         """Lets the next one start at once."""

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale_api.errors import InvalidError, os_errors_named
+from emberscale_api.readable import count_text
 
 if TYPE_CHECKING:
     from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
@@ -97,7 +98,7 @@ def _run(
 
 def _table(name: str, summaries: "Sequence[SchedulerSummary]") -> Table:
     seeds = summaries[0].seeds
-    title = f"{name}, {seeds} seed{'s' if seeds > 1 else ''}" + (" (± 95%)" if seeds > 1 else "")
+    title = f"{name}, {count_text(seeds, 'seed')}" + (" (± 95%)" if seeds > 1 else "")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     table.add_column("scheduler", no_wrap=True)
     for column in ("JCT\nmin", "p50\nmin", "p90\nmin", "worker\nCPU", "PS\nCPU", "com-\npleted", "scal-\nings"):

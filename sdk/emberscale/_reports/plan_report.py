@@ -6,8 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from emberscale._run.summary import count_of
-from emberscale_api.readable import bytes_text, duration_text, rate_text, share_text
+from emberscale_api.readable import bytes_text, count_text, duration_text, rate_text, share_text
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.codec import same_fields
 from emberscale_api.shape import JobShape
@@ -75,11 +74,11 @@ def _fit(fit: pb.FitSummary) -> str:
     if not fit.profiles:
         return "that of similar jobs: this one was not measured"
     text = (
-        f"off by {fit.rmsle:.1%} (RMSLE) over {count_of(fit.profiles, 'profile')} of "
-        f"{count_of(fit.distinct_shapes, 'shape')}; profiles scatter by {fit.noise:.1%}"
+        f"off by {fit.rmsle:.1%} (RMSLE) over {count_text(fit.profiles, 'profile')} of "
+        f"{count_text(fit.distinct_shapes, 'shape')}; profiles scatter by {fit.noise:.1%}"
     )
     if fit.outliers:
-        text += f", {count_of(fit.outliers, 'outlier')} set aside"
+        text += f", {count_text(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= _WORTH_SAYING:
         text += f"; {fit.prior_share:.0%} of it is the prior"
     if fit.overlap > 1:

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from emberscale._run.hot import hot_in_words
 from emberscale._run.record import RunPaths
-from emberscale._run.summary import Summary, count_of
-from emberscale_api.readable import bytes_text, duration_text, rate_text
+from emberscale._run.summary import Summary
+from emberscale_api.readable import bytes_text, count_text, duration_text, rate_text
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 
@@ -91,32 +91,30 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         admitted, refused, evicted = (
             sum(counts[name] for counts in summary.admission.values()) for name in ("admitted", "refused", "evicted")
         )
-        told = (f"{admitted:,} admitted", f"{evicted:,} evicted", f"{count_of(refused, 'push', 'pushes')} only counted")
-        lines.append(("ids", told))
+        only_counted = f"{count_text(refused, 'push', 'pushes')} only counted"
+        lines.append(("ids", (f"{admitted:,} admitted", f"{evicted:,} evicted", only_counted)))
     if summary.peak_memory_bytes:
         peaks = tuple(f"{name} {bytes_text(count)}" for name, count in summary.peak_memory_bytes.items())
         lines.append(("peak memory", peaks))
-    troubles = [count_of(count, f"{role} restart") for role, count in summary.restarts.items() if count]
+    troubles = [count_text(count, f"{role} restart") for role, count in summary.restarts.items() if count]
     if summary.recoveries:
-        troubles.append(f"{count_of(summary.recoveries, 'recovery', 'recoveries')} from a checkpoint")
+        troubles.append(f"{count_text(summary.recoveries, 'recovery', 'recoveries')} from a checkpoint")
     if summary.forgotten:
-        count = count_of(len(summary.forgotten), "recovery", "recoveries")
+        count = count_text(len(summary.forgotten), "recovery", "recoveries")
         samples = sum(share["samples"] for share in summary.forgotten)
         lost = f"{samples:,} samples forgotten on the rows of lost servers, portion of lost samples {summary.pls:.4f}"
         lines.append(("forgotten", f"{lost}, in {count}"))
     if summary.rebuilds:
-        troubles.append(f"{count_of(summary.rebuilds, 'parameter server')} rebuilt from parity")
+        troubles.append(f"{count_text(summary.rebuilds, 'parameter server')} rebuilt from parity")
     if summary.bad_records:
-        troubles.append(count_of(summary.bad_records, "malformed record"))
+        troubles.append(count_text(summary.bad_records, "malformed record"))
     if summary.truncated_records:
-        lines.append(("cut to maxLength", f"lists of {count_of(summary.truncated_records, 'record')}"))
+        lines.append(("cut to maxLength", f"lists of {count_text(summary.truncated_records, 'record')}"))
     counted = [", ".join(troubles)] if troubles else []
     lines.append(("troubles", "\n".join([*counted, *summary.warnings]) or "none"))
     if summary.plan.get("version"):
-        scalings = summary.plan["scalings"]
-        lines.append(
-            ("plan", f"{summary.plan['message']}   ({scalings} change{'' if scalings == 1 else 's'} of shape)")
-        )
+        changes = count_text(summary.plan["scalings"], "change")
+        lines.append(("plan", f"{summary.plan['message']}   ({changes} of shape)"))
     lines.append(("checkpoint", summary.checkpoint or "none"))
     if summary.checkpoints:
         lines.append(("checkpoints", _costs(summary.checkpoints, summary.restore_seconds)))

@@ -98,11 +98,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def count_of(number: int, noun: str, plural: str = "") -> str:
-    """Returns a number with its noun: `1 record`, `1,200 records`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def _flash(flash: FlashStatus | None) -> dict[str, Any] | None:
     if flash is None or not flash.checkpoint:
         return None

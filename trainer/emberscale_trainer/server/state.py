@@ -376,9 +376,8 @@ class ServerState:
                 if applied is not None:
                     return applied
                 if now >= deadline:
-                    raise NotSettledError(
-                        f"a batch that others have applied did not come within {duration_text(wait_seconds)}"
-                    )
+                    waited = duration_text(wait_seconds)
+                    raise NotSettledError(f"a batch that others have applied did not come within {waited}")
                 self._changed.wait(deadline - now)
 
     def snapshot(self, generation: int, number: int, take: TakeRows) -> Outcome:
