@@ -15,7 +15,6 @@ from emberscale_trainer.checkpoint import AbandonedError, ChainWriter, Share, To
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.table.slab import SEGMENT_BYTES
-from eventually import eventually
 from master_stand_in import owned
 
 MIB = 1 << 20
@@ -146,5 +145,5 @@ def test_a_save_that_waits_ends_once_it_is_abandoned(tables: TableStore, tmp_pat
 
     threading.Thread(target=write, daemon=True).start()
     work.abandon()
-    eventually(ended.is_set)
+    assert ended.wait(60)
     assert not [*tmp_path.rglob("*.rows")]

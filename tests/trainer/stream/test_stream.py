@@ -28,7 +28,6 @@ from emberscale_trainer.transport import (
     listen,
     open_connection,
 )
-from eventually import eventually
 
 SECONDS = 60.0
 STRIDE = 24
@@ -62,11 +61,12 @@ def deliver(sender: StreamSender, sent: Item) -> None:
 
 
 class Received:
-    """The items that a server has taken from streams of generation 1."""
+    """The items that a server has taken from streams of generation 1. `stopped`: one waits for the `gate`."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.gate = threading.Event()
+        self.changed = threading.Condition()
+        self.gate, self.stopped = threading.Event(), threading.Event()
         self.gate.set()
 
     def accept(self, stream: int, generation: int) -> Deliver:
@@ -74,12 +74,21 @@ class Received:
             raise StreamLostError("generation 1 is served")
         return self.deliver
 
+    def until(self, count: int) -> None:
+        """Waits until so many items have come."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.items) >= count, SECONDS)
+
     def deliver(self, arrived: Item) -> None:
+        if not self.gate.is_set():
+            self.stopped.set()
         assert self.gate.wait(SECONDS)
         if arrived.table == 99:
             raise ValueError("there is no table 99")
         records, keys = arrived.records.copy(), arrived.keys.copy()
-        self.items.append(Item(arrived.kind, arrived.table, records, keys, arrived.epoch, arrived.batch))
+        with self.changed:
+            self.items.append(Item(arrived.kind, arrived.table, records, keys, arrived.epoch, arrived.batch))
+            self.changed.notify_all()
 
 
 @pytest.fixture
@@ -223,9 +232,11 @@ def test_an_item_that_nobody_waits_for_is_sent_when_asked_to(received: Received,
     sender.put(item(1), SECONDS, now=False)
     assert sender.waiting_seconds == 0
     sender.wake()
-    eventually(lambda: sender.waiting_seconds > 0)
+    assert received.stopped.wait(SECONDS)
+    assert sender.waiting_seconds > 0
     received.gate.set()
-    eventually(lambda: sender.waiting_seconds == 0)
+    sender.flush(SECONDS)
+    assert sender.waiting_seconds == 0
     assert len(received.items) == 2
 
 
@@ -245,7 +256,7 @@ def test_whoever_waits_for_an_item_does_not_send_those_of_others_for_ever(
     sender.put(item(0), SECONDS, now=False)
     sender.send_queued()
     assert sum(mine) < 100
-    eventually(lambda: len(received.items) == 501)
+    received.until(501)
 
 
 def test_an_item_that_there_was_no_memory_to_send_is_sent_again(
@@ -349,6 +360,7 @@ class Refusal:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.attempts = 0
+        self.attempted = threading.Condition()
         self.refuses = True
         self.opened: list[Connection] = []
         self._open = open_connection
@@ -357,11 +369,18 @@ class Refusal:
         monkeypatch.setattr(sender_module, "_LONGEST_PAUSE", 0.002)
 
     def open(self, address: str, context: ssl.SSLContext | None, seconds: float) -> Connection:
-        self.attempts += 1
+        with self.attempted:
+            self.attempts += 1
+            self.attempted.notify_all()
         if self.refuses:
             raise ConnectionLostError("connection refused")
         self.opened.append(self._open(address, context, seconds))
         return self.opened[-1]
+
+    def until(self, attempts: int) -> None:
+        """Waits for so many attempts; all before the last have then been logged."""
+        with self.attempted:
+            assert self.attempted.wait_for(lambda: self.attempts >= attempts, SECONDS)
 
 
 def told(logs: list[MutableMapping[str, Any]]) -> list[int]:
@@ -375,7 +394,7 @@ def test_a_server_that_refuses_all_connections_is_logged_ever_less(
     refusal = Refusal(monkeypatch)
     with capture_logs() as logs:
         sender = send(address)
-        eventually(lambda: refusal.attempts > 128)
+        refusal.until(129)
         sender.close()
     assert told(logs)[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert len(told(logs)) <= refusal.attempts.bit_length()
@@ -387,13 +406,13 @@ def test_a_stream_that_breaks_again_after_it_got_on_is_logged_at_once(
     refusal = Refusal(monkeypatch)
     with capture_logs() as logs:
         sender = send(address)
-        eventually(lambda: refusal.attempts > 4)
+        refusal.until(5)
         refusal.refuses = False
         deliver(sender, item(0))
-        before = len(told(logs))
+        before, attempts = len(told(logs)), refusal.attempts
         refusal.refuses = True
         refusal.opened[-1].hang_up()
-        eventually(lambda: len(told(logs)) > before)
+        refusal.until(attempts + 2)
         sender.close()
     assert told(logs)[before] == 1
 

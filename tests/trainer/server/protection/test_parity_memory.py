@@ -70,7 +70,7 @@ def test_changes_for_which_there_is_no_memory_are_sent_to_both_holders_later(
         for number in range(TABLES):
             store.retire(number, np.arange(KEYS))
             servers.twins[2].retire(number, np.arange(KEYS))
-    eventually(failed.is_set)
+    assert failed.wait(SECONDS)
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(servers.push, servers.batch()).result(SECONDS) == [Status.OK] * 4
     servers.replace(2, 3)
