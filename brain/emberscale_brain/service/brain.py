@@ -15,11 +15,11 @@ import structlog
 from emberscale_brain.history.changes import SILENT, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import JobId, PlannedShape
+from emberscale_brain.planner.types import JobId, PastJob, PlannedShape
+from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service import learning
 from emberscale_brain.service.acceptance import UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal
-from emberscale_brain.service.first_plan import WarmStarts
 from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
 from emberscale_brain.service.instruments import Meters, SteadyClock
 from emberscale_brain.service.planning import PlanningFailedError
@@ -28,12 +28,35 @@ from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.runtime import BrainRuntime, Reported, UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState
+from emberscale_brain.warm_start import HistoryIndex, NewJob, WarmStart, warm_start
 
 _log = structlog.get_logger()
 
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
 _MOST_BACKOFF = 16
+
+
+class _WarmStarts:
+    """Finds the shapes that past jobs suggest; keeps the index of one history."""
+
+    def __init__(self, preferences: PlannerPreferences) -> None:
+        self._preferences = preferences
+        self._index = HistoryIndex(())
+        self._comparing = threading.Lock()
+
+    def find(self, submitted: JobSubmitted, history: tuple[PastJob, ...]) -> WarmStart:
+        """Returns a new job's warm start. Slow with many past jobs: not for a thread that must not wait."""
+        with self._comparing:  # one thread at a time: more would keep the answering threads from the interpreter
+            if self._index.history is not history:
+                self._index = HistoryIndex(history)
+            return warm_start(
+                NewJob(submitted.owner, submitted.metadata),
+                submitted.bounds,
+                self._index,
+                self._preferences.neighbours,
+                self._preferences.smoothing,
+            )
 
 
 class Brain:
@@ -65,7 +88,7 @@ class Brain:
         planning = settings.planning
         state = BrainState(planning.profiles_per_job, planning.past_jobs)
         self._runtime = BrainRuntime(state, settings.conditions(), self._recorder.record)
-        self._warm_starts = WarmStarts(settings.planner)
+        self._warm_starts = _WarmStarts(settings.planner)
         self._rounds = PlanningRounds(settings, self._runtime)
         self._stopping = threading.Event()
         self._wake = threading.Event()

@@ -1,36 +1,11 @@
 """The plan that a job starts with: the shape of Algorithm 1, reduced to the free capacity."""
 
-import threading
-
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
 from emberscale_brain.planner.room import Room, cut_to, least_of
-from emberscale_brain.planner.types import ClusterCapacity, Explanation, PastJob, PlanAction, PlannedShape, ShapeBounds
-from emberscale_brain.preferences import PlannerPreferences
+from emberscale_brain.planner.types import ClusterCapacity, Explanation, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.service.acceptance import free_room, missing_room
 from emberscale_brain.service.state import BrainState, Conditions
-from emberscale_brain.warm_start import HistoryIndex, NewJob, WarmStart, warm_start
-
-
-class WarmStarts:
-    """Finds the shapes that past jobs suggest; keeps the index of one history."""
-
-    def __init__(self, preferences: PlannerPreferences) -> None:
-        self._preferences = preferences
-        self._index = HistoryIndex(())
-        self._comparing = threading.Lock()
-
-    def find(self, submitted: JobSubmitted, history: tuple[PastJob, ...]) -> WarmStart:
-        """Returns a new job's warm start. Slow with many past jobs: not for a thread that must not wait."""
-        with self._comparing:  # one thread at a time: more would keep the answering threads from the interpreter
-            if self._index.history is not history:
-                self._index = HistoryIndex(history)
-            return warm_start(
-                NewJob(submitted.owner, submitted.metadata),
-                submitted.bounds,
-                self._index,
-                self._preferences.neighbours,
-                self._preferences.smoothing,
-            )
+from emberscale_brain.warm_start import WarmStart
 
 
 def first_plan(

@@ -24,7 +24,6 @@ from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, ShapeBounds
-from emberscale_brain.service import first_plan
 from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.instruments import SteadyClock
@@ -433,7 +432,7 @@ def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
         assert answered.wait(timeout=60)
         return warm_start(*given)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(first_plan, "warm_start", compare_for_long)
+    monkeypatch.setattr("emberscale_brain.service.brain.warm_start", compare_for_long)
 
     async def ask() -> pb.SubmitJobReply:
         servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
