@@ -20,6 +20,8 @@ ALLOWED = {
     "jobmaster/fakes.py _may_train": "a worker's heartbeats",
     "operator/stand_in.py be_a_member": "a member's heartbeats",
     "trainer/server/test_dataplane.py drip": "the pace of an attack",
+    "trainer/server/test_control.py held_up": "time for a rival call to reach the lock that must stop it",
+    "trainer/worker/test_rounds.py median_meanwhile": "time for a rival thread to reach the lock that must stop it",
     "sdk/test_client.py test_waiting_is_given_up_in_time_and_says_where_the_job_stands": "tests a time limit",
     "sdk/test_client.py test_a_drain_waits_no_longer_than_it_may": "tests a time limit",
     "e2e/test_scale.py strike": "the length of a fault",
@@ -46,6 +48,9 @@ def test_only_listed_functions_let_time_pass() -> None:
         ("assert not answered.wait(0.3)", True),
         ("while not found: threading.Event().wait(0.02)", True),
         ("asyncio.wait({later}, timeout=0.3)", True),
+        ("await asyncio.wait_for(found, 0.3)", True),
+        ("later.join(0.5)", True),
+        ("later.join(60)", False),
         ("events.get(timeout=0.3)", True),
         ("assert answered.wait(60)", False),
         ("pushing.result(timeout=0)", False),
@@ -77,7 +82,9 @@ def idles(node: ast.AST) -> bool:
             return not (isinstance(seconds, ast.Constant) and seconds.value == 0)
         case ast.While():
             return "asyncio.sleep(0)" in (ast.unparse(part) for part in parts_of(node) if isinstance(part, ast.Call))
-        case ast.Call(func=ast.Attribute(attr="wait"), args=[limit]) if is_short(limit):
+        case ast.Call(func=ast.Attribute(attr="wait" | "join"), args=[limit]) if is_short(limit):
+            return True
+        case ast.Call(func=ast.Attribute(attr="wait_for"), args=[_, limit]) if is_short(limit):
             return True
         case ast.Call(keywords=keywords):
             return any(word.arg == "timeout" and is_short(word.value) for word in keywords)
