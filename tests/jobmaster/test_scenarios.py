@@ -1,6 +1,6 @@
 """Replays the scenarios: commands, and after `----` the state of the job.
 
-To rewrite the expected states: `REWRITE=1 pytest tests/jobmaster/test_scenarios.py`, and read the diff.
+To rewrite the expected states: `EMBERSCALE_REWRITE=1 pytest tests/jobmaster/test_scenarios.py`, and read the diff.
 """
 
 import os
@@ -24,6 +24,6 @@ def test_a_scenario_goes_as_it_is_written(file: Path) -> None:
         says = any(not command.startswith("#") for command in commands)
         replayed.append("\n".join(commands) + (f"\n----\n{scenario.driven.describe()}" if says else ""))
     text = "\n\n".join(replayed) + "\n"
-    if os.environ.get("REWRITE"):
+    if os.environ.get("EMBERSCALE_REWRITE"):
         file.write_text(text)
     assert text == file.read_text()

@@ -1,6 +1,6 @@
 """Replays the scenarios of one parameter server: a command on each line, and after `->` what the server answers.
 
-To rewrite the answers: `REWRITE=1 pytest tests/trainer/server/test_scenarios.py`, and read the diff.
+To rewrite the answers: `EMBERSCALE_REWRITE=1 pytest tests/trainer/server/test_scenarios.py`, and read the diff.
 
 * `serve`: loads rows, of `generation` and `version` 1 if nothing else is said, as in all commands.
 * `at 5`: the time, in seconds.
@@ -106,6 +106,6 @@ def test_a_scenario_goes_as_it_is_written(file: Path) -> None:
             lines.append(f"{command:<29} -> {answer}" if answer else command)
         replayed.append("\n".join(lines))
     text = "\n\n".join(replayed) + "\n"
-    if os.environ.get("REWRITE"):
+    if os.environ.get("EMBERSCALE_REWRITE"):
         file.write_text(text)
     assert text == file.read_text()
