@@ -36,7 +36,8 @@ from sklearn.exceptions import ConvergenceWarning
 from emberscale_trainer.checkpoint import CheckpointFiles, read_records
 from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.table import PackedRows, RowLayout
-from emberscale_trainer.table.quantization import PAPER_QUANTIZERS, QUANTIZERS, Quantizer
+from emberscale_trainer.table.quantization import QUANTIZERS, Quantizer
+from references import PAPER_QUANTIZERS
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, run, synthesise
 

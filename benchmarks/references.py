@@ -1,4 +1,4 @@
-"""References for the product in benchmarks and tests: exact optima, and fits from scratch."""
+"""References for the product in benchmarks and tests: exact optima, fits from scratch, and the settings of a paper."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,8 +16,17 @@ from emberscale_brain.model.window import ProfileWindow
 from emberscale_brain.planner.front import Front, non_dominated
 from emberscale_brain.planner.selection import Options, SelectionTable
 from emberscale_brain.planner.types import ClusterCapacity, Quota, ThroughputFit
+from emberscale_trainer.table.quantization import Quantizer
 
 Floats = NDArray[np.float64]
+
+PAPER_QUANTIZERS: Mapping[int, Quantizer] = {
+    2: Quantizer(2, bins=25, ratio=0.5),
+    3: Quantizer(3, bins=25, ratio=0.2),
+    4: Quantizer(4, bins=45, ratio=0.1),
+}
+"""The settings of Check-N-Run, section 4.2.3, by bits. It gives no ratio for 4 bits; larger ones than this gain nothing
+by `quantisation.py`."""
 
 
 def select_optimally(

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from emberscale_api.errors import InvalidError
 from emberscale_trainer.table import PackedRows, RowLayout
-from emberscale_trainer.table.quantization import PAPER_QUANTIZERS, QUANTIZERS, Quantizer
+from emberscale_trainer.table.quantization import QUANTIZERS, Quantizer
+from references import PAPER_QUANTIZERS
 
 MOST = float(np.finfo(np.float32).max) / 4
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
