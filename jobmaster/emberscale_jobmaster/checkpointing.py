@@ -12,7 +12,7 @@ The next master undoes a barrier, and continues the phases after it.
 from emberscale_api.checkpoint import FLASH_PREFIX, PRIORITY_PREFIX, is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
-from emberscale_api.job.running import CheckpointCost
+from emberscale_api.job.status import CheckpointCost
 from emberscale_api.readable import duration_text
 from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
@@ -325,7 +325,13 @@ def on_manifest_written(
     if operation.is_for_priority:
         return _with_priority_rows(state, operation), ()
     written = sum(file.bytes for file in listed if not file.checkpoint)
-    spent = CheckpointCost(operation.checkpoint, seconds, operation.held_seconds, written, size)
+    spent = CheckpointCost(
+        checkpoint=operation.checkpoint,
+        seconds=seconds,
+        held_seconds=operation.held_seconds,
+        written_bytes=written,
+        bytes=size,
+    )
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
     state = replace(
         state,

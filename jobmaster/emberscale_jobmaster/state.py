@@ -11,8 +11,7 @@ from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSp
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
-from emberscale_api.job.running import CheckpointCost
-from emberscale_api.job.status import EvaluationResult, JobPhase
+from emberscale_api.job.status import CheckpointCost, EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.flash import Flash

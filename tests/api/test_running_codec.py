@@ -5,7 +5,6 @@ import pytest
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import (
     AdmissionCounts,
-    CheckpointCost,
     FlashStatus,
     Forgotten,
     JobStatus,
@@ -15,7 +14,7 @@ from emberscale_api.job.running import (
     SlowMember,
     Traffic,
 )
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import CheckpointCost, JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.running_codec import plan_from_wire, status_from_wire
@@ -23,6 +22,7 @@ from emberscale_api.shape import RoleShape
 
 WORKER = pb.Member(role=pb.WORKER, index=2, incarnation="life-1")
 UNKNOWN = pb.Member(role=9, index=1)  # type: ignore[arg-type]  # a role of a later version
+COST = CheckpointCost(checkpoint="1", seconds=2, held_seconds=0.5, written_bytes=3, bytes=4)
 
 
 def test_a_status_has_all_that_its_message_has() -> None:
@@ -43,7 +43,7 @@ def test_a_status_has_all_that_its_message_has() -> None:
         FlashStatus("flash-1", bytes=7),
         ProtectionStatus(protected=True, rebuilds=2),
     )
-    assert status.checkpoints == (CheckpointCost("1", 2, 0.5, 3, 4),)
+    assert status.checkpoints == (COST,)
     assert status.forgotten == (Forgotten((1,), "", 0, 0, 0, {1: ((2, 5), (7, 9))}, 0),)
     assert status.traffic == Traffic(9, 1)
 
@@ -53,7 +53,7 @@ def test_a_message_has_all_that_its_source_has_and_what_is_converted() -> None:
     told = message_of(pb.Slowness, member.slowness, remedy="it rests")
     assert told == pb.Slowness(factor=2.0, seconds=1.5, remedy="it rests")
     admission, traffic = {"ads": AdmissionCounts(3, 2, 1)}, Traffic(9, 1)
-    status = JobStatus(checkpoints=(CheckpointCost("1", 2, 0.5, 3, 4),), admission=admission, traffic=traffic)
+    status = JobStatus(checkpoints=(COST,), admission=admission, traffic=traffic)
     left = {field.name: None for field in pb.JobStatus.DESCRIPTOR.fields if not hasattr(status, field.name)}
     message = message_of(pb.JobStatus, status, phase=pb.SAVING, **left)
     assert (message.checkpoints[0].bytes, message.admission["ads"].refused, message.traffic.rounds) == (4, 2, 1)

@@ -20,7 +20,7 @@ from emberscale._run.folder import open_run
 from emberscale._run.record import RunPaths, RunRecord, RunStatus
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
-from emberscale_api.job.status import CheckpointFigures, Condition, JobPhase, Progress, TrainingJobStatus
+from emberscale_api.job.status import CheckpointCost, Condition, JobPhase, Progress, TrainingJobStatus
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.requests import WatchedManifest
 from training_jobs import training_job
@@ -262,8 +262,8 @@ def test_the_status_tells_of_parity_while_the_job_has_servers(phase: JobPhase, r
 
 def test_the_status_shows_what_the_newest_checkpoint_cost() -> None:
     costs = (
-        CheckpointFigures(checkpoint="7", seconds=9.0, held_seconds=0.5, written_bytes=1, bytes=2),
-        CheckpointFigures(checkpoint="8", seconds=2.0, held_seconds=0.012, written_bytes=3_000_000, bytes=21_000_000),
+        CheckpointCost(checkpoint="7", seconds=9.0, held_seconds=0.5, written_bytes=1, bytes=2),
+        CheckpointCost(checkpoint="8", seconds=2.0, held_seconds=0.012, written_bytes=3_000_000, bytes=21_000_000),
     )
     console = Console(file=io.StringIO(), width=200)
     told = Progress(samples=1, expected_samples=2, percent="50%", checkpoints=costs, restore_seconds=14.0)

@@ -12,8 +12,8 @@ from emberscale._run.hot import hot_document
 from emberscale._run.summary import summarize
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.rounds import RoundsDecision
-from emberscale_api.job.running import AdmissionCounts, CheckpointCost, JobStatus, MemberNow, Traffic
-from emberscale_api.job.status import EvaluationResult, JobPhase
+from emberscale_api.job.running import AdmissionCounts, JobStatus, MemberNow, Traffic
+from emberscale_api.job.status import CheckpointCost, EvaluationResult, JobPhase
 from emberscale_operator.local.snapshot import RunOutcome
 
 NAN = float("nan")
@@ -67,8 +67,12 @@ def test_rounds_are_told_where_there_were_some() -> None:
 
 def test_what_a_restore_would_take_is_told_at_the_rate_of_the_writes() -> None:
     costs = (
-        CheckpointCost("00000001", 4.0, 0.01, 100_000_000, 100_000_000),
-        CheckpointCost("00000002", 1.0, 0.01, 25_000_000, 125_000_000),
+        CheckpointCost(
+            checkpoint="00000001", seconds=4.0, held_seconds=0.01, written_bytes=100_000_000, bytes=100_000_000
+        ),
+        CheckpointCost(
+            checkpoint="00000002", seconds=1.0, held_seconds=0.01, written_bytes=25_000_000, bytes=125_000_000
+        ),
     )
     text = printed(JobStatus(checkpoints=costs))
     assert "a restore reads 119 MiB, 5s at the rate of these writes" in text
@@ -76,7 +80,15 @@ def test_what_a_restore_would_take_is_told_at_the_rate_of_the_writes() -> None:
 
 @pytest.mark.parametrize(("seconds", "written"), [(0.0, 10), (1.0, 0)])
 def test_without_a_rate_only_the_bytes_of_a_restore_are_told(seconds: float, written: int) -> None:
-    text = printed(JobStatus(checkpoints=(CheckpointCost("00000001", seconds, 0.0, written, 2_000_000),)))
+    text = printed(
+        JobStatus(
+            checkpoints=(
+                CheckpointCost(
+                    checkpoint="00000001", seconds=seconds, held_seconds=0.0, written_bytes=written, bytes=2_000_000
+                ),
+            )
+        )
+    )
     assert "a restore reads 1.91 MiB" in text
     assert "at the rate" not in text
 

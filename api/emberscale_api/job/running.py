@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.rounds import RoundsDecision
-from emberscale_api.job.status import MAX_COUNT, EvaluationResult, JobPhase
+from emberscale_api.job.status import MAX_COUNT, CheckpointCost, EvaluationResult, JobPhase
 from emberscale_api.shape import RoleShape
 
 
@@ -112,21 +112,6 @@ class ProtectionStatus:
     bytes: int = 0
     rebuilt: str = ""
     given_up: bool = False
-
-
-@dataclass(frozen=True)
-class CheckpointCost:
-    """What a persistent checkpoint cost.
-
-    * `seconds`: that it took. `held_seconds`: for which it held pushes.
-    * `written_bytes`: in its own folder. `bytes`: of it and of what it builds on, which a restore reads.
-    """
-
-    checkpoint: str
-    seconds: float
-    held_seconds: float
-    written_bytes: int
-    bytes: int
 
 
 def expected_restore_seconds(costs: Sequence[CheckpointCost]) -> float | None:

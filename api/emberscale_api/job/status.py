@@ -124,7 +124,7 @@ class Rebuilds(_Status):
     bytes: int = 0
 
 
-class CheckpointFigures(_Status):
+class CheckpointCost(_Status):
     """What a persistent checkpoint cost: it took `seconds`, for `held_seconds` of which it held pushes, and wrote
     `written_bytes` into its own folder. A restore from it reads `bytes`, of it and of what it builds on.
     """
@@ -173,7 +173,7 @@ class Progress(_Status):
     auc: float | None = None
     evaluations: tuple[EvaluationResult, ...] = ()
     checkpoint: str = ""
-    checkpoints: tuple[CheckpointFigures, ...] = ()
+    checkpoints: tuple[CheckpointCost, ...] = ()
     restore_seconds: float | None = None
     recoveries: int = 0
     pls: float = 0.0

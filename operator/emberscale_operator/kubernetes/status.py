@@ -8,7 +8,6 @@ from typing import Any, Literal
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.rounds import decisions_in_words
 from emberscale_api.job.running import (
-    CheckpointCost,
     FlashStatus,
     JobPlan,
     JobStatus,
@@ -21,7 +20,7 @@ from emberscale_api.job.running import (
 from emberscale_api.job.status import (
     RECOVERY_STEPS,
     STARTED_STEP,
-    CheckpointFigures,
+    CheckpointCost,
     Condition,
     ConditionType,
     EvaluationResult,
@@ -273,7 +272,7 @@ def _progress(status: JobStatus, ended: bool) -> Progress:
         auc=_finite(status.auc),
         evaluations=tuple(map(_rounded, status.evaluations)),
         checkpoint=status.checkpoint,
-        checkpoints=tuple(map(_figures, status.checkpoints[-_CHECKPOINTS_TOLD:])),
+        checkpoints=tuple(map(_rounded_cost, status.checkpoints[-_CHECKPOINTS_TOLD:])),
         restore_seconds=_seconds(expected_restore_seconds(status.checkpoints)),
         recoveries=status.recoveries,
         pls=round(status.pls, 6),
@@ -285,14 +284,8 @@ def _progress(status: JobStatus, ended: bool) -> Progress:
     )
 
 
-def _figures(cost: CheckpointCost) -> CheckpointFigures:
-    return CheckpointFigures(
-        checkpoint=cost.checkpoint,
-        seconds=round(cost.seconds, 3),
-        held_seconds=round(cost.held_seconds, 4),
-        written_bytes=cost.written_bytes,
-        bytes=cost.bytes,
-    )
+def _rounded_cost(cost: CheckpointCost) -> CheckpointCost:
+    return cost.model_copy(update={"seconds": round(cost.seconds, 3), "held_seconds": round(cost.held_seconds, 4)})
 
 
 def _seconds(value: float | None) -> float | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
-from emberscale_api.job.status import CheckpointFigures, ConditionType, JobPhase, TrainingJobStatus
+from emberscale_api.job.status import CheckpointCost, ConditionType, JobPhase, TrainingJobStatus
 from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _client(namespace: str | None) -> "TrainingJobClient":
     return TrainingJobClient(namespace)
 
 
-def _cost(newest: CheckpointFigures, restore_seconds: float | None) -> str:
+def _cost(newest: CheckpointCost, restore_seconds: float | None) -> str:
     """What the newest checkpoint cost, and what a restore from it would take."""
     took = "" if restore_seconds is None else f", about {duration_text(restore_seconds)}"
     return (

@@ -141,7 +141,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         pls=status.pls,
         forgotten=tuple(map(asdict, status.forgotten)),
         flash=_flash(status.flash),
-        checkpoints=tuple(map(asdict, status.checkpoints)),
+        checkpoints=tuple(cost.model_dump() for cost in status.checkpoints),
         restore_seconds=expected_restore_seconds(status.checkpoints),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,

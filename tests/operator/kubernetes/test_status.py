@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.job.running import (
-    CheckpointCost,
     FlashStatus,
     JobPlan,
     JobStatus,
@@ -22,7 +21,7 @@ from emberscale_api.job.running import (
     Traffic,
 )
 from emberscale_api.job.status import (
-    CheckpointFigures,
+    CheckpointCost,
     ConditionType,
     HotEmbeddingsProgress,
     JobPhase,
@@ -317,11 +316,20 @@ def test_the_last_rebuild_is_part_of_the_progress() -> None:
 
 
 def test_what_checkpoints_cost_and_a_restore_would_take_is_part_of_the_progress() -> None:
-    costs = tuple(CheckpointCost(f"0000000{n}", 2.00049, 0.01236, 1_000_000, n * 1_000_000) for n in range(1, 8))
+    costs = tuple(
+        CheckpointCost(
+            checkpoint=f"0000000{n}",
+            seconds=2.00049,
+            held_seconds=0.01236,
+            written_bytes=1_000_000,
+            bytes=n * 1_000_000,
+        )
+        for n in range(1, 8)
+    )
     told = facts(JobPhase.TRAINING, master=JobStatus(phase=JobPhase.TRAINING, checkpoints=costs))
     progress = unwrap(build_status(TrainingJobStatus(), told).progress)
     assert [one.checkpoint for one in progress.checkpoints] == [f"0000000{n}" for n in range(3, 8)]
-    newest = CheckpointFigures(
+    newest = CheckpointCost(
         checkpoint="00000007", seconds=2.0, held_seconds=0.0124, written_bytes=1_000_000, bytes=7_000_000
     )
     assert progress.checkpoints[-1] == newest
