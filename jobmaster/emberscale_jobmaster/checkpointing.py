@@ -419,7 +419,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpoint
 
 
 def on_takeover(state: JobState, operation: Checkpointing) -> JobState:
-    """A new master undoes a barrier that may have lapsed, and goes on with everything after it."""
+    """A new master undoes a barrier that may have lapsed, and continues what comes after one."""
     if operation.phase is CheckpointPhase.BARRIER:
         return state.without(operation)
     return state.asking(operation, *operation.pending, *operation.again_at)

@@ -95,7 +95,7 @@ def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh:
     """Counts malformed records: `distinct` are known, and `fresh` are the new ones among them."""
     if distinct <= state.bad_records:
         return state
-    # workers find them in the order of the epoch, and may tell of one again
+    # workers find them in the order of the epoch, and may report one again
     known = {(record.file, record.line): record for record in (*fresh, *state.bad_record_samples)}
     samples = tuple(known[place] for place in sorted(known)[:SHOWN_BAD_RECORDS])
     state = replace(state, bad_records=distinct, bad_record_samples=samples)

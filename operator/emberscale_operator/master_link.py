@@ -224,7 +224,7 @@ class MasterLink:
             _log.warning("master_unreachable", problem=problem)
 
     async def _scale(self, wanted: Scale) -> None:
-        """The next plan says that it was heard; what was not is told again."""
+        """Tells the master the manifest's numbers; they are sent again until a plan acknowledges them."""
         request = pb.ScaleRequest(ps=wanted.ps, workers=wanted.workers, waits=wanted.waits[:MAX_CHARACTERS])
         try:
             await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)

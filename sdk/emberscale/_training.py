@@ -74,8 +74,8 @@ def train(
 
     `manifest` is a file, a whole TrainingJob as a mapping, or only its `spec`; then `name` is the job's name, by
     default `training-` and a fingerprint of the spec, so that another spec never trains into this one's folder. The
-    run's folder is `workdir`, or else `runs/<name>`; `resume` goes on with the run that is there, `overwrite` starts
-    anew even if it could be resumed. `brain` says who plans numbers of processes that are left open: "auto" is a brain
+    run's folder is `workdir`, or else `runs/<name>`; `resume` continues the run there, `overwrite` starts anew
+    even if it could be resumed. `brain` says who plans numbers of processes that are left open: "auto" is a brain
     beside the job, "off" nobody, and "host:port" the brain there.
 
         training = emberscale.train({"data": {"train": ["data/*.tsv"]}, "training": {"epochs": 2}}, name="first")

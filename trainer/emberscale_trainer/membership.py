@@ -94,7 +94,7 @@ class MasterClient:
         `most_parity` is the largest parity that this server can keep when it is told to; `knows_async_parity` says that
         it can answer pushes before other servers hold their deltas.
 
-        A master that lost its ledger does not know this process, and is told again. Raises SupersededError and
+        If a master has lost its ledger, later calls register this process again. Raises SupersededError and
         NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.
         """
         self._adopted = adopted

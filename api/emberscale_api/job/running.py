@@ -62,7 +62,7 @@ class MemberNow:
 
     * `slowness`: None unless it is clearly slower than its peers, and has been for seconds.
     * `buckets`: how many a parameter server owns. `delays_for_memory`: its pushes wait, as it is near its limit.
-    * `rounds`: whether a worker trains rounds; None where the manifest disables them, or until it is told.
+    * `rounds`: a worker's decision on rounds; None if the manifest disables them, or before the first report.
     """
 
     member: MemberId
@@ -259,12 +259,12 @@ class JobStatus:
 
     @property
     def rounds(self) -> Mapping[str, RoundsDecision]:
-        """What each worker told of rounds, by its slot; empty where the manifest disables them."""
+        """Each worker's decision on rounds, by its slot; empty if the manifest disables them."""
         return {one.member.slot: one.rounds for one in self.members if one.rounds is not None}
 
 
 def kept_protection(status: JobStatus) -> ProtectionStatus | None:
-    """What is told of the parity that a job keeps now; None where it keeps none."""
+    """Returns the protection of a job that keeps parity now; None if it keeps none."""
     told = status.protection
     return None if told is None or told.given_up else told
 

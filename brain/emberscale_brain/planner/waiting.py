@@ -19,7 +19,7 @@ _SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)
 
 
 def guessed_fit(samples_per_core: float) -> ThroughputFit:
-    """Returns the model of a job of which nothing is known: each worker core trains this many samples a second."""
+    """Returns the model of a job without measurements: each worker core trains this many samples a second."""
     nothing = ((0.0,) * 6,) * 6
     return ThroughputFit((1 / samples_per_core, 0.0, 0.0, 0.0, 0.0, 0.0), nothing, 0.05, 0.0, 0, 0, prior_share=1.0)
 

@@ -244,7 +244,7 @@ class BrainState:
             job.scaled_at = profile.time
 
     def _apply_start_up(self, change: StartUpObserved) -> None:
-        """Adds a start-up; one that is told again, since its reporter got no answer, counts once."""
+        """Adds a start-up. A repeated report, by a reporter that got no answer, counts once."""
         taken = self.start_ups.get(change.role)
         if taken is not None and all((one.job, one.time) != (change.job, change.time) for one in taken):
             taken.append(change)

@@ -103,8 +103,8 @@ class ObjectMaker:
     async def _ensure(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
         """Returns the object from the cluster, created if missing. Raises RefusedError and NamespaceEndsError.
 
-        It looks first: where a quota is used up, the API server refuses to create even what is there. A pod is created
-        at once, as it is wanted only where none was seen.
+        It looks first: if a quota is used up, the API server refuses to create even an object that exists. A pod is
+        created at once, since none was seen.
         """
         name = body["metadata"]["name"]
         found = await self._find(job, plural, name) if plural != "pods" else None

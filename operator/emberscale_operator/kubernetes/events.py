@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 
 
 class EventRecorder:
-    """The Events of one job: told at once, written by `flush`.
+    """The Events of one job: recorded at once, written by `flush`.
 
     Events are derived from differences between the job's pods and its status, and written before the status that ends
     the difference. If the operator dies in between, the next one repeats the Event. `key` names the occasion, and the
@@ -33,17 +33,17 @@ class EventRecorder:
         self._next_at = 0.0
 
     def normal(self, job: Job, reason: str, message: str, key: str) -> None:
-        """Tells of something that went as planned."""
+        """Records an Event about something that went as planned."""
         self._tell(job, "Normal", reason, message, key)
 
     def warning(self, job: Job, reason: str, message: str, key: str) -> None:
-        """Tells of something that may need action by a user."""
+        """Records an Event about something that may need action by a user."""
         self._tell(job, "Warning", reason, message, key)
 
     async def flush(self) -> None:
-        """Writes the Events that were told. An Event that the API server refuses is logged, and delays nothing.
+        """Writes the recorded Events. An Event that the API server refuses is logged, and delays nothing.
 
-        Nor does a webhook that fails: the Events are kept for later. Raises ApiUnavailableError, and keeps them, too.
+        If a webhook fails, the Events are kept for later. Raises ApiUnavailableError, and keeps them, too.
         """
         while self._told and time.monotonic() >= self._next_at:
             began = time.monotonic()

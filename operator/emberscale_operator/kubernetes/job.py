@@ -54,15 +54,15 @@ class Job:
 
 
 class UnreadableJobError(InvalidError):
-    """A job that the API server took and that cannot run; the text says which field and why."""
+    """The API server accepted a job that cannot run; the text names the field and the reason."""
 
 
 def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
-    """The job in an object. Raises UnreadableJobError.
+    """Reads the job in an object. Raises UnreadableJobError.
 
-    The API server refuses fields that it does not know, so one that is unknown here is of a newer definition, such as
-    an upgrade installs before it replaces the operator. It is kept, for the processes of the job may know it.
-    `runs_newer`: so are values that are unknown, since the processes of another version run with them.
+    The API server refuses unknown fields, so a field that is unknown here belongs to a newer definition, which an
+    upgrade installs before it replaces the operator. It is kept, because the job's processes may know it. With
+    `runs_newer`, those processes have another version, and unknown values are accepted too.
     """
     metadata = body["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"])
@@ -95,5 +95,5 @@ def read_status(body: Mapping[str, Any]) -> TrainingJobStatus:
 
 
 def parse_time(text: str) -> float:
-    """Seconds since 1970 of a metav1.Time."""
+    """Returns the seconds since 1970 of a metav1.Time."""
     return datetime.fromisoformat(text).timestamp()

@@ -126,5 +126,5 @@ class StatusWriter:
 
 
 def _newest(known: str, told: str) -> str:
-    """Returns the newer of two versions of an object: a watch may tell of one that was replaced since."""
+    """Returns the newer of two versions of an object: a watch may deliver one that has been replaced since."""
     return max(known, told, key=int)

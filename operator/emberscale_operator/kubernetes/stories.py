@@ -1,4 +1,4 @@
-"""Events of a job, told once each: reasons are a verb and a noun, messages say what, from what to what, and why."""
+"""Events of a job, each reported once. A reason is a verb and a noun; a message gives old values, new ones, and why."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -41,7 +41,7 @@ _SAVES_NOTHING = (
 
 
 def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
-    """Tells of a change of the job's phase."""
+    """Reports a change of the job's phase."""
     recoveries = status.progress.recoveries if status.progress else 0
     key = f"{before}-{status.phase}-{job.generation}-{recoveries}"
     match status.phase:
@@ -58,13 +58,13 @@ def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: Trai
 
 
 def tell_creation(recorder: EventRecorder, job: Job, view: PodView) -> None:
-    """Tells of a created pod."""
+    """Reports a created pod."""
     again = f", incarnation {view.id.incarnation}" if view.id.incarnation > 1 else ""
     recorder.normal(job, f"Created{_NOUNS[view.id.role]}Pod", f"created pod {view.name}{again}", view.name)
 
 
 def tell_pods(recorder: EventRecorder, job: Job, views: Iterable[PodView], members: Iterable[MemberStatus]) -> None:
-    """Tells of pods that the status does not know yet, or knows with other limits."""
+    """Reports pods that the status does not know yet, or knows with other limits."""
     known = {(Role(member.role), member.index): member for member in members}
     for view in views:
         member = known.get((view.id.role, view.id.index))
@@ -82,7 +82,7 @@ def tell_exits(
     before: JobStanding,
     after: JobStanding,
 ) -> list[PodView]:
-    """Tells of pods that ended unasked, and of the memory that their role gets if it ran out; returns the pods."""
+    """Reports pods that ended unasked, and the memory that their role gets if it ran out; returns the pods."""
     told = []
     for view in views:
         role, ended = view.id.role, view.instance.exit
@@ -97,7 +97,7 @@ def tell_exits(
 
 
 def tell_scaling(recorder: EventRecorder, job: Job, before: JobPlan | None, after: JobPlan) -> None:
-    """The plan gives a role other numbers or resources: what, from what to what, and why is in its message."""
+    """Reports that the plan gives a role other numbers or resources, with old values, new ones, and the reason."""
     if before is None or after.phase in RESTING:
         return
     for role, new in after.shapes.items():
@@ -114,7 +114,7 @@ def tell_scaling(recorder: EventRecorder, job: Job, before: JobPlan | None, afte
 
 
 def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, after: JobPlan) -> None:
-    """Steps of a change of shape that are done since the status was written, and recoveries."""
+    """Reports the steps of a change of shape since the status was written, and recoveries."""
     known = before.step if before is not None else 0
     for step in after.sizing.steps:
         if step.number > known and step.reason:
@@ -126,7 +126,7 @@ def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, aft
 def tell_condition(
     recorder: EventRecorder, job: Job, kind: ConditionType, before: TrainingJobStatus, after: TrainingJobStatus
 ) -> None:
-    """A condition that holds a warning, such as of slow members, has come, is about something else, or has gone."""
+    """Reports that a warning condition, such as that of slow members, has come, changed its subject, or gone."""
     old, new = before.condition(kind), after.condition(kind)
     if new is None or (old is not None and (old.status, old.message) == (new.status, new.message)):
         return
@@ -135,7 +135,7 @@ def tell_condition(
 
 
 def tell_flash(recorder: EventRecorder, job: Job, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
-    """Flash checkpoints have begun to fail, or are taken again."""
+    """Reports that flash checkpoints have begun to fail, or are taken again."""
     old, new = (status.condition(ConditionType.FLASH_CHECKPOINT) for status in (before, after))
     was_degraded = old is not None and old.reason == FLASH_FAILED
     if new is None or after.phase in RESTING:
@@ -148,23 +148,23 @@ def tell_flash(recorder: EventRecorder, job: Job, before: TrainingJobStatus, aft
 
 
 def tell_refusal(recorder: EventRecorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:
-    """Tells that the cluster refuses a pod."""
+    """Reports that the cluster refuses a pod."""
     text = f"{instance.member}: {reason}: {message}"
     recorder.warning(job, f"FailedToCreate{_NOUNS[instance.role]}Pod", text, f"{instance}{reason}")
 
 
 def tell_deletion(recorder: EventRecorder, job: Job, view: PodView) -> None:
-    """Tells of the deletion of a running pod."""
+    """Reports the deletion of a running pod."""
     recorder.normal(job, f"Deleted{_NOUNS[view.id.role]}Pod", f"deleted pod {view.name}", view.name)
 
 
 def tell_kill(recorder: EventRecorder, job: Job, view: PodView, why: str) -> None:
-    """Tells that a pod is killed because it does not answer."""
+    """Reports that a pod is killed because it does not answer."""
     recorder.warning(job, f"Killed{_NOUNS[view.id.role]}Pod", f"killed pod {view.name}: {why}", view.name)
 
 
 def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
-    """Tells of a wanted pod that ended."""
+    """Reports a wanted pod that ended."""
     ended = view.instance.exit
     if ended is None or view.cause == "Completed":
         return
@@ -186,7 +186,7 @@ def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
 
 
 def tell_growth(recorder: EventRecorder, job: Job, view: PodView, limit: int, grown: int) -> None:
-    """Tells that a role gets more memory."""
+    """Reports that a role gets more memory."""
     noun = _NOUNS[view.id.role]
     text = (
         f"memory of {view.id.role} pods goes from {memory_quantity(limit)} to {memory_quantity(grown)}: "
@@ -196,7 +196,7 @@ def tell_growth(recorder: EventRecorder, job: Job, view: PodView, limit: int, gr
 
 
 def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: MemberStatus) -> None:
-    """A running pod has other limits than it had, or waits for them."""
+    """Reports that a running pod has new limits, or waits for them."""
     noun = _NOUNS[view.id.role]
     if view.limits is not None and (before.cpu or before.memory):
         changes = [
@@ -215,13 +215,13 @@ def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: Member
 
 
 def tell_refused_resize(recorder: EventRecorder, job: Job, view: PodView, problem: str, final: bool) -> None:
-    """Tells that a running pod cannot be resized: at all if it is `final`, or at present."""
+    """Reports that a running pod cannot be resized: at all if it is `final`, or at present."""
     until = "until it restarts" if final else "for now"
     text = f"{view.name} keeps its resources {until}: {problem}"
     recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, f"{view.name}-{until}")
 
 
 def tell_waiting(recorder: EventRecorder, job: Job, blocked: tuple[str, str] | None, since: datetime) -> None:
-    """The job has waited for something outside of it `since` then."""
+    """Reports that the job has waited `since` then for something outside of it."""
     if blocked is not None and blocked[0] != "BackOff":
         recorder.warning(job, "WaitingForPods", f"{blocked[0]}: {blocked[1]}", f"{blocked[0]}-{since.isoformat()}")

@@ -212,7 +212,7 @@ class LocalJob:
         return backend.outcome()
 
     def _brain_credentials(self) -> BrainAddress:
-        """Returns what the master is told of its brain."""
+        """Returns the address and the token of the brain, for the master."""
         if isinstance(self._brain, BrainAddress):
             return self._brain
         if self._seat is None:

@@ -94,7 +94,7 @@ def replace_outdated(job: JobIntent, observed: Sequence[Instance]) -> Iterable[A
 
 
 def end_given_up(policy: Policy, observed: Sequence[Instance], master: MasterReport, now: float) -> Iterable[Action]:
-    """Ends instances that run but do not answer, so that they are replaced, and drained servers that are to be.
+    """Ends instances that run but do not answer, and drained servers that others are to replace.
 
     A master is not killed while the job's own store does not answer, since the master then cannot answer either.
     """

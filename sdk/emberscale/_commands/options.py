@@ -74,7 +74,7 @@ def progress_bar(doing: str, *figures: ProgressColumn, total: float | None = Non
 
 @contextmanager
 def stages_bar(doing: str, *figures: ProgressColumn) -> Iterator[Callable[[str, int, int], None]]:
-    """As `progress_bar`, for work in stages; yields what is told the stage, how much of it is done, and its total."""
+    """As `progress_bar`, for work in stages; yields a function of the stage, the part that is done, and the total."""
     with progress_bar(doing, *figures) as update:
         yield lambda stage, done, total: update(description=stage, completed=done, total=total)
 

@@ -47,7 +47,7 @@ def check_data(job: TrainingJob) -> None:
 def check_columns(data: DataSpec) -> None:
     """Raises InvalidError if local files lack columns of the manifest, have other types, or contain no records.
 
-    Remote URIs are left to the job, and so are the columns of all but the first files of a glob.
+    The job itself checks remote URIs, and the columns of all but the first files of a glob.
     """
     # slow to import, so only callers that are about to start processes pay for it
     from emberscale_trainer.data.files import expand

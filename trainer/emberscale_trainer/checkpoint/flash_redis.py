@@ -14,7 +14,7 @@ from emberscale_api.errors import UnavailableError
 from emberscale_api.readable import duration_text
 
 PATIENCE_SECONDS = 5.0
-"""How long Redis may accept or answer nothing."""
+"""How long Redis may neither accept nor answer anything."""
 _WINDOW = 8
 """The most unanswered commands: enough that neither side waits for the other, in little memory. Half of the writing
 commands carry a file."""

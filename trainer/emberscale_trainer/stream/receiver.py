@@ -15,11 +15,11 @@ Deliver = Callable[[Item], None]
 """Handles an item; its arrays are valid during the call. Raises ValueError to refuse the stream."""
 
 Accept = Callable[[int, int], Deliver]
-"""Says what deals with the items of a stream of a generation. Raises StreamLostError for one that is not wanted."""
+"""Returns the handler for the items of a stream of a generation. Raises StreamLostError for an unexpected stream."""
 
 
 class _Incoming:
-    """One stream: where it stands. The lock is held while an item is dealt with."""
+    """The position of one stream. The lock is held while an item is handled."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -27,9 +27,9 @@ class _Incoming:
 
 
 class StreamReceivers:
-    """All streams that come in. A stream keeps its place while its connections break, until it is forgotten.
+    """All incoming streams. A stream keeps its position when its connection breaks.
 
-    Of more than some thousand streams, the one that has been opened longest ago is forgotten.
+    With more than `_MOST_STREAMS`, the one that was opened least recently is forgotten.
     """
 
     def __init__(self, accept: Accept) -> None:
@@ -38,14 +38,14 @@ class StreamReceivers:
         self._streams: OrderedDict[tuple[int, int], _Incoming] = OrderedDict()
 
     def serve(self, connection: Connection, opened: Header) -> None:
-        """Takes the items of a stream from a connection whose last request was OPEN, and never returns.
+        """Takes the items of a stream from a connection whose last request was OPEN; never returns.
 
-        Raises ConnectionLostError, StreamLostError, and WireError or ValueError for what makes no sense.
+        Raises ConnectionLostError, StreamLostError, and WireError or ValueError for malformed items.
         """
         stream = opened.shard
         deliver = self._accept(stream, opened.generation)
         incoming = self._incoming(stream, opened.generation)
-        with incoming.lock:  # an item of an earlier connection is dealt with, or will never be
+        with incoming.lock:  # an earlier connection's item has been handled by now, or never will be
             mine = incoming.order.connect()
             stands_at = incoming.order.delivered_count
         connection.send(Header(Status.OK, batch=stands_at))

@@ -218,9 +218,9 @@ class StreamSender:
                 connection.close()
 
     def _open(self, connection: Connection) -> int:
-        """Says HELLO and which stream this is; returns where the receiver stands.
+        """Says HELLO and names the stream; returns the receiver's position.
 
-        It may take its time to say that: an item of an earlier connection may still be dealt with.
+        The answer may take a while: the receiver may still be handling an item of an earlier connection.
         """
         hello = Hello(self._stream, self._incarnation, self._token).pack()
         connection.send(Header(Kind.HELLO, payload_bytes=len(hello)), [hello])
