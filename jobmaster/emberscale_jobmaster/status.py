@@ -160,14 +160,7 @@ def _flash(state: JobState, spec: TrainingJobSpec) -> pb.FlashStatus | None:
     problem = flash.missing_store(known, spec) or (trouble.message if trouble is not None else "")
     if not problem and not flash.is_wanted(known, spec):
         return None
-    age = max(0.0, state.clock.active_seconds - known.taken_at)
-    return message_of(
-        pb.FlashStatus,
-        known,
-        age_seconds=age if known.checkpoint else 0.0,
-        interval_seconds=flash.interval(known, spec),
-        problem=problem,
-    )
+    return message_of(pb.FlashStatus, known, interval_seconds=flash.interval(known, spec), problem=problem)
 
 
 def _forgotten(share: ForgottenShare) -> pb.ForgottenShare:

@@ -1764,7 +1764,6 @@ class FlashStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHECKPOINT_FIELD_NUMBER: _builtins.int
-    AGE_SECONDS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     HELD_SECONDS_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
@@ -1773,8 +1772,6 @@ class FlashStatus(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.str
     """id of the newest; empty: there is none"""
-    age_seconds: _builtins.float
-    """since its barrier, on the job's clock"""
     seconds: _builtins.float
     """that it took"""
     held_seconds: _builtins.float
@@ -1791,7 +1788,6 @@ class FlashStatus(_message.Message):
         self,
         *,
         checkpoint: _builtins.str = ...,
-        age_seconds: _builtins.float = ...,
         seconds: _builtins.float = ...,
         held_seconds: _builtins.float = ...,
         written_bytes: _builtins.int = ...,
@@ -1801,7 +1797,7 @@ class FlashStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bytes", b"bytes", "checkpoint", b"checkpoint", "held_seconds", b"held_seconds", "interval_seconds", b"interval_seconds", "problem", b"problem", "seconds", b"seconds", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checkpoint", b"checkpoint", "held_seconds", b"held_seconds", "interval_seconds", b"interval_seconds", "problem", b"problem", "seconds", b"seconds", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
