@@ -88,7 +88,7 @@ def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     """Returns the state after an event, and the effects to carry out once that state is durable.
 
     Raises UnknownMemberError, SupersededMemberError and InvalidReportError for events that must be refused; the state
-    is then unchanged. Raises LedgerError for a defect.
+    is then unchanged. Raises LedgerError and TransitionError for a defect.
     """
     elapsed = event.now - state.looked_at
     seen = state.seen.counted(elapsed, _can_move(state.job))

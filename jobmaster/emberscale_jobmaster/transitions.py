@@ -1,15 +1,13 @@
 """The allowed transitions between the phases of each operation, and of the job as people see it.
 
 The machine checks every step of an operation against its table, so that a defect ends the master before its effect is
-durable.
-`deploy/site/state_diagrams.py` draws the tables into docs/architecture.md.
+durable. `deploy/site/state_diagrams.py` draws the tables into docs/architecture.md.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster.ledger import LedgerError
 from emberscale_jobmaster.operations import (
     CheckpointPhase,
     Move,
@@ -19,6 +17,10 @@ from emberscale_jobmaster.operations import (
     ReloadPhase,
     RestorePhase,
 )
+
+
+class TransitionError(AssertionError):
+    """An operation took a step that its table does not have. This is a defect."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ _ALLOWED = {
 
 
 def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
-    """Raises LedgerError if an operation's phase does not follow from its previous phase."""
+    """Raises TransitionError if an operation's phase does not follow from its previous phase."""
     left = {operation.id: operation for operation in before}
     steps: list[tuple[Operation, str, str]] = []
     for operation in after:
@@ -134,7 +136,7 @@ def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
     for operation, was, now in steps:
         name = _name(operation)
         if was != now and (was, now) not in _ALLOWED[name]:
-            raise LedgerError(f"{name} {operation.id}: {now or 'its end'} does not follow {was or 'its beginning'}")
+            raise TransitionError(f"{name} {operation.id}: {now or 'its end'} does not follow {was or 'its beginning'}")
 
 
 def _name(operation: Operation) -> str:

@@ -16,11 +16,10 @@ from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import transitions
 from emberscale_jobmaster.effects import Effect
 from emberscale_jobmaster.events import Event
-from emberscale_jobmaster.ledger import LedgerError
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.operations import CheckpointPhase, MovePhase, ReloadPhase, RestorePhase
 from emberscale_jobmaster.state import phase_of
-from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, RELOAD, RESTORE, Transition
+from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, RELOAD, RESTORE, Transition, TransitionError
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "tests" / "jobmaster" / "scenarios").glob("*.txt"))
@@ -58,9 +57,9 @@ def test_a_step_that_is_not_in_the_table_is_a_defect() -> None:
     assert move is not None
     transitions.check([move], [move])
     transitions.check([move], [])
-    with pytest.raises(LedgerError, match=f"Move {move.id}: Switch does not follow Copy"):
+    with pytest.raises(TransitionError, match=f"Move {move.id}: Switch does not follow Copy"):
         transitions.check([move], [replace(move, phase=MovePhase.SWITCH)])
-    with pytest.raises(LedgerError, match=f"Move {move.id}: Copy does not follow its beginning"):
+    with pytest.raises(TransitionError, match=f"Move {move.id}: Copy does not follow its beginning"):
         transitions.check([], [move])
 
 
