@@ -65,7 +65,7 @@ def number_of(checkpoint: str) -> int:
 class DamagedCheckpointError(InvalidError):
     """The checkpoint must not be used; the text says which one and why.
 
-    `file` is the URI of the file that is not as it was written; empty if it is none that other checkpoints may share.
+    `file` is the URI of the damaged file; empty if no other checkpoint can share the damage.
     """
 
     def __init__(self, problem: str, file: str = "") -> None:
