@@ -94,9 +94,9 @@ def train(
                 job, root, interruption, resume=resume, overwrite=overwrite, brain=choose_brain(job, brain, (), None)
             )
         phase = training.summary.phase
-        if phase == "Failed":
+        if phase == RunStatus.FAILED:
             raise TrainingFailedError(training)
-        if phase != "Complete":
+        if phase != RunStatus.COMPLETE:
             raise KeyboardInterrupt(f"the run in {training.folder} is {phase}: resume=True continues it")
         return training
     except (InvalidError, UnavailableError, TrainingFailedError, KeyboardInterrupt) as error:

@@ -6,6 +6,7 @@ Also the phases and events of a job.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_simulator.ground_truth import Physics, TableGrowth
@@ -16,10 +17,10 @@ class RunPhase(StrEnum):
 
     QUEUED = "Queued"
     STARTING = "Starting"
-    TRAINING = "Training"
+    TRAINING = JobPhase.TRAINING
     STANDSTILL = "Standstill"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
+    COMPLETE = JobPhase.COMPLETE
+    FAILED = JobPhase.FAILED
 
 
 class Happening(StrEnum):

@@ -18,6 +18,7 @@ from emberscale._commands.options import (
 from emberscale._reports.summary_table import summary_table
 from emberscale._run.brain_choice import BrainCaFile, BrainOption, BrainSettings, BrainTokenFile, choose_brain
 from emberscale._run.interruption import Interruption
+from emberscale._run.record import RunStatus
 from emberscale._run.resumption import kept_by_a_run
 from emberscale._run.summary import finite_json
 from emberscale._training import Training, default_folder, run_job
@@ -107,6 +108,6 @@ def end(training: Training, interruption: Interruption, output: Output) -> NoRet
         typer.echo(finite_json(summary.as_document()))
     else:
         Console().print(summary_table(summary, training.folder))
-    if interruption.signal is not None and summary.phase not in ("Complete", "Failed"):
+    if interruption.signal is not None and summary.phase not in (RunStatus.COMPLETE, RunStatus.FAILED):
         raise typer.Exit(128 + interruption.signal)
-    raise typer.Exit(0 if summary.phase == "Complete" else 1)
+    raise typer.Exit(0 if summary.phase == RunStatus.COMPLETE else 1)

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from emberscale._run.hot import hot_in_words
-from emberscale._run.record import RunPaths
+from emberscale._run.record import RunPaths, RunStatus
 from emberscale._run.summary import Summary
 from emberscale_api.readable import bytes_text, count_text, duration_text, rate_text
 
-_COLOURS = {"Complete": "bold green", "Failed": "bold red"}
+_COLOURS = {str(RunStatus.COMPLETE): "bold green", str(RunStatus.FAILED): "bold red"}
 
 
 def summary_table(summary: Summary, root: Path) -> RenderableType:
@@ -62,7 +62,7 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
     if summary.origin is not None:
         lines.append(("started from", f"{summary.origin['checkpoint']}, {summary.origin['samples']:,} samples"))
-    if summary.phase != "Complete" and summary.checkpoint_samples not in (None, summary.samples):
+    if summary.phase != RunStatus.COMPLETE and summary.checkpoint_samples not in (None, summary.samples):
         kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume continues"
         lines.append(("saved", kept))
     where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
