@@ -391,9 +391,13 @@ class JobRuntime:
             with self._changed:
                 if self._changed.wait_for(lambda: self.closing, seconds):
                     return
-                if self._members_wait():
-                    continue
-            self.note(TimePassed(now=self.now()))
+            self.look_at_deadlines()
+
+    def look_at_deadlines(self) -> None:
+        """Lets the job know the time, unless the time stands still."""
+        with self._changed:
+            if not self._members_wait():
+                self.note(TimePassed(now=self.now()))
 
     def _members_wait(self) -> bool:
         """Whether a save takes so long that calls of members wait for it, so that live members seem silent.

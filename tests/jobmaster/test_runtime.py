@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 import pytest
 from tests.jobmaster.fakes import job
@@ -14,7 +13,6 @@ from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, sizes_of
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
-from eventually import eventually
 
 
 class KeepingStore(JobStore):
@@ -95,18 +93,22 @@ def test_an_edit_that_is_refused_changes_nothing(runtime: JobRuntime) -> None:
 
 
 class ReturningStore(KeepingStore):
-    """Takes bad records at once; saves no state while it is away."""
+    """Takes bad records at once; is away for one save if the test wants it, and back once the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.away, self.told = False, set[tuple[str, int]]()
+        self.leaves, self.returns, self.told = False, threading.Event(), set[tuple[str, int]]()
+        self.returns.set()
 
     def bad_records(self) -> set[tuple[str, int]]:
         return {*self.told}
 
     def save(self, state: JobState) -> None:
-        if self.away:
+        if self.leaves:
+            self.leaves = False
+            self.returns.clear()
             raise StoreUnavailableError(self.url, "away")
+        self.returns.wait()
 
     def add_bad_records(self, records: Iterable[tuple[str, int]]) -> None:
         self.told |= {*records}
@@ -119,17 +121,19 @@ def test_bad_records_that_are_told_as_the_store_returns_count_when_they_are_told
     runtime.take_over()
     runtime.start()
     try:
-        store.away = True
+        store.leaves = True
         with pytest.raises(StoreUnavailableError):
             runtime.rescale(0, 3, "")
         with pytest.raises(StoreUnavailableError):
             runtime.note_bad_records([found])
         assert store.told == {("file", 7)}
-        store.away = False
-        eventually(lambda: is_told(runtime, found))
+        store.returns.set()
+        runtime.wait_until(lambda state: state, seconds=60)
+        runtime.note_bad_records([found])
         assert runtime.snapshot()[0].bad_records == 1
         assert runtime.snapshot()[0].bad_record_samples == (found,)
     finally:
+        store.returns.set()
         runtime.close()
 
 
@@ -146,14 +150,6 @@ def test_a_bad_record_that_a_master_noted_and_did_not_count_counts_for_the_next(
             assert runtime.snapshot()[0].bad_record_samples == (found,)
     finally:
         runtime.close()
-
-
-def is_told(runtime: JobRuntime, found: BadRecord) -> bool:
-    """Whether the master takes the report of a bad record."""
-    with suppress(StoreUnavailableError):
-        runtime.note_bad_records([found])
-        return True
-    return False
 
 
 class HangingStore(KeepingStore):
@@ -193,7 +189,8 @@ def test_members_that_wait_for_a_store_that_hangs_are_not_taken_for_silent() -> 
         waiting.start()
         store.held.wait()
         clock.runs = True
-        eventually(lambda: clock.seconds > 10)
+        while clock.seconds < 10:
+            runtime.look_at_deadlines()
         clock.runs = store.hangs = False
         store.let_go.set()
         waiting.join()
