@@ -181,6 +181,11 @@ class FakePs(rpc.ParameterServerServicer):
             self.applied[epoch].add(batch)
             self.lock.notify_all()
 
+    def until(self, look: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        """Waits until `look` finds something true after a step, or a batch, or as a barrier ends."""
+        with self.lock:
+            assert self.lock.wait_for(look, seconds), f"not within {seconds:g} s: {what}"
+
     def lapse(self) -> None:
         """Lets the held barrier lapse now."""
         with self.lock:
@@ -283,7 +288,9 @@ class FakePs(rpc.ParameterServerServicer):
         return all(batches <= self.applied.get(epoch, set()) for epoch, batches in self.settling.items())
 
     def _step(self, name: str, context: grpc.ServicerContext) -> None:
-        self.steps.append(name)
+        with self.lock:
+            self.steps.append(name)
+            self.lock.notify_all()
         if fault := self.faults.get(name):
             try:
                 fault()

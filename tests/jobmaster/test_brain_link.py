@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,6 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
-from eventually import eventually
 
 GIB = 1 << 30
 OPEN = {
@@ -47,10 +46,16 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
         self.away = self.forgetful = False
         self.missed: list[brain.StartUp] = []
         self.asked = 0
+        self._told = threading.Condition()
         self._server = grpc.server(ThreadPoolExecutor(8), interceptors=[TokenCheck(TOKEN)])
         brain_pb2_grpc.add_BrainServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
+
+    def until(self, look: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        """Waits until `look` finds something true after a call of a master."""
+        with self._told:
+            assert self._told.wait_for(look, seconds), f"not within {seconds:g} s: {what}"
 
     def plans(self, workers: int, ps: int) -> None:
         shape = brain.Shape(workers=workers, ps=ps, worker_cpu=1, ps_cpu=1, worker_memory=GIB, ps_memory=GIB)
@@ -68,18 +73,20 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
         self._server.stop(0).wait()
 
     def SubmitJob(self, request: brain.SubmitJobRequest, context: grpc.ServicerContext) -> brain.SubmitJobReply:
-        self.known.add(request.job_uid)
-        self.submitted.append(request)
+        with self._told:
+            self.known.add(request.job_uid)
+            self.submitted.append(request)
+            self._told.notify_all()
         return brain.SubmitJobReply(plan=self.plan, durable=True)
 
     def ReportProfile(
         self, request: brain.ReportProfileRequest, context: grpc.ServicerContext
     ) -> brain.ReportProfileReply:
         if self.away:
-            self.missed.extend(request.start_ups)
+            self._miss(request.start_ups)
             context.abort(grpc.StatusCode.UNAVAILABLE, "away")
         if self.forgetful or request.job_uid not in self.known:
-            self.missed.extend(request.start_ups)
+            self._miss(request.start_ups)
             refused = [
                 brain.RefusedProfile(sequence=profile.sequence, reason="UnknownJob") for profile in request.profiles
             ]
@@ -87,21 +94,32 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
                 brain.RefusedStartUp(place=place, reason="UnknownJob") for place in range(len(request.start_ups))
             ]
             return brain.ReportProfileReply(refused=refused, refused_start_ups=start_ups)
-        self.profiles.extend(request.profiles)
-        self.start_ups.extend(request.start_ups)
-        self.reports.append(request)
-        return brain.ReportProfileReply(accepted=len(request.profiles), durable=self.durable)
+        with self._told:
+            self.profiles.extend(request.profiles)
+            self.start_ups.extend(request.start_ups)
+            self.reports.append(request)
+            self._told.notify_all()
+            return brain.ReportProfileReply(accepted=len(request.profiles), durable=self.durable)
+
+    def _miss(self, start_ups: Iterable[brain.StartUp]) -> None:
+        with self._told:
+            self.missed.extend(start_ups)
+            self._told.notify_all()
 
     def GetPlan(self, request: brain.GetPlanRequest, context: grpc.ServicerContext) -> brain.BrainPlan:
         if request.job_uid not in self.known:
             context.abort(grpc.StatusCode.NOT_FOUND, "not known")
-        self.asked += 1
-        return self.plan
+        with self._told:
+            self.asked += 1
+            self._told.notify_all()
+            return self.plan
 
     def ReportOutcome(
         self, request: brain.ReportOutcomeRequest, context: grpc.ServicerContext
     ) -> brain.ReportOutcomeReply:
-        self.outcomes.append(request)
+        with self._told:
+            self.outcomes.append(request)
+            self._told.notify_all()
         return brain.ReportOutcomeReply(durable=True)
 
 
@@ -112,9 +130,18 @@ def advisor() -> Iterator[PlanningBrain]:
     planning.stop()
 
 
+def plans_of(cluster: Cluster) -> Iterator[dict[int, int]]:
+    """Yields the numbers of processes of every plan of the master, from the newest on."""
+    for plan in cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=60):
+        yield {role.role: role.replicas for role in plan.roles}
+
+
 def wanted(cluster: Cluster) -> dict[int, int]:
-    plan = next(iter(cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=60)))
-    return {role.role: role.replicas for role in plan.roles}
+    return next(plans_of(cluster))
+
+
+def wait_for_workers(cluster: Cluster, number: int) -> None:
+    next(plan for plan in plans_of(cluster) if plan[pb.WORKER] == number)
 
 
 def test_a_job_without_sizes_starts_nobody_until_the_brain_has_answered(
@@ -123,7 +150,7 @@ def test_a_job_without_sizes_starts_nobody_until_the_brain_has_answered(
     cluster.configure(**OPEN)
     cluster.brain_address = advisor.address
     cluster.start_master()
-    eventually(lambda: advisor.submitted, "the submission")
+    advisor.until(lambda: advisor.submitted, "the submission")
     assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
     assert cluster.status().reason == "WaitingForPlan"
     (submitted, *_) = advisor.submitted
@@ -131,7 +158,7 @@ def test_a_job_without_sizes_starts_nobody_until_the_brain_has_answered(
     assert not submitted.HasField("current")
     assert (submitted.limits.most.workers, submitted.limits.most.ps) == (4, 4)
     advisor.plans(workers=3, ps=2)
-    eventually(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
+    wait_for_workers(cluster, 3)
     assert wanted(cluster)[pb.PS] == 2
     assert "3 and 2 are best" in cluster.status().sizing.message
 
@@ -146,7 +173,7 @@ def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster,
     last = threading.Event()
     first = cluster.start_worker(0, pace=0.05, last=last)
     cluster.until_phase(pb.TRAINING)
-    eventually(lambda: any(not profile.restarted for profile in advisor.profiles), "a measurement in steady state")
+    advisor.until(lambda: any(not profile.restarted for profile in advisor.profiles), "a measurement in steady state")
     advisor.plans(workers=2, ps=2)
     cluster.until(lambda status: status.sizing.scalings == 1, "a change of shape")
     cluster.start_worker(1, last=last)
@@ -155,7 +182,7 @@ def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster,
     last.set()
     ended = cluster.completes()
     assert ended.recoveries == 0
-    eventually(lambda: advisor.outcomes, "the outcome")
+    advisor.until(lambda: advisor.outcomes, "the outcome")
     (outcome,) = advisor.outcomes
     assert (outcome.phase, outcome.final_shape.workers, outcome.final_shape.ps) == ("Complete", 2, 2)
     steady = [profile for profile in advisor.profiles if not profile.restarted]
@@ -187,13 +214,13 @@ def test_a_job_waits_for_room_while_the_brain_answers(
     cluster.brain_address = advisor.address
     advisor.has_no_room()
     cluster.start_master()
-    eventually(lambda: advisor.asked > 5, "questions for longer than a job waits for a brain")
+    advisor.until(lambda: advisor.asked > 5, "questions for longer than a job waits for a brain")
     waiting = cluster.status()
     assert (waiting.reason, waiting.message) == ("WaitingForRoom", "waits at most 10m for room: 1 core of 8 is free")
     assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
     if ends == "room":
         advisor.plans(workers=3, ps=2)
-        eventually(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
+        wait_for_workers(cluster, 3)
     else:
         advisor.stop()
         told = cluster.until(lambda status: status.sizing.reason == "NoPlan", "the end of the wait")
@@ -281,7 +308,7 @@ def test_the_outcome_is_told_although_the_store_refuses_the_end_at_first(
     def refuse_the_end_once(store: JobStore, state: JobState) -> None:
         if state.over and not refused:
             refused.append(state)
-            eventually(link_waits.is_set, "the link to see the end")
+            assert link_waits.wait(60)
             raise StoreUnavailableError(store.url, "away")
         save(store, state)
 
@@ -303,7 +330,7 @@ def test_the_outcome_is_told_although_the_store_refuses_the_end_at_first(
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0)
-    eventually(lambda: advisor.outcomes, "the outcome", seconds=20)
+    advisor.until(lambda: advisor.outcomes, "the outcome", seconds=20)
     assert refused
     assert not defects
     cluster.completes()
@@ -316,7 +343,7 @@ def test_a_brain_that_has_forgotten_the_job_gets_to_know_it_again(cluster: Clust
     cluster.start_master()
     cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
     advisor.forget()
-    eventually(lambda: len(advisor.submitted) > 1, "another submission")
+    advisor.until(lambda: len(advisor.submitted) > 1, "another submission")
     assert advisor.submitted[-1].current.workers == 1
 
 
@@ -329,7 +356,7 @@ def test_a_job_with_sizes_is_told_of_and_never_planned(cluster: Cluster, advisor
     cluster.start_servers()
     cluster.start_worker(0)
     cluster.completes()
-    eventually(lambda: advisor.outcomes, "the outcome")
+    advisor.until(lambda: advisor.outcomes, "the outcome")
     assert advisor.submitted[0].fixed
     assert cluster.status().sizing.scalings == 0
 
@@ -346,7 +373,7 @@ def test_the_advised_interval_of_checkpoints_is_applied_and_their_standstill_rep
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0, pace=0.02, last=threading.Event())
-    eventually(lambda: any(profile.checkpoint_cost > 0 for profile in advisor.profiles), "a checkpoint in a profile")
+    advisor.until(lambda: any(profile.checkpoint_cost > 0 for profile in advisor.profiles), "a checkpoint in a profile")
     assert cluster.status().phase == pb.TRAINING
 
 
@@ -364,7 +391,7 @@ def test_what_the_manifest_says_of_recovery_stands(
     advisor.plan = brain.BrainPlan(fault_tolerance=ADVICE)
     cluster.start_master()
     cluster.start_servers()
-    eventually(lambda: advisor.asked > 2, "the advice")
+    advisor.until(lambda: advisor.asked > 2, "the advice")
     cluster.start_worker(0, pace=0.02)
     cluster.completes()
     assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the final one
@@ -378,7 +405,7 @@ def test_a_job_that_comes_back_says_which_plan_it_followed_last(cluster: Cluster
     cluster.start_master()
     cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
     advisor.forget()
-    eventually(lambda: len(advisor.submitted) > 1, "another submission")
+    advisor.until(lambda: len(advisor.submitted) > 1, "another submission")
     assert [submitted.last_plan for submitted in advisor.submitted[:2]] == [0, 3]
 
 
@@ -388,16 +415,16 @@ def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Clu
     advisor.plans(workers=1, ps=1)
     advisor.durable = False
     cluster.start_master()
-    eventually(lambda: len(advisor.reports) > 3, "reports")
+    advisor.until(lambda: len(advisor.reports) > 3, "reports")
     grown = [len(report.profiles) for report in advisor.reports[:4]]
     assert grown == [1, 2, 3, 4]
     advisor.forget()
-    eventually(lambda: len(advisor.submitted) > 1, "another submission")
+    advisor.until(lambda: len(advisor.submitted) > 1, "another submission")
     before = len(advisor.reports)
-    eventually(lambda: len(advisor.reports) > before, "what the brain has forgotten")
+    advisor.until(lambda: len(advisor.reports) > before, "what the brain has forgotten")
     assert advisor.reports[before].profiles[0] == advisor.reports[0].profiles[0]
     advisor.durable = True
-    eventually(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
+    advisor.until(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
 
 
 def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer, advisor: PlanningBrain) -> None:
@@ -409,7 +436,7 @@ def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer,
     link = BrainLink(runtime, advisor.address, TOKEN, clock=lambda: 1e9 if advisor.profiles else 2e9)
     link.start()
     try:
-        eventually(lambda: len(advisor.profiles) > 2, "profiles")
+        advisor.until(lambda: len(advisor.profiles) > 2, "profiles")
     finally:
         runtime.close()
         link.close()
@@ -460,11 +487,11 @@ def test_start_ups_are_told_once_the_brain_hears_of_them_and_no_more(
     setattr(advisor, trouble, True)
     cluster.start_ps(0)
     cluster.start_worker(0, pace=0.05, last=threading.Event())
-    eventually(lambda: len(advisor.missed) > 1, "a start-up that the brain does not take, twice")
+    advisor.until(lambda: len(advisor.missed) > 1, "a start-up that the brain does not take, twice")
     advisor.away = advisor.forgetful = advisor.durable = False
-    eventually(lambda: advisor.start_ups, "the start-up")
+    advisor.until(lambda: advisor.start_ups, "the start-up")
     before = len(advisor.reports)
-    eventually(lambda: len(advisor.reports) > before + 2, "more reports")
+    advisor.until(lambda: len(advisor.reports) > before + 2, "more reports")
     assert [told.role for told in advisor.start_ups] == ["worker"]
 
 
@@ -472,8 +499,8 @@ def test_a_job_that_waits_for_its_first_plan_has_no_shape_to_tell_of(cluster: Cl
     cluster.configure(**OPEN)
     cluster.brain_address = advisor.address
     cluster.start_master()
-    eventually(lambda: advisor.asked > 3, "several looks for a plan")
+    advisor.until(lambda: advisor.asked > 3, "several looks for a plan")
     assert advisor.reports == []
     advisor.plans(workers=1, ps=1)
-    eventually(lambda: advisor.reports, "a report")
+    advisor.until(lambda: advisor.reports, "a report")
     assert advisor.profiles[0].shape.worker_cpu == 1

@@ -11,7 +11,7 @@ from tests.jobmaster.fakes import FakePs, FaultError
 
 from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.rpc import master_pb2 as pb
-from eventually import eventually
+from emberscale_jobmaster.checkpoints import CheckpointFolder
 
 
 def complete(folder: Path) -> list[Path]:
@@ -78,8 +78,24 @@ def test_the_manifest_says_what_every_server_had_applied_at_the_barrier(cluster:
         assert [(file.uri, file.bytes) for file in found.training_files] == [("/data/day_0", 1 << 20)]
 
 
+@pytest.fixture
+def discarded(monkeypatch: pytest.MonkeyPatch) -> threading.Condition:
+    """Is notified of every checkpoint that is removed after it was given up."""
+    told, discard = threading.Condition(), CheckpointFolder.discard
+
+    def tell(folder: CheckpointFolder, checkpoint: str) -> None:
+        discard(folder, checkpoint)
+        with told:
+            told.notify_all()
+
+    monkeypatch.setattr(CheckpointFolder, "discard", tell)
+    return told
+
+
 @pytest.mark.parametrize("step", ["Hold", "Settle", "Snapshot", "GetSaved"])
-def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on(cluster: Cluster, step: str) -> None:
+def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on(
+    cluster: Cluster, discarded: threading.Condition, step: str
+) -> None:
     cluster.configure(checkpoint={"interval": 0.2})
     cluster.start_master()
     cluster.start_servers()
@@ -93,9 +109,10 @@ def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on
 
     assert failing.applied == {0: set(range(60))}
     for server in cluster.servers:
-        eventually(lambda: "Resume" in server.steps, "the end of the barrier")  # noqa: B023
+        server.until(lambda: "Resume" in server.steps, "the end of the barrier")  # noqa: B023
     assert complete(cluster.checkpoints) == []
-    eventually(lambda: len(list(cluster.checkpoints.glob("*"))) <= 1, "the removal of what was given up")
+    with discarded:
+        assert discarded.wait_for(lambda: len(list(cluster.checkpoints.glob("*"))) <= 1, 60), "what was given up stays"
     del failing.faults[step]
     status = cluster.completes()
     assert complete(cluster.checkpoints)[-1].parent.name == status.checkpoint
@@ -120,7 +137,7 @@ def test_a_batch_that_only_some_servers_have_is_settled_before_the_snapshot(clus
     cluster.start_master()
     cluster.start_servers()
     first, second = cluster.servers
-    first.faults["Hold"] = lambda: eventually(lambda: len(first.applied.get(0, ())) > 3, "some batches")
+    first.faults["Hold"] = lambda: first.until(lambda: len(first.applied.get(0, ())) > 3, "some batches")
     last = threading.Event()
     cluster.start_worker(0, records=1000, pace=0.005, last=last)
     cluster.until(lambda status: status.checkpoint, "a checkpoint")
@@ -176,11 +193,13 @@ def lapses_twice(server: FakePs) -> Callable[[], None]:
     calls: list[None] = []
 
     def lapse() -> None:
-        calls.append(None)
-        if len(calls) <= 2:
-            before = len(server.applied.get(0, ()))
-            server.lapse()
-            eventually(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push that goes on", 20.0)
+        with server.lock:
+            calls.append(None)
+            server.lock.notify_all()
+            if len(calls) <= 2:
+                before = len(server.applied.get(0, ()))
+                server.lapse()
+                server.until(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push", 20.0)
 
     return lapse
 
