@@ -67,11 +67,11 @@ class MasterProcess:
         self._identity = identity
         self._alone = alone
         self._store = store
-        self._runtime = JobRuntime(job, identity.job_uid, store, on_deposed)
+        self.runtime = JobRuntime(job, identity.job_uid, store, on_deposed)
         self._brain: BrainLink | None = None
         if brain_address:
-            self._brain = BrainLink(self._runtime, brain_address, brain_token, brain_authority)
-        conductor = Conductor(self._runtime, identity.token, identity.authority, identity.flash_redis_url)
+            self._brain = BrainLink(self.runtime, brain_address, brain_token, brain_authority)
+        conductor = Conductor(self.runtime, identity.token, identity.authority, identity.flash_redis_url)
         self._conductor = threading.Thread(target=conductor.run, name="conductor")
         members = sum(_most(role) for role in (job.spec.ps, job.spec.worker))
         self._server = grpc.server(
@@ -79,7 +79,7 @@ class MasterProcess:
             interceptors=[TokenCheck(identity.token, operator_token, STEERING)],
             options=(*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)),
         )
-        rpc.add_MasterServicer_to_server(MasterService(self._runtime, self._own_status, on_shutdown), self._server)
+        rpc.add_MasterServicer_to_server(MasterService(self.runtime, self._own_status, on_shutdown), self._server)
         self._address = f"{identity.listen_host}:{identity.master_address.rpartition(':')[2]}"
         self._bound = False
         self._process = psutil.Process()
@@ -92,19 +92,19 @@ class MasterProcess:
         Raises StoreUnavailableError, UnreadableStateError and UnavailableError.
         """
         self._bind()
-        self._runtime.take_over(
+        self.runtime.take_over(
             awaits_plan=self._brain is not None,
             alone=self._alone,
             has_flash_store=bool(self._identity.flash_redis_url),
         )
         registry = CollectorRegistry()
-        registry.register(JobMetrics(self._runtime))
+        registry.register(JobMetrics(self.runtime))
         registry.register(ProcessMetrics())
         self._metrics_server, _ = start_http_server(
             self._identity.metrics_port, addr=self._identity.listen_host, registry=registry
         )
         self._metrics_address = f"{self._identity.advertised_host}:{self._metrics_server.server_port}"
-        self._runtime.start()
+        self.runtime.start()
         self._conductor.start()
         self._server.start()
         if self._brain is not None:
@@ -116,7 +116,7 @@ class MasterProcess:
         if self._brain is not None:
             self._brain.finish()
         stopped = self._server.stop(_GRACE_SECONDS)
-        self._runtime.close()
+        self.runtime.close()
         if self._brain is not None:
             self._brain.close()
         stopped.wait()

@@ -28,7 +28,9 @@ from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.server import MasterProcess
-from emberscale_jobmaster.store import JobStore
+from emberscale_jobmaster.state import JobState
+from emberscale_jobmaster.status import job_status
+from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from eventually import eventually
 from identities import identity_of
 
@@ -207,7 +209,26 @@ class Cluster:
         return self.caller().status()
 
     def until(self, condition: Callable[[pb.JobStatus], Any], what: str, seconds: float = 60.0) -> pb.JobStatus:
-        """Waits until the status meets a condition, and returns it."""
+        """Waits until the status meets a condition, and returns it, without the master as a member.
+
+        Looks at every change of the job, and a condition depends on no more. Polls a master of another process.
+        """
+        if self._master is None:
+            return self._poll(condition, what, seconds)
+        runtime, met = self._master.runtime, list[pb.JobStatus]()
+
+        def note(_: JobState) -> bool | None:
+            status = job_status(*runtime.view(), runtime.now())
+            if condition(status):
+                met.append(status)
+            return bool(met) or None
+
+        with suppress(StoreUnavailableError):  # the job has changed, and the change is not durable yet
+            runtime.wait_until(note, seconds)
+        assert met, f"not within {seconds:g} s: {what}"
+        return met[0]
+
+    def _poll(self, condition: Callable[[pb.JobStatus], Any], what: str, seconds: float) -> pb.JobStatus:
         caller = self.caller()
 
         def look() -> pb.JobStatus | None:

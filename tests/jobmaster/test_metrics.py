@@ -22,8 +22,8 @@ def test_the_job_can_be_scraped(cluster: Cluster) -> None:
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0, records=100)
-    status = cluster.until_phase(pb.COMPLETE)
-    master = next(member for member in status.members if member.member.role == pb.MASTER)
+    cluster.until_phase(pb.COMPLETE)
+    master = next(member for member in cluster.status().members if member.member.role == pb.MASTER)
     with urllib.request.urlopen(f"http://{master.metrics_address}/metrics", timeout=60) as page:
         families = list(text_string_to_metric_families(page.read().decode()))
     samples = {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
