@@ -1,7 +1,6 @@
 """The master's calls to a parameter server, with the messages of gRPC and a folder for checkpoints."""
 
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,12 +30,13 @@ from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.saves import FlashStore
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
-from eventually import eventually, unwrap
+from eventually import unwrap
 from flash_server import FlashServer
 from master_stand_in import checkpoint_manifest
 from moves import Gate
 from trained_run import TrainedRun
 from training_jobs import training_job
+from waiting import Freed, noted_call
 
 SECONDS = 60.0
 COLUMNS = {"label": "y", "dense": ["a"], "categorical": ["user", "item/id"]}
@@ -609,17 +609,18 @@ def test_rows_of_before_are_not_kept_by_a_move_whose_receiver_hangs(
     monkeypatch.setattr(sending, "_STALLED_SECONDS", 1e6)
     server.assign()
     server.push(1)
-    segments = [weakref.ref(one) for table in server.state.tables.slots for one in table.segments]
-    assert segments
+    rows = Freed(segment for table in server.state.tables.slots for segment in table.segments)
+    flushes = noted_call(monkeypatch, sending.RowSending, "_flush")
     hanging, address = listen(f"unix://{tmp_path}/hanging.sock")
     with hanging:
         routing = server.routing(1, 2)
         routing.servers.append(master_pb2.PsEndpoint(index=1, incarnation="i1", data_address=address))
         routing.bucket_owners[0] = routing.piece_owners[5] = 1
         server.control.Prepare(master_pb2.PrepareRequest(move=1, since=1, routing=routing, incarnation="i"), CONTEXT)
-        eventually(lambda: server.mover.copy(1, 0).copied_bytes)
+        assert not server.mover.copy(1, 0).ready
+        assert flushes.wait(SECONDS)
         server.assign(generation=2)
-        eventually(lambda: not any(one() for one in segments))
+        assert rows.wait()
 
 
 def test_an_abandoned_move_is_not_switched(server: Server) -> None:

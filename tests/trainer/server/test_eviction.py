@@ -15,7 +15,6 @@ from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Eviction, Sweep, TableStore
-from eventually import eventually
 from moves import EVERYTHING, SECONDS, await_removal, table_that_owns
 
 SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=0.1)
@@ -57,13 +56,23 @@ def refusing(refuses: Callable[[], bool]) -> Callable[[Eviction, Sweep], int]:
 def test_rows_for_whose_eviction_there_was_no_memory_leave_without_another_push(
     state: ServerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = [True]  # of the thread: the pushes here sweep as well, and the thread alone after the last one
-    refuses = refusing(lambda: threading.current_thread().name == "evict" and failures != [] and failures.pop())
-    monkeypatch.setattr(Eviction, "sweep", refuses)
+    failures, swept, pushes_sweep = [True], threading.Event(), Eviction.sweep
+    sweep = refusing(lambda: failures != [] and failures.pop())
+
+    def of_thread(eviction: Eviction, due: Sweep) -> int:
+        if threading.current_thread().name != "evict":  # the pushes sweep as well, the thread alone after the last
+            return pushes_sweep(eviction, due)
+        if count := sweep(eviction, due):
+            swept.set()
+        return count
+
+    monkeypatch.setattr(Eviction, "sweep", of_thread)
     push(state, 0, ROWS)
     for batch in range(1, 9):
         push(state, batch)
-    eventually(lambda: state.figures().rows["C0"] < ROWS)
+    assert swept.wait(SECONDS)
+    with state.lock:
+        assert state.tables.rows()["C0"] < ROWS
     assert not failures
 
 

@@ -20,7 +20,6 @@ from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.retiring import Retirement
 from emberscale_trainer.server.sending import CopyProgress
 from emberscale_trainer.table import Reader, Scan, TableStore, keys_of
-from eventually import eventually
 from master_stand_in import write_snapshot
 from moves import (
     EVERYTHING,
@@ -36,6 +35,7 @@ from moves import (
     trained_tables,
 )
 from snapshots import records_of, snapshot_of
+from waiting import noted_call
 
 
 def tables() -> TableStore:
@@ -122,6 +122,22 @@ class Servers:
             server.close()
 
 
+def joined(threads: list[threading.Thread]) -> None:
+    """Waits until these threads, at least one, have ended."""
+    assert threads
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Moves that spare training rest for ever after a piece; is set once one rests."""
+    monkeypatch.setattr(mover_module, "_SPARING_REST", 1e12)
+    monkeypatch.setattr(mover_module, "_LONGEST_REST_SECONDS", 1e6)
+    return noted_call(monkeypatch, mover_module._MoveSending, "_rest")
+
+
 @pytest.fixture
 def make_servers(tmp_path: Path) -> Iterator[Callable[[int, int], Servers]]:
     made: list[Servers] = []
@@ -168,8 +184,10 @@ def test_a_server_returns_the_memory_of_rows_that_it_gave_away(make_servers: Cal
     before = giver.figures().table_bytes
     wanted = servers.prepare(4)
     servers.copied(wanted)
+    running = set(threading.enumerate())
     servers.switch(wanted)
-    eventually(lambda: giver.figures().table_bytes < before / 2)
+    joined([thread for thread in set(threading.enumerate()) - running if thread.name == "retire"])
+    assert giver.figures().table_bytes < before / 2
     assert sum(server.state.figures().rows["C0"] for server in servers.all) == rows
 
 
@@ -289,27 +307,20 @@ def test_a_receiver_that_gives_the_move_up_fails_it_for_the_sender(
     servers.copied(table)
     servers.all[2].state.abandon(table.version)
     servers.push()
-
-    def failed() -> bool:
-        try:
-            servers.all[1].mover.copy(table.version, 0)
-        except NotHeldError as error:
-            return "not under way" in str(error)
-        return False
-
-    eventually(failed)
+    for call in (servers.all[1].mover.hand_over, servers.all[1].mover.copy):
+        with pytest.raises(NotHeldError, match="not under way"):
+            call(table.version, SECONDS)
 
 
 def test_a_move_that_spares_training_hurries_once_it_is_urgent(
-    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+    make_servers: Callable[[int, int], Servers], rests: threading.Event
 ) -> None:
-    monkeypatch.setattr(mover_module, "_SPARING_REST", 1e12)
-    monkeypatch.setattr(mover_module, "_LONGEST_REST_SECONDS", 1e6)
     servers = make_servers(2, 1)
     servers.push()
     table = servers.prepare(3)
     server = servers.all[0]
-    eventually(lambda: server.mover.copy(table.version, 0, 1e6).copied_bytes > 0)
+    assert not server.mover.copy(table.version, 0, 1e6).ready
+    assert rests.wait(SECONDS)
     assert not server.mover.copy(table.version, 0.3, 1e6).rounds
     servers.copied(table)
     servers.push()
@@ -318,20 +329,16 @@ def test_a_move_that_spares_training_hurries_once_it_is_urgent(
 
 
 def test_a_move_that_rests_is_abandoned_at_once(
-    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+    make_servers: Callable[[int, int], Servers], rests: threading.Event
 ) -> None:
-    monkeypatch.setattr(mover_module, "_SPARING_REST", 1e12)
-    monkeypatch.setattr(mover_module, "_LONGEST_REST_SECONDS", 1e6)
     servers = make_servers(2, 1)
     servers.push()
     table, before = servers.prepare(3), set(threading.enumerate())
-    eventually(lambda: servers.all[0].mover.copy(table.version, 0, 1e6).copied_bytes > 0)
+    servers.all[0].mover.copy(table.version, 0, 1e6)
+    assert rests.wait(SECONDS)
     resting = [thread for thread in set(threading.enumerate()) - before if thread.name == "move"]
-    assert resting
     servers.all[0].mover.abandon(table.version)
-    for thread in resting:
-        thread.join(60)
-        assert not thread.is_alive()
+    joined(resting)
 
 
 def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
@@ -405,8 +412,7 @@ def test_a_hand_over_ends_with_a_round_that_leaves_no_row_for_another(
     servers = make_servers(2, 1)
     servers.push()
     table = servers.prepare(3)
-    servers.all[0].mover.copy(table.version, 0)
-    eventually(lambda: servers.all[0].mover.copy(table.version, 0).rounds > 0)
+    servers.all[0].mover.hand_over(table.version, SECONDS)
     read, left = Scan.read, [True, True]
 
     def leave(self: Scan, *arguments: Any) -> Iterator[Any]:

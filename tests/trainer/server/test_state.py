@@ -24,10 +24,10 @@ from emberscale_trainer.server.state import NotSettledError, ServerState
 from emberscale_trainer.table import DensePieces, Reader, RowLayout, TableStore
 from emberscale_trainer.table.snapshot import Lock
 from emberscale_trainer.transport import ConnectionLostError, listen
-from eventually import eventually
 from memory_limit import refused_beyond
 from moves import EVERYTHING, await_removal, table_that_owns
 from snapshots import records_of
+from waiting import noted_call
 from wire_client import WireClient
 
 SECONDS = 60.0
@@ -203,7 +203,6 @@ from emberscale_api.wire import Header, Kind
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.state import ServerState
-from eventually import eventually
 from memory_limit import refused_beyond
 from moves import EVERYTHING
 from test_state import tables
@@ -337,12 +336,13 @@ def test_a_worker_that_dies_does_not_hold_the_others(served: Served) -> None:
     assert second.result(SECONDS) is Status.OK
 
 
-def test_a_request_that_waits_is_given_up_with_its_session(served: Served) -> None:
+def test_a_request_that_waits_is_given_up_with_its_session(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = noted_call(monkeypatch, served.state, "_wait")
     served.assign(StalenessBound(0))
     other, pulls, pushes = (served.connect(session, generation=2) for session in (1, 2, 2))
     assert other.admit(0) is Status.OK
     waiting = served.threads.submit(pulls.admit, 1, 2, 1)
-    eventually(lambda: bool(served.state._waiting))
+    assert waits.wait(SECONDS)
     pushes.close()
     with pytest.raises(ConnectionLostError):
         waiting.result(SECONDS)

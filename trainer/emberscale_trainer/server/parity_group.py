@@ -293,15 +293,19 @@ class Group:
             self._meet()
             self._fill()
             while not self._sends_no_more.wait(_FLUSH_SECONDS):
-                for sender in self._senders.values():  # the thread that would send to it may wait for another
-                    sender.wake()
-                wait = _GATHER_SECONDS if self._lag.is_async else 0.0
-                if self._has_pending() and time.monotonic() >= self._sent_at + wait:
-                    self._flush()
+                self.send_what_is_due(time.monotonic())
         except BaseException as error:
             self._part(f"its changes can no longer be sent: {error!r}")
             _log.critical("protection_failed", version=self.table.version, problem=repr(error))
             raise
+
+    def send_what_is_due(self, now: float) -> None:
+        """Sends queued items, and changes that have waited long enough at this time; the group repeats this."""
+        for sender in self._senders.values():  # the thread that would send to it may wait for another
+            sender.wake()
+        wait = _GATHER_SECONDS if self._lag.is_async else 0.0
+        if self._has_pending() and now >= self._sent_at + wait:
+            self._flush()
 
     def _meet(self) -> None:
         """Waits until all others have answered, and then sends the batches in the rows so far."""
@@ -345,7 +349,9 @@ class Group:
                 continue
             self._problem = ""
             self.await_holders()
-        self.core.filled()
+        with self.changed:
+            self.core.filled()
+            self.changed.notify_all()
         _log.info("rows_protected", version=self.table.version, servers=self.members)
 
     # What others send

@@ -24,8 +24,6 @@ _WINDOW_BYTES = 32 << 20
 _MOST_SENT = 32
 """Items that whoever waits for one of them sends at once: without a limit, it would send those of others for ever."""
 
-Clock = Callable[[], float]
-
 
 class StreamSender:
     """One stream to one server. `put` may be called from one thread at a time.

@@ -15,10 +15,12 @@ from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.parity_group import Group
+from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import Reader, TableStore
-from eventually import eventually, unwrap
+from eventually import unwrap
 from moves import SECONDS, TABLES, Batch, MovingServer, table_of, trained_tables
 from snapshots import records_of
+from waiting import noted_call, wait_at
 
 
 def tables() -> TableStore:
@@ -51,8 +53,8 @@ class Servers:
         """Forms the group of every server; returns when all rows are protected."""
         for server in self.serving:
             server.mover.protection.form(self.table, server.index, self._parity, self._lag)
-        protections = [server.mover.protection for server in self.serving]
-        eventually(lambda: all(one.version == self.table.version for one in protections))
+        for server in self.serving:
+            await_protection(server)
 
     def batch(self) -> Batch:
         self.batches += 1
@@ -153,5 +155,22 @@ def make_servers(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
         servers.close()
 
 
+@pytest.fixture
+def push_waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set once a push of a thread whose name begins with `pushes` waits for a holder."""
+    return noted_call(monkeypatch, StreamSender, "reach", thread="pushes")
+
+
 def group_of(server: MovingServer) -> Group:
     return unwrap(server.mover.protection.group)
+
+
+def await_protection(server: MovingServer) -> None:
+    group = group_of(server)
+    wait_at(group.changed, lambda: group.core.is_whole)
+
+
+def await_refusal(server: MovingServer, holder: int) -> None:
+    """Waits until a holder takes no more changes of this server."""
+    sender = group_of(server)._senders[holder]
+    wait_at(sender._changed, lambda: sender.problem)

@@ -1,7 +1,6 @@
 """Parity where memory runs out, and the memory that parity gives back."""
 
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,27 +8,31 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables
+from tests.trainer.server.protection.conftest import Servers, await_protection, group_of, ranges_of, tables
 
 from emberscale_api.wire import Status
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.table import DeltaLog
-from eventually import eventually, unwrap
+from eventually import unwrap
 from moves import EVERYTHING, KEYS, SECONDS, TABLES, Batch, table_of
+from waiting import Freed
 
 
 def test_rows_for_which_there_is_no_memory_are_protected_later(
     make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill, lacking = DeltaLog.fill, threading.Event()
+    fill, lacking, refused = DeltaLog.fill, threading.Event(), threading.Semaphore(0)
 
     def no_memory(log: DeltaLog, most_bytes: int) -> None:
         if lacking.is_set():
+            if log is group_of(servers.serving[0])._log:
+                refused.release()
             raise MemoryError("cannot allocate")
         fill(log, most_bytes)
 
-    monkeypatch.setattr("emberscale_trainer.server.parity_group._LONGEST_PAUSE", 0.05)
+    for pause in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(f"emberscale_trainer.server.parity_group.{pause}", 0.05)
     monkeypatch.setattr(DeltaLog, "fill", no_memory)
     servers = make_servers(2)
     servers.push(servers.batch())
@@ -37,13 +40,15 @@ def test_rows_for_which_there_is_no_memory_are_protected_later(
     for server in servers.serving:
         server.mover.protection.form(servers.table, server.index)
     protection = servers.serving[0].mover.protection
-    eventually(lambda: protection.trouble is not None)
+    for _ in range(2):  # at the second time, it has told of the first
+        assert refused.acquire(timeout=SECONDS)
     trouble = unwrap(protection.trouble)
     assert (trouble.broken, protection.version) == (False, 0)
     assert trouble.message == "it has no memory to send its rows to their parity servers, and tries again"
     assert servers.push(servers.batch()) == [Status.OK] * 2
     lacking.clear()
-    eventually(lambda: protection.version == 1)
+    await_protection(servers.serving[0])
+    assert protection.version == 1
     assert protection.trouble is None
     servers.protect()
     servers.replace(1)
@@ -135,31 +140,32 @@ def test_a_new_assignment_leaves_neither_rows_nor_parity_in_memory(make_servers:
     servers.push(servers.batch())
     servers.replace(2)
     server = servers.serving[0]
-    kept = [weakref.ref(segment) for slots in server.state.tables.slots for segment in slots.segments]
-    group = weakref.ref(group_of(server))
+    rows = Freed(segment for slots in server.state.tables.slots for segment in slots.segments)
+    parity = Freed([group_of(server)])
     servers.stores.clear()
     server.state.assign(Assignment(2, 5, ""))
     server.mover.stop()
-    eventually(lambda: group() is None and all(segment() is None for segment in kept))
+    assert parity.wait()
+    assert rows.wait()
 
 
 def test_no_parity_stays_of_a_group_from_which_rows_were_rebuilt(make_servers: Callable[[int], Servers]) -> None:
     servers = make_servers(3)
     servers.protect()
-    before = [weakref.ref(group_of(server)) for server in servers.serving]
+    before = Freed(group_of(server) for server in servers.serving)
     lost = servers.serving[2]
     servers.push(servers.batch())
     servers.replace(2)
     lost.state.assign(Assignment(2, 5, ""))
     lost.mover.stop()
-    eventually(lambda: all(group() is None for group in before))
+    assert before.wait()
 
 
 def test_the_parity_of_a_group_goes_with_it_where_none_follows(make_servers: Callable[[int], Servers]) -> None:
     servers = make_servers(2)
     servers.protect()
     server = servers.serving[0]
-    group = weakref.ref(group_of(server))
+    group = Freed([group_of(server)])
     wanted = table_of(2, [one.address for one in servers.serving])
     server.state.prepare(2, 1, wanted, 0)
     server.state.hold(1, 1, 2, SECONDS)
@@ -167,4 +173,4 @@ def test_the_parity_of_a_group_goes_with_it_where_none_follows(make_servers: Cal
     server.state.hand_over(1, 2, 2, SECONDS)
     server.state.switch(1, 2, 2, AppliedBatches())
     server.mover.protection.form(wanted, 0, 0)
-    eventually(lambda: group() is None)
+    assert group.wait()

@@ -16,9 +16,9 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import Reader
-from eventually import eventually
 from moves import KEYS, SECONDS, TABLES, await_removal, rows_in, table_of
 from snapshots import all_rows
+from waiting import wait_at
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -112,9 +112,8 @@ def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Ca
             pushing = threads.submit(servers.serving[1].state.push, 0, header, *part)
             holder = servers.serving[0].mover.protection.group
             assert holder is not None
-            eventually(lambda: servers.serving[1].state.totals.pushes == 2)
             before = holder.core.holding
-            eventually(lambda: before.received(1) == group.core.holding.received(1) + 1)
+            wait_at(holder.changed, lambda: before.received(1) == group.core.holding.received(1) + 1)
             group.core.holding.lose(1)
         rebuilt = servers.rebuild(joined, table, 2)
         lost = servers.serving[1]
@@ -224,13 +223,15 @@ def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], S
     servers.protect()
     servers.push(servers.batch())
     server, store = servers.serving[1], servers.stores[1]
-    sent = group_of(server).lag, group_of(servers.serving[0]).core.holding.received(1)
+    holder = group_of(servers.serving[0])
+    sent = holder.core.holding.received(1)
     with server.state.lock:
         for number in range(TABLES):
             store.retire(number, np.arange(KEYS))
             servers.twins[1].retire(number, np.arange(KEYS))
-    holding = group_of(servers.serving[0]).core.holding
-    eventually(lambda: holding.received(1) > sent[1] and group_of(server).lag == 0)
+    wait_at(holder.changed, lambda: holder.core.holding.received(1) > sent)
+    group_of(server).await_holders()
+    assert group_of(server).lag == 0
     servers.replace(1)
     servers.check()
 

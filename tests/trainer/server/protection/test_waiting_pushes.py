@@ -6,37 +6,41 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.trainer.server.protection.conftest import Servers, group_of
+from tests.trainer.server.protection.conftest import Servers, await_refusal, group_of
 
 from emberscale_api import metrics
+from emberscale_api.routing import ParityTrouble
 from emberscale_api.wire import Status
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.server.parity_group import _SLOW_SECONDS
 from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import DeltaLog
-from eventually import eventually, unwrap
+from eventually import unwrap
 from moves import SECONDS
+from waiting import wait_at
+
+
+class SetClock:
+    """Stands in for the module `time`: it is `now` until the test says otherwise."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 def test_a_push_is_answered_only_when_all_other_servers_have_its_deltas(
-    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+    make_servers: Callable[[int], Servers], push_waits: threading.Event
 ) -> None:
     servers = make_servers(3)
     servers.protect()
     group = servers.serving[2].mover.protection.group
     assert group is not None
-    reach, waits = StreamSender.reach, threading.Event()
-
-    def note(sender: StreamSender, number: int, seconds: float) -> None:
-        if threading.current_thread().name.startswith("pushes"):
-            waits.set()
-        reach(sender, number, seconds)
-
-    monkeypatch.setattr(StreamSender, "reach", note)
     with ThreadPoolExecutor(1, "pushes") as threads:
         with group.changed:  # as if the holder were slow
             pushing = threads.submit(servers.push, servers.batch(), 0)
-            assert waits.wait(SECONDS)
+            assert push_waits.wait(SECONDS)
             assert not pushing.done()
             assert servers.serving[0].state.totals.pushes == 1
         assert pushing.result(SECONDS) == [Status.OK]
@@ -65,7 +69,7 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
     group_of(servers.serving[2]).core.holding.lose(1)  # told by a master whose successor does not know of the loss
     with ThreadPoolExecutor(1) as threads:
         pushing = threads.submit(servers.push, servers.batch(), 1)
-        eventually(lambda: servers.serving[1].mover.protection.trouble is not None)
+        await_refusal(servers.serving[1], 2)
         trouble = unwrap(servers.serving[1].mover.protection.trouble)
         assert (trouble.version, trouble.broken) == (1, True)
         assert trouble.message.startswith("ps-2 takes no more of its changes: the receiver refuses the stream")
@@ -77,15 +81,19 @@ def test_a_push_to_a_group_that_has_parted_is_told_of(make_servers: Callable[[in
 
 @pytest.mark.parametrize("is_rebuilt", [True, False], ids=["rebuilt", "rolled back"])
 def test_a_push_is_answered_as_soon_as_it_waits_for_nobody_any_more(
-    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch, is_rebuilt: bool
+    make_servers: Callable[[int], Servers],
+    monkeypatch: pytest.MonkeyPatch,
+    push_waits: threading.Event,
+    is_rebuilt: bool,
 ) -> None:
     monkeypatch.setattr("emberscale_trainer.server.parity_group._WAIT_SECONDS", 2 * SECONDS)
     servers = make_servers(2)
     servers.protect()
     servers.push(servers.batch())
-    with ThreadPoolExecutor(1) as threads, group_of(servers.serving[1]).changed:  # as if the holder was stopped
+    holder = group_of(servers.serving[1])
+    with ThreadPoolExecutor(1, "pushes") as threads, holder.changed:  # as if the holder was stopped
         pushing = threads.submit(servers.push, servers.batch(), 0)
-        eventually(lambda: servers.serving[0].state.totals.pushes == 2)
+        assert push_waits.wait(SECONDS)
         if is_rebuilt:
             servers.rebuild(*servers.successors(1), 2)
         else:
@@ -106,19 +114,23 @@ def test_a_server_that_took_another_for_lost_says_so(make_servers: Callable[[int
 
 
 def test_a_holder_that_acknowledges_nothing_is_told_of(
-    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch, push_waits: threading.Event
 ) -> None:
-    monkeypatch.setattr("emberscale_trainer.server.parity_group._SLOW_SECONDS", 0.05)
+    clock = SetClock()
+    monkeypatch.setattr("emberscale_trainer.stream.sender.time", clock)
     servers = make_servers(3)
     servers.protect()
     protection = servers.serving[0].mover.protection
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(1, "pushes") as threads:
         with group_of(servers.serving[2]).changed:  # as if the holder was stopped
             pushing = threads.submit(servers.push, servers.batch(), 0)
-            eventually(lambda: protection.trouble is not None)
-            trouble = unwrap(protection.trouble)
-            assert (trouble.broken, trouble.message) == (False, "ps-2 does not acknowledge its changes")
-            eventually(lambda: unwrap(protection.trouble).seconds > trouble.seconds)
+            assert push_waits.wait(SECONDS)
+            group_of(servers.serving[0])._senders[1].flush(SECONDS)
+            assert protection.trouble is None
+            for seconds in (_SLOW_SECONDS, _SLOW_SECONDS + 1):
+                clock.now = seconds
+                said = "ps-2 does not acknowledge its changes"
+                assert protection.trouble == ParityTrouble(servers.table.version, said, seconds)
         assert pushing.result(SECONDS) == [Status.OK]
     assert protection.trouble is None
 
@@ -134,9 +146,9 @@ def test_servers_that_have_yet_to_reach_another_train_on_without_parity(
     for _ in range(5):
         assert servers.push(servers.batch()) == [Status.OK] * 3
     assert group_of(servers.serving[1]).lag == 1, "nothing piles up"
-    said = "it has yet to reach ps-2, and trains on without parity"
-    eventually(lambda: unwrap(protection.trouble).message == said)
+    group_of(servers.serving[1])._senders[0].flush(SECONDS)
     trouble = unwrap(protection.trouble)
+    assert trouble.message == "it has yet to reach ps-2, and trains on without parity"
     assert (trouble.seconds, trouble.broken, protection.version) == (0.0, False, 0)
     servers.protect()
     servers.push(servers.batch())
@@ -165,7 +177,8 @@ def test_a_group_that_cannot_go_on_says_so(
     servers = make_servers(2)
     for server in servers.serving:
         server.mover.protection.form(servers.table, server.index)
-    eventually(lambda: servers.serving[0].mover.protection.trouble is not None)
+    group = group_of(servers.serving[0])
+    wait_at(group.changed, lambda: group.trouble)
     trouble = unwrap(servers.serving[0].mover.protection.trouble)
     assert trouble.broken
     assert "KeyError('a defect')" in trouble.message
