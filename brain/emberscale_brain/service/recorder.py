@@ -135,17 +135,22 @@ class ChangeRecorder:
                     timeout = self._retry_seconds if self._away is not None else None
                     if not self._condition.wait(timeout):
                         break
-                entries, self._waiting, self._told = self._waiting, [], False
-                due = len(self._kept)
                 stopping = self._stopping
-            try:
-                self._turn(entries, due, stopping)
-            except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody notices
-                self._away = f"the recorder failed: {type(error).__name__}: {error}"
-                _log.exception("recorder_failed", changes=len(self._kept))
-            for entry in entries:
-                if not entry.durable.done():
-                    entry.durable.set_result(False)
+            self.write_waiting(stopping)
+
+    def write_waiting(self, stopping: bool = False) -> None:
+        """Tries once to write what is recorded, and tells the callers; after `start`, only the thread may."""
+        with self._condition:
+            entries, self._waiting, self._told = self._waiting, [], False
+            due = len(self._kept)
+        try:
+            self._turn(entries, due, stopping)
+        except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody notices
+            self._away = f"the recorder failed: {type(error).__name__}: {error}"
+            _log.exception("recorder_failed", changes=len(self._kept))
+        for entry in entries:
+            if not entry.durable.done():
+                entry.durable.set_result(False)
 
     def _turn(self, entries: Sequence[_Entry], due: int, stopping: bool) -> None:
         if self._away is not None and not stopping:

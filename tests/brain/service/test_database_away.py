@@ -16,7 +16,6 @@ from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusabl
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.service.recorder import ChangeRecorder
-from eventually import eventually
 from postgres import PostgresServer, postgres_binaries
 
 SHAPE = JobShape(2, 1, 4, 4, GIB, GIB)
@@ -33,6 +32,13 @@ def reported(sequence: int) -> ProfileReported:
 
 def planned(version: int) -> PlanMade:
     return PlanMade(JOB, version, 0.0, "p", PlannedShape(SHAPE, PlanAction.SCALE, "why"))
+
+
+def written(recorder: ChangeRecorder, *changes: Change) -> bool:
+    """Records changes and has the recorder write, without its thread; returns whether the changes are durable."""
+    durable = recorder.record(changes)
+    recorder.write_waiting()
+    return durable.result(timeout=0)
 
 
 class HangingStore(HistoryStore):
@@ -66,28 +72,38 @@ def absent_store(folder: Path) -> Iterator[HistoryStore]:
 
 def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: HistoryStore, folder: Path) -> None:
     came_back = []
-    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=lambda: came_back.append(True))
-    recorder.start("it is not there")
-    assert recorder.record([submitted()]).result(timeout=60) is False
-    assert recorder.record([reported(1), reported(2)]).result(timeout=60) is False
-    assert recorder.away is not None
+    recorder = ChangeRecorder(absent_store, on_return=lambda: came_back.append(True))
+    assert written(recorder, submitted()) is False
+    problem = recorder.away
+    assert problem is not None
+    assert recorder.record([reported(1), reported(2)]).result(timeout=0) is False
     folder.mkdir()
-    eventually(lambda: recorder.away is None)
-    assert recorder.record([reported(3)]).result(timeout=60) is True
-    recorder.stop()
+    recorder.write_waiting()
+    assert (recorder.away, recorder.backlog, came_back) == (None, 0, [True])
+    assert written(recorder, reported(3)) is True
     assert came_back == [True]
-    assert recorder.backlog == 0
     assert absent_store.running_jobs(10) == [submitted(), reported(1), reported(2), reported(3)]
 
 
-def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: HistoryStore, folder: Path) -> None:
-    recorder = ChangeRecorder(absent_store, retry_seconds=0.05)
-    recorder.start("it is not there")
-    assert recorder.record([submitted()]).result(timeout=60) is False
-    assert recorder.record([]).result(timeout=60) is False
+def test_a_database_that_is_away_is_tried_again_while_nobody_reports(absent_store: HistoryStore, folder: Path) -> None:
+    came_back = threading.Event()
+    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=came_back.set)
+    assert written(recorder, submitted()) is False
     folder.mkdir()
-    eventually(lambda: recorder.record([]).result(timeout=60))
+    recorder.start(recorder.away)
+    assert came_back.wait(timeout=60)
     recorder.stop()
+    assert recorder.away is None
+    assert absent_store.running_jobs(10) == [submitted()]
+
+
+def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: HistoryStore, folder: Path) -> None:
+    recorder = ChangeRecorder(absent_store)
+    assert written(recorder, submitted()) is False
+    assert written(recorder) is False
+    folder.mkdir()
+    assert written(recorder) is False
+    assert written(recorder) is True
     assert absent_store.running_jobs(10) == [submitted()]
 
 
@@ -139,8 +155,8 @@ def test_a_database_that_hangs_is_away_until_it_answers(hanging_store: HangingSt
     assert (recorder.backlog, hanging.done()) == (2, False)
     hanging_store.goes_on.set()
     assert hanging.result(timeout=60) is True
-    eventually(lambda: recorder.backlog == 0)
-    assert recorder.away is None
+    assert recorder.record([]).result(timeout=60) is True
+    assert (recorder.away, recorder.backlog) == (None, 0)
     recorder.stop()
     assert hanging_store.running_jobs(10) == [submitted(), reported(1)]
 
@@ -236,12 +252,12 @@ def test_an_error_of_the_recorder_itself_is_told_and_it_goes_on(absent_store: Hi
         if errors:
             raise errors.pop()
 
-    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=stumble)
-    recorder.start("it is not there")
+    recorder = ChangeRecorder(absent_store, on_return=stumble)
+    assert written(recorder, submitted()) is False
     folder.mkdir()
-    eventually(lambda: not errors)
-    eventually(lambda: recorder.record([submitted()]).result(timeout=60))
-    recorder.stop()
+    recorder.write_waiting()
+    assert recorder.away == "the recorder failed: ZeroDivisionError: no such luck"
+    recorder.write_waiting()
     assert recorder.away is None
     assert absent_store.running_jobs(10) == [submitted()]
 
@@ -253,12 +269,14 @@ def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store
         if trouble:
             raise trouble.pop()
 
-    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=read)
-    recorder.start("it is not there")
+    recorder = ChangeRecorder(absent_store, on_return=read)
+    assert written(recorder, submitted()) is False
     folder.mkdir()
-    eventually(lambda: recorder.record([submitted()]).result(timeout=60))
-    recorder.stop()
-    assert (recorder.away, trouble) == (None, [])
+    seen = []
+    for _ in range(3):
+        recorder.write_waiting()
+        seen.append(recorder.away)
+    assert seen == ["written by a newer Emberscale", "gone again", None]
 
 
 def test_a_brain_whose_database_has_another_brain_by_now_writes_nothing_of_what_it_kept(folder: Path) -> None:
