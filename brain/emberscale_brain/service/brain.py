@@ -92,10 +92,8 @@ class Brain:
         self._rounds = PlanningRounds(settings, self._runtime)
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._plan_for_ever, name="planning", daemon=True),
-            threading.Thread(target=self._prune_for_ever, name="upkeep", daemon=True),
-        ]
+        self._failures = 0
+        self._threads: list[threading.Thread] = []
         self.meters.backlog.set_function(lambda: self._recorder.backlog)
         self.meters.database_up.set_function(lambda: float(self._recorder.away is None))
         self.meters.jobs.set_function(lambda: len(self._runtime.job_ids))
@@ -103,7 +101,14 @@ class Brain:
     # -- its life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Reads the database and starts the threads. Raises DatabaseUnusableError."""
+        """Opens the brain, and plans and prunes from then on. Raises DatabaseUnusableError."""
+        self.open()
+        for repeat, name in ((self._plan_for_ever, "planning"), (self._prune_for_ever, "upkeep")):
+            self._threads.append(threading.Thread(target=repeat, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def open(self) -> None:
+        """Reads the database and starts to record, without planning. Raises DatabaseUnusableError."""
         away = None
         try:
             self._store.migrate()
@@ -113,8 +118,6 @@ class Brain:
             away = str(error)
             _log.error("database_unavailable", problem=away, changes=0)
         self._recorder.start(away)
-        for thread in self._threads:
-            thread.start()
         self._wake.set()
         _log.info("brain_started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
 
@@ -125,6 +128,7 @@ class Brain:
         self._rounds.stop()
         for thread in self._threads:
             thread.join()
+        self._rounds.close()
         self._recorder.stop()
         self._store.close()
 
@@ -191,6 +195,27 @@ class Brain:
         self._wake.set()
         return durable
 
+    def plan_once(self) -> None:
+        """Plays one round of planning; after `start`, only the planning thread may. A failure keeps the last plans."""
+        began = time.monotonic()
+        try:
+            self._end_silent()
+            planned = self._rounds.plan(self.clock())
+            self._failures = 0
+            self._runtime.stale("")
+            self._adopt(planned)
+            self.meters.planning_seconds.observe(time.monotonic() - began)
+        except PlanningFailedError as error:
+            if self._stopping.is_set():
+                return
+            self._failures += 1
+            self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
+            _log.error("planning_failed", reason=error.how, problem=str(error), failures=self._failures)
+        except Exception as error:  # noqa: BLE001  # without this thread nothing is planned, and nobody notices
+            self._failures += 1
+            self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
+            _log.exception("planning_failed", reason="internal", failures=self._failures)
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _end_silent(self) -> None:
@@ -221,35 +246,15 @@ class Brain:
         self._wake.set()
 
     def _plan_for_ever(self) -> None:
-        failures = 0
         while not self._stopping.is_set():
-            self._wake.wait(self._settings.planning.interval * min(2**failures, _MOST_BACKOFF))
+            self._wake.wait(self._settings.planning.interval * min(2**self._failures, _MOST_BACKOFF))
             self._wake.clear()
             if self._stopping.is_set() or not self._runtime.job_ids:
                 continue
             began = time.monotonic()
-            try:
-                self._end_silent()
-                planned = self._rounds.plan(self.clock())
-                failures = 0
-                self._runtime.stale("")
-                self._adopt(planned)
-            except PlanningFailedError as error:
-                if self._stopping.is_set():
-                    break
-                failures += 1
-                self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
-                _log.error("planning_failed", reason=error.how, problem=str(error), failures=failures)
-                continue
-            except Exception as error:  # noqa: BLE001  # without this thread nothing is planned, and nobody notices
-                failures += 1
-                self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
-                _log.exception("planning_failed", reason="internal", failures=failures)
-                continue
-            self.meters.planning_seconds.observe(time.monotonic() - began)
-            # frequent wake-ups must not make it plan without pause
-            self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
-        self._rounds.close()
+            self.plan_once()
+            if not self._failures:  # frequent wake-ups must not make it plan without pause
+                self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
 
     def _no_plan(self, how: str, why: str) -> None:
         """Keeps the last good plans, and tells callers why."""

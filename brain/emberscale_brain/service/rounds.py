@@ -12,7 +12,7 @@ _PROCESS_START_SECONDS = 60.0
 
 
 class PlanningRounds:
-    """The rounds of one brain. One thread calls `plan` and `close`; any thread may call `stop` and `tell_anew`."""
+    """The rounds of one brain. Threads call `plan` and `close` in turn, `stop` and `tell_anew` at any time."""
 
     def __init__(self, settings: BrainSettings, runtime: BrainRuntime) -> None:
         preferences, planning = settings.planner, settings.planning

@@ -2,7 +2,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -125,20 +127,42 @@ def fake_planners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Path
 
 
 @pytest.fixture
-def start_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., Brain]]:
-    """Starts a brain in this process, with `path=value` settings."""
-    started: list[Brain] = []
+def open_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., Brain]]:
+    """Opens a brain in this process, with `path=value` settings; it plans when the test says `plan_once`."""
+    opened: list[Brain] = []
 
-    def start(*overrides: str, clock: SteadyClock | None = None) -> Brain:
+    def open_it(
+        *overrides: str, clock: SteadyClock | None = None, enter: Callable[[Brain], None] = Brain.open
+    ) -> Brain:
         settings = load_settings(None, [f"database=sqlite:///{tmp_path / 'brain.db'}", *DEFAULTS, *overrides])
         brain = Brain(settings, HistoryStore.open(settings.database, exclusive=settings.planning.take_over), clock)
-        brain.start()
-        started.append(brain)
+        enter(brain)
+        opened.append(brain)
         return brain
 
-    yield start
-    for brain in started:
+    yield open_it
+    for brain in opened:
         brain.stop()
+
+
+@pytest.fixture
+def start_brain(open_brain: Callable[..., Brain]) -> Callable[..., Brain]:
+    """Starts a brain in this process, which also plans by itself."""
+    return partial(open_brain, enter=Brain.start)
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Queue[None]:
+    """Gets an item whenever a brain of this process has played a round of planning."""
+    played: Queue[None] = Queue()
+    plan_once = Brain.plan_once
+
+    def plan_and_say_so(brain: Brain) -> None:
+        plan_once(brain)
+        played.put(None)
+
+    monkeypatch.setattr(Brain, "plan_once", plan_and_say_so)
+    return played
 
 
 @pytest.fixture

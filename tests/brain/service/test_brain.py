@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ from emberscale_brain.service.settings import load_settings
 from emberscale_brain.warm_start import WarmStart, warm_start
 from eventually import eventually
 
-StartBrain = Callable[..., Brain]
+MakeBrain = Callable[..., Brain]
 JOB = JobId("job-1")
 NO_DEADLINE = SimpleNamespace(time_remaining=lambda: None)
 TWO = JobShape(2, 1, 4, 4, 4 * GIB, 8 * GIB)
@@ -68,9 +69,15 @@ def explain(brain: Brain) -> pb.PlanExplanation:
     return explanation_to(brain.explain(JOB))
 
 
-def until(brain: Brain, holds: Callable[[pb.BrainPlan], bool]) -> pb.BrainPlan:
-    eventually(lambda: holds(plan_of(brain)))
+def planned(brain: Brain) -> pb.BrainPlan:
+    """Plays a round of planning; returns the plan that is then in force."""
+    brain.plan_once()
     return plan_of(brain)
+
+
+def written(brain: Brain) -> bool:
+    """Waits for the recorder; returns whether everything that the brain recorded is in the database."""
+    return brain.report(JOB, [], ()).durable.result(timeout=60)
 
 
 def database_is_up(brain: Brain) -> bool:
@@ -81,46 +88,50 @@ def running_jobs(brain: Brain) -> float | None:
     return brain.meters.registry.get_sample_value(BRAIN_JOBS)
 
 
-def test_profiles_lead_to_a_plan(start_brain: StartBrain) -> None:
+def test_profiles_lead_to_a_plan(start_brain: MakeBrain, rounds: Queue[None]) -> None:
     brain = start_brain()
     first, durable = brain.submit(submitted(current=TWO))
     assert first.version == 0
     assert durable.result(timeout=60)
     assert brain.report(JOB, [profile(1), profile(2)], ()).durable.result(timeout=60)
-    plan = until(brain, lambda plan: plan.shape.workers == 3)
+    while plan_of(brain).shape.workers != 3:
+        rounds.get(timeout=60)
+    plan = plan_of(brain)
     assert plan.planner == "growing"
-    # soon after the plan is in force
-    eventually(lambda: f'emberscale_brain_plans_total{{action="Scale"}} {plan.version}' in metrics(brain))
+    while f'emberscale_brain_plans_total{{action="Scale"}} {plan.version}' not in metrics(brain):
+        rounds.get(timeout=60)
 
 
-def test_a_fixed_job_counts_but_is_never_planned(start_brain: StartBrain) -> None:
-    brain = start_brain("cluster.cpu=23")
+def test_a_fixed_job_counts_but_is_never_planned(open_brain: MakeBrain) -> None:
+    brain = open_brain("cluster.cpu=23")
     brain.submit(submitted(fixed=True, current=TWO))
     other = plan_for(brain, submitted(JobId("other")))
     assert other.action == "Wait"
     brain.report(JOB, [profile(1)], ())
-    eventually(lambda: "emberscale_brain_planning_seconds_count 0" not in metrics(brain))
-    assert brain.plan(JOB).version == 0
+    assert planned(brain).version == 0
+    assert "emberscale_brain_planning_seconds_count 1.0" in metrics(brain)
 
 
 @pytest.mark.parametrize(("planner", "how"), [("raising", "raised: ZeroDivisionError"), ("stalling", "stalled")])
 def test_a_planner_that_fails_leaves_the_last_good_plan_and_recovers(
-    start_brain: StartBrain, trouble: Path, planner: str, how: str
+    open_brain: MakeBrain, trouble: Path, planner: str, how: str
 ) -> None:
-    brain = start_brain(f"planner.name={planner}", "planning.timeout=5")
+    brain = open_brain(f"planner.name={planner}", "planning.timeout=5")
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    good = until(brain, lambda plan: plan.version == 1)
+    good = planned(brain)
+    assert (good.version, good.shape.workers) == (1, 3)
     trouble.touch()
     brain.report(JOB, [profile(2, workers=5)], ())
-    stale = until(brain, lambda plan: plan.stale_because != "")
+    stale = planned(brain)
     assert how in stale.stale_because
-    assert stale.shape.workers in (good.shape.workers, 6)
+    assert (stale.version, stale.shape) == (good.version, good.shape)
     cause = {"how": how.partition(":")[0]}
-    eventually(lambda: brain.meters.registry.get_sample_value(BRAIN_PLANNING_FAILURES_TOTAL, cause))
+    assert brain.meters.registry.get_sample_value(BRAIN_PLANNING_FAILURES_TOTAL, cause) == 1
     trouble.unlink()
     brain.report(JOB, [profile(3, workers=8)], ())
-    assert until(brain, lambda plan: plan.shape.workers == 9).stale_because == ""
+    again = planned(brain)
+    assert (again.shape.workers, again.stale_because) == (9, "")
 
 
 def planning_process() -> int:
@@ -130,27 +141,25 @@ def planning_process() -> int:
     return int(found)
 
 
-def test_a_planning_process_that_was_stopped_is_replaced_however_much_is_to_be_told(start_brain: StartBrain) -> None:
-    brain = start_brain("planning.timeout=5", "planning.interval=1h", "cluster.cpu=1000")
+def test_a_planning_process_that_was_stopped_is_replaced_however_much_is_to_be_told(open_brain: MakeBrain) -> None:
+    brain = open_brain("planning.timeout=5", "cluster.cpu=1000")
     brain.submit(submitted(current=TWO))
-    eventually(lambda: "emberscale_brain_planning_seconds_count 1.0" in metrics(brain))
+    brain.plan_once()
     stopped = planning_process()
     os.kill(stopped, signal.SIGSTOP)
     brain.report(JOB, [profile(sequence) for sequence in range(2000)], ())
-    brain.submit(submitted(JobId("second"), current=TWO))
-    stale = until(brain, lambda plan: plan.stale_because != "")
-    assert "stalled: the planning process read nothing" in stale.stale_because
-    brain.submit(submitted(JobId("third"), current=TWO))
-    assert until(brain, lambda plan: plan.stale_because == "").shape.workers == 3
+    assert "stalled: the planning process read nothing" in planned(brain).stale_because
+    again = planned(brain)
+    assert (again.shape.workers, again.stale_because) == (3, "")
     assert planning_process() != stopped
 
 
 def test_changes_that_did_not_reach_the_planning_process_are_told_to_the_next_one(
-    start_brain: StartBrain, monkeypatch: pytest.MonkeyPatch
+    open_brain: MakeBrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brain, feed = start_brain("planning.interval=1h"), PlanningProcess.feed
+    brain, feed = open_brain(), PlanningProcess.feed
     brain.submit(submitted(current=TWO))
-    eventually(lambda: "emberscale_brain_planning_seconds_count 1.0" in metrics(brain))
+    brain.plan_once()
     errors = [OSError(errno.EMFILE, "too many open files")]
 
     def fail_once(self: PlanningProcess, past: Iterable[PastJob], changes: Iterable[Change], timeout: float) -> None:
@@ -160,10 +169,9 @@ def test_changes_that_did_not_reach_the_planning_process_are_told_to_the_next_on
 
     monkeypatch.setattr(PlanningProcess, "feed", fail_once)
     brain.report(JOB, [profile(1)], ())
-    brain.submit(submitted(JobId("second"), current=TWO))
-    eventually(lambda: 'how="internal"} 1.0' in metrics(brain))
-    brain.submit(submitted(JobId("third"), current=TWO))
-    assert until(brain, lambda plan: plan.shape.workers == 3).reason == "1 profiles"
+    assert "too many open files" in planned(brain).stale_because
+    told = planned(brain)
+    assert (told.shape.workers, told.reason, told.stale_because) == (3, "1 profiles", "")
 
 
 @pytest.mark.parametrize(
@@ -177,19 +185,19 @@ def test_changes_that_did_not_reach_the_planning_process_are_told_to_the_next_on
     ],
 )
 def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
-    start_brain: StartBrain, planner: str, complaint: str
+    open_brain: MakeBrain, planner: str, complaint: str
 ) -> None:
-    brain = start_brain(f"planner.name={planner}")
+    brain = open_brain(f"planner.name={planner}")
     first = plan_for(brain, submitted())
-    stale = until(brain, lambda plan: plan.stale_because != "")
+    stale = planned(brain)
     assert complaint in stale.stale_because
     assert (stale.version, stale.shape) == (first.version, first.shape)
 
 
 def test_an_error_of_the_brain_itself_is_told_and_planning_goes_on(
-    start_brain: StartBrain, monkeypatch: pytest.MonkeyPatch
+    start_brain: MakeBrain, rounds: Queue[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brain = start_brain()
+    brain = start_brain("planning.interval=1h")
     adopt, errors = BrainRuntime.adopt, [ZeroDivisionError("no such luck")]
 
     def adopt_and_fail_once(*given: Any) -> list[PlanMade]:
@@ -200,21 +208,24 @@ def test_an_error_of_the_brain_itself_is_told_and_planning_goes_on(
 
     monkeypatch.setattr(BrainRuntime, "adopt", adopt_and_fail_once)
     brain.submit(submitted(current=TWO))
-    brain.report(JOB, [profile(1)], ())
-    eventually(lambda: 'how="internal"} 1.0' in metrics(brain))
-    brain.report(JOB, [profile(2, workers=5)], ())
-    assert until(brain, lambda plan: plan.shape.workers == 6 and not plan.stale_because).version == 2
+    rounds.get(timeout=60)
+    assert 'how="internal"} 1.0' in metrics(brain)
+    brain.report(JOB, [profile(1, workers=5)], ())
+    brain.submit(submitted(JobId("newcomer"), current=TWO))  # the next round begins at once
+    while plan_of(brain).shape.workers != 6:
+        rounds.get(timeout=60)
+    assert (plan_of(brain).version, plan_of(brain).stale_because) == (2, "")
 
 
-def test_plans_for_more_than_the_cluster_has_are_refused_whole(start_brain: StartBrain) -> None:
-    brain = start_brain("cluster.cpu=15")
+def test_plans_for_more_than_the_cluster_has_are_refused_whole(open_brain: MakeBrain) -> None:
+    brain = open_brain("cluster.cpu=15")
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    assert "16 cores in all, of 15" in until(brain, lambda plan: plan.stale_because != "").stale_because
+    assert "16 cores in all, of 15" in planned(brain).stale_because
     assert brain.plan(JOB).version == 0
 
 
-def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> None:
+def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: MakeBrain) -> None:
     brain = start_brain("cluster.cpu=35", "planning.interval=1h")
     assert plan_for(brain, submitted()).shape.workers == 6
     waiting = plan_for(brain, submitted(JobId("other")))
@@ -230,14 +241,14 @@ def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> N
     ],
 )
 def test_a_job_that_exceeds_the_empty_cluster_or_its_quota_is_refused(
-    start_brain: StartBrain, setting: str, said: str
+    start_brain: MakeBrain, setting: str, said: str
 ) -> None:
     first = plan_for(start_brain(setting, "planning.interval=1h"), submitted())
     assert (first.action, first.HasField("shape")) == ("Refuse", False)
     assert said in first.reason
 
 
-def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain) -> None:
+def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: MakeBrain) -> None:
     brain = start_brain("cluster.cpu=45", "planning.interval=1h")
     assert plan_for(brain, submitted()).shape.workers == 6
     cut = plan_for(brain, submitted(JobId("other")))
@@ -246,7 +257,7 @@ def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain
     assert "28 cores are needed and 17 of 45 are free" in cut.reason
 
 
-def test_a_first_plan_keeps_to_the_owners_quota_and_the_largest_node(start_brain: StartBrain) -> None:
+def test_a_first_plan_keeps_to_the_owners_quota_and_the_largest_node(start_brain: MakeBrain) -> None:
     brain = start_brain(
         "quotas={ann: {cpu: 3}}", "cluster.largestNodeCpu=2", "bounds.cpuStep=0.5", "planning.interval=1h"
     )
@@ -256,7 +267,7 @@ def test_a_first_plan_keeps_to_the_owners_quota_and_the_largest_node(start_brain
     assert shape.workers * shape.worker_cpu + shape.ps * shape.ps_cpu == 3
 
 
-def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: StartBrain) -> None:
+def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: MakeBrain) -> None:
     brain = start_brain("planning.interval=1h", "cluster.memory=14Gi")
     free = replace(BOUNDS, workers=(1, 2), worker_memory=(1 * GIB, 8 * GIB), ps_memory=(1 * GIB, 64 * GIB))
     large = JobShape(1, 1, 4, 4, 4 * GIB, 8 * GIB)
@@ -272,13 +283,14 @@ def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: StartBrain
     assert "GiB are needed" in waiting.reason
 
 
-def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain) -> None:
-    first = start_brain()
+def test_a_restarted_brain_has_the_plan_and_its_reasons(open_brain: MakeBrain) -> None:
+    first = open_brain()
     first.submit(submitted(current=TWO))
     first.report(JOB, [profile(1), profile(2)], ())
-    plan = until(first, lambda plan: plan.shape.workers == 3)
+    plan = planned(first)
+    assert plan.shape.workers == 3
     first.stop()
-    again = start_brain("planning.interval=1h", "planner.name=missing")
+    again = open_brain("planner.name=missing")
     assert plan_of(again).shape == plan.shape
     explained = explain(again)
     assert explained.fit.profiles == 3
@@ -288,30 +300,32 @@ def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain)
 
 
 def test_a_restarted_brain_says_of_a_plan_that_was_kept_what_it_said_before(
-    start_brain: StartBrain, tmp_path: Path
+    open_brain: MakeBrain, tmp_path: Path
 ) -> None:
-    brain = start_brain("planner.name=content")
+    brain = open_brain("planner.name=content")
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    plan = until(brain, lambda plan: plan.version == 1)
-    assert (plan.action, plan.reason) == ("Scale", "1 profiles")
+    plan = planned(brain)
+    assert (plan.version, plan.action, plan.reason) == (1, "Scale", "1 profiles")
     brain.report(JOB, [profile(2, workers=3)], ())
-    eventually(lambda: explain(brain).kept == "2 profiles")
+    brain.plan_once()
+    assert explain(brain).kept == "2 profiles"
+    assert written(brain)
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    eventually(lambda: store.plans(JOB, 1)[0].kept == "2 profiles")
+    assert store.plans(JOB, 1)[0].kept == "2 profiles"
     store.close()
     before = explain(brain)
     brain.stop()
-    after = explain(start_brain("planning.interval=1h", "planner.name=missing"))
+    after = explain(open_brain("planner.name=missing"))
     assert (after.plan.version, after.plan.action, after.plan.reason) == (1, "Scale", "1 profiles")
     assert (after.plan.shape, after.kept) == (before.plan.shape, "2 profiles")
 
 
-def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: StartBrain) -> None:
-    brain = start_brain()
+def test_an_ended_job_is_history_for_others_and_still_explained(open_brain: MakeBrain) -> None:
+    brain = open_brain()
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    until(brain, lambda plan: plan.version == 1)
+    assert planned(brain).version == 1
     assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
     with pytest.raises(UnknownJobError):
         brain.plan(JOB)
@@ -326,7 +340,7 @@ def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: Sta
     assert "warm start" in warm.reason
 
 
-def test_refused_profiles_change_nothing(start_brain: StartBrain) -> None:
+def test_refused_profiles_change_nothing(start_brain: MakeBrain) -> None:
     brain = start_brain("planning.interval=1h")
     brain.submit(submitted(current=TWO))
     reported = brain.report(JOB, [profile(1, throughput=math.nan), profile(2, throughput=-1.0)], ())
@@ -338,7 +352,7 @@ def test_refused_profiles_change_nothing(start_brain: StartBrain) -> None:
         assert f'emberscale_brain_profiles_total{{result="{result}"}} 1.0' in text
 
 
-def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain: StartBrain) -> None:
+def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain: MakeBrain) -> None:
     brain = start_brain("planning.interval=1h")
     brain.submit(submitted(current=TWO))
     counted = profile(1)
@@ -349,20 +363,24 @@ def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain
     assert past.metadata.total_samples == 2 * 10**9
 
 
-def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(start_brain: StartBrain) -> None:
+def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(open_brain: MakeBrain) -> None:
     passed = [0.0]
     clock = SteadyClock(monotonic=lambda: time.monotonic() + passed[0])
-    brain = start_brain("planning.silence=1h", "planning.interval=0.05", clock=clock)
+    brain = open_brain("planning.silence=1h", clock=clock)
     brain.submit(submitted(current=TWO))
     assert running_jobs(brain) == 1
+    passed[0] = 3599.0
+    brain.plan_once()
+    assert running_jobs(brain) == 1
     passed[0] = 3601.0
-    eventually(lambda: running_jobs(brain) == 0)
+    brain.plan_once()
+    assert running_jobs(brain) == 0
     assert brain.report(JOB, [profile(1)], ()).refused[0][1].reason.value == "UnknownJob"
     brain.submit(submitted(current=TWO))
     assert brain.report(JOB, [profile(2)], ()).accepted == 1
 
 
-def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> None:
+def test_a_brain_beside_a_job_takes_no_other_over(start_brain: MakeBrain) -> None:
     before = start_brain("planning.interval=1h")
     assert before.submit(submitted(current=TWO))[1].result(timeout=60)
     before.stop()
@@ -373,56 +391,60 @@ def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> No
     assert running_jobs(after) == 1
 
 
-def test_a_job_learns_how_it_recovers_best_even_if_its_sizes_are_fixed(start_brain: StartBrain) -> None:
-    brain = start_brain()
+def test_a_job_learns_how_it_recovers_best_even_if_its_sizes_are_fixed(open_brain: MakeBrain) -> None:
+    brain = open_brain()
     brain.submit(submitted(fixed=True, current=TWO))
     slow, quick = profile(1), profile(2)
     brain.report(JOB, [replace(slow, profile=replace(slow.profile, checkpoint_cost=4.0))], ())
-    plan = until(brain, lambda plan: plan.HasField("fault_tolerance"))
+    plan = planned(brain)
     assert (plan.version, plan.fault_tolerance.strategy) == (0, "FullRecovery")
     ways = ["FullRecovery", "PartialRecovery", "PartialRecovery with priority"]
     assert [way.strategy for way in plan.fault_tolerance.ways] == ways
     brain.report(JOB, [replace(quick, profile=replace(quick.profile, checkpoint_cost=0.04))], ())
     rarer = plan.fault_tolerance.checkpoint_interval
-    sooner = until(brain, lambda plan: plan.fault_tolerance.checkpoint_interval != rarer)
+    sooner = planned(brain)
     assert sooner.fault_tolerance.checkpoint_interval == pytest.approx(rarer / 10, rel=0.01)
 
 
-def test_the_advice_outlives_the_job(start_brain: StartBrain) -> None:
-    brain = start_brain()
+def test_the_advice_outlives_the_job(open_brain: MakeBrain) -> None:
+    brain = open_brain()
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    until(brain, lambda plan: plan.HasField("fault_tolerance"))
+    assert planned(brain).HasField("fault_tolerance")
     assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
     assert "FullRecovery is expected to cost" in explain(brain).plan.fault_tolerance.reason
 
 
-def test_plans_of_a_job_that_comes_back_have_versions_above_those_that_it_followed(start_brain: StartBrain) -> None:
-    brain = start_brain()
+def test_plans_of_a_job_that_comes_back_have_versions_above_those_that_it_followed(open_brain: MakeBrain) -> None:
+    brain = open_brain()
     assert brain.submit(submitted(last_plan=6))[0].version == 7
     brain.report(JOB, [profile(1, workers=9)], ())
-    assert until(brain, lambda plan: plan.shape.workers == 10).version == 8
+    plan = planned(brain)
+    assert (plan.version, plan.shape.workers) == (8, 10)
     other = JobId("other")
     brain.submit(submitted(other, current=TWO, last_plan=3))
     brain.report(other, [replace(profile(1), job=other)], ())
-    eventually(lambda: brain.plan(other).version > 0)
+    brain.plan_once()
     assert brain.plan(other).version == 4
 
 
-def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: StartBrain, tmp_path: Path) -> None:
-    brain = start_brain()
+def test_the_database_knows_the_reasons_of_now_while_a_job_runs(open_brain: MakeBrain, tmp_path: Path) -> None:
+    brain = open_brain()
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    version = until(brain, lambda plan: plan.shape.workers == 3).version
+    version = planned(brain).version
     brain.report(JOB, [profile(2)], ())
+    brain.plan_once()
+    assert written(brain)
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    eventually(lambda: any(plan.kept == "2 profiles" for plan in store.plans(JOB, 1)))
-    assert store.plans(JOB, 1)[0].version == version == brain.plan(JOB).version
+    (plan,) = store.plans(JOB, 1)
+    assert plan.kept == "2 profiles"
+    assert plan.version == version == brain.plan(JOB).version
     store.close()
 
 
 def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
-    start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
+    start_brain: MakeBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brain = start_brain("planning.interval=1h")
     brain.submit(submitted(current=TWO))
@@ -449,9 +471,9 @@ def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
 
 
 def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
-    start_brain: StartBrain, tmp_path: Path
+    open_brain: MakeBrain, tmp_path: Path
 ) -> None:
-    first = start_brain("planning.interval=1h", "planning.profilesPerJob=3")
+    first = open_brain("planning.profilesPerJob=3")
     for job in (JOB, JobId("quiet"), JobId("brief")):
         first.submit(submitted(job, current=TWO))
     first.report(JOB, [profile(1), profile(2), profile(3)], ())
@@ -459,12 +481,13 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     database, aside = tmp_path / "brain.db", tmp_path / "aside.db"
     database.rename(aside)
     database.symlink_to(tmp_path / "gone" / "brain.db")
-    again = start_brain("planning.interval=0.2", "planning.profilesPerJob=3")
+    again = open_brain("planning.profilesPerJob=3")
     assert not database_is_up(again)
     again.submit(submitted(current=TWO, last_plan=7))
-    until(again, lambda plan: plan.version == 8)  # the brain may plan before or after it gets a profile
+    assert planned(again).version == 8
     assert again.report(JOB, [profile(4)], ()).durable.result(timeout=60) is False
-    away = until(again, lambda plan: plan.shape.workers == 3)
+    away = planned(again)
+    assert (away.version, away.shape.workers) == (9, 3)
     again.submit(submitted(JobId("brief"), current=TWO))
     again.end(JobEnded(JobId("brief"), "Complete", time.time()))
     aside.replace(database)
@@ -473,12 +496,11 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     assert running_jobs(again) == 2
     assert [point.profile.samples for point in explain(again).measured] == [2000, 3000, 4000]
     assert again.report(JOB, [profile(3), profile(5, workers=3)], ()).accepted == 2
-    known = until(again, lambda plan: plan.shape.workers == 4)
-    assert known.version > away.version
-    assert known.reason == "3 profiles"
+    known = planned(again)
+    assert (known.version, known.shape.workers, known.reason) == (10, 4, "3 profiles")
 
 
-def test_a_database_that_was_emptied_learns_of_running_jobs_again(start_brain: StartBrain, tmp_path: Path) -> None:
+def test_a_database_that_was_emptied_learns_of_running_jobs_again(start_brain: MakeBrain, tmp_path: Path) -> None:
     brain = start_brain("planning.interval=1h")
     assert brain.submit(submitted(current=TWO))[1].result(timeout=60)
     assert brain.submit(submitted(JobId("brief"), current=TWO))[1].result(timeout=60)
@@ -497,9 +519,9 @@ def test_a_database_that_was_emptied_learns_of_running_jobs_again(start_brain: S
 
 
 @pytest.mark.parametrize("jump", [7 * 86_400.0, -7 * 86_400.0])
-def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: StartBrain, jump: float) -> None:
+def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(open_brain: MakeBrain, jump: float) -> None:
     set_by = [0.0]
-    brain = start_brain("planning.adoption=1h", clock=SteadyClock(wall=lambda: time.time() + set_by[0]))
+    brain = open_brain("planning.adoption=1h", clock=SteadyClock(wall=lambda: time.time() + set_by[0]))
     brain.submit(submitted(current=TWO))
 
     def report(sequence: int, workers: int) -> None:
@@ -508,10 +530,10 @@ def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: Star
         assert brain.report(JOB, [replace(made, profile=at)], ()).accepted == 1
 
     report(1, 2)
-    until(brain, lambda plan: plan.shape.workers == 3)
+    assert planned(brain).shape.workers == 3
     set_by[0] = jump
     report(2, 3)  # the job has adopted the shape
-    until(brain, lambda plan: plan.shape.workers == 4)
+    assert planned(brain).shape.workers == 4
     times = [point.profile.time for point in explain(brain).measured]
     assert times == sorted(times)
     assert times[-1] - times[0] < 3600
@@ -519,7 +541,7 @@ def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: Star
 
 
 def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
-    start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
+    start_brain: MakeBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brain = start_brain("planning.interval=1h")
     assert brain.submit(submitted(current=TWO))[1].result(timeout=60)
@@ -549,7 +571,7 @@ def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
 
 
 def test_masters_get_their_answers_in_time_while_the_database_hangs(
-    start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], hanging_writes: threading.Event
+    start_brain: MakeBrain, submission: Callable[..., pb.SubmitJobRequest], hanging_writes: threading.Event
 ) -> None:
     brain = start_brain("planning.interval=1h")
     brain.submit(submitted(current=TWO))
