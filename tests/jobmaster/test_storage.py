@@ -92,6 +92,7 @@ class Stored:
 @pytest.fixture
 def stored() -> Iterator[Stored]:
     MoodyFileSystem.store.clear()
+    MoodyFileSystem.pseudo_dirs[:] = [""]
     MoodyFileSystem.moods.clear()
     yield Stored()
     for mood in MoodyFileSystem.moods.values():

@@ -81,7 +81,7 @@ async def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None
     scene.cluster.held = {"": {"job": "2"}}
     assert await scene.behind(10.0) is None
     assert await scene.behind(29.0) is None, "it is as late as a live one may be"
-    assert await scene.behind(30.0) == "the watch of trainingjobs has missed a change for 20 s"
+    assert await scene.behind(30.0) == "the watch of trainingjobs has missed a change for 20s"
     scene.cluster.seen = {"": {"job": "2"}}
     assert await scene.behind(40.0) is None
     assert scene.counted[-1] == {"": {"job"}}
@@ -97,7 +97,7 @@ async def test_a_namespace_that_cannot_be_listed_hides_no_dead_watch_of_another_
     cluster.forbidden = {"theirs"}
     cluster.held["ours"] = {"b": "2"}
     await scene.census.take(10.0)
-    assert await scene.behind(30.0) == "the watch of trainingjobs in ours has missed a change for 20 s"
+    assert await scene.behind(30.0) == "the watch of trainingjobs in ours has missed a change for 20s"
     assert scene.counted[-1] == {"ours": {"b"}}, "jobs may exist where nobody can look"
     cluster.seen["ours"] = {"b": "2"}
     assert await scene.behind(40.0) is None
