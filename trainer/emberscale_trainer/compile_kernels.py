@@ -1,4 +1,4 @@
-"""Compiles every kernel into Numba's cache, so that the processes of a first job need not, all at once.
+"""Compiles the kernels that read and train into Numba's cache, so that a first job's processes need not, all at once.
 
 python -m emberscale_trainer.compile_kernels
 """
