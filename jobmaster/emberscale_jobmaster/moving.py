@@ -378,25 +378,14 @@ def is_copied(state: JobState) -> bool:
 
 
 def _may_hold(state: JobState, move: Move, now: float) -> bool:
-    """Whether all rows are copied, and no checkpoint holds pushes or needs servers that are about to leave.
-
-    One of limited bandwidth, which may take hours, is given up for them, as it is for a checkpoint at full speed.
-    """
+    """Whether all rows are copied, and no checkpoint holds pushes or needs servers that are about to leave."""
     if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties) or state.rests(KIND, now):
         return False
-    leaves = is_copied(state)
-    return not any(
-        taking.phase is CheckpointPhase.BARRIER
-        or (leaves and taking.phase is CheckpointPhase.SAVE and not taking.bytes_per_second)
-        for taking in state.checkpointings
-    )
+    in_the_way = {CheckpointPhase.BARRIER, CheckpointPhase.SAVE} if is_copied(state) else {CheckpointPhase.BARRIER}
+    return not any(taking.phase in in_the_way for taking in state.checkpointings)
 
 
 def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
-    if move.leavers:
-        for taking in state.checkpointings:
-            if taking.phase is CheckpointPhase.SAVE:
-                state = state.without(taking)
     table = state.routing.table
     move = replace(
         move,

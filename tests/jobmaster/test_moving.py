@@ -16,9 +16,9 @@ from emberscale_jobmaster.sizes import RoleShapes
 from eventually import unwrap
 
 
-def training(servers: int = 2, interval: float = 1000.0, write_bandwidth: str | None = None) -> Driven:
+def training(servers: int = 2, interval: float = 1000.0) -> Driven:
     """A job that has trained a little and may have any number of servers."""
-    driven = Driven(servers=2, interval=interval, sizes_open=True, write_bandwidth=write_bandwidth)
+    driven = Driven(servers=2, interval=interval, sizes_open=True)
     driven.start()
     driven.train(4)
     if servers > 2:
@@ -163,21 +163,6 @@ def test_a_move_that_waits_for_a_slow_save_is_not_given_up() -> None:
     driven.pass_time(2 * moving.COPY_SECONDS)
     assert unwrap(driven.job.move).id == move.id
     assert "MoveFailed" not in driven.describe()
-
-
-def test_servers_that_leave_do_not_wait_for_a_checkpoint_of_limited_bandwidth() -> None:
-    driven = training(3, interval=20, write_bandwidth="2Mi")
-    driven.faults["Saved", 2] = Fault(code="DEADLINE_EXCEEDED", times=10_000)
-    driven.pass_time(21)
-    (late,) = driven.job.checkpointings
-    driven.plan(2)
-    driven.pass_time(2)
-    assert len(driven.job.routing.table.servers) == 2
-    assert late.id not in {taking.id for taking in driven.job.checkpointings}
-    driven.pass_time(20)
-    assert driven.job.checkpoint > late.checkpoint
-    assert late.checkpoint not in driven.checkpoints
-    assert driven.job.recoveries == 0
 
 
 def test_workers_that_were_planned_during_a_move_stay() -> None:
