@@ -11,6 +11,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 
@@ -58,11 +59,16 @@ def disk_problem(error: OSError) -> str | None:
 
 
 def is_of_storage(error: BaseException) -> bool:
-    """Whether the storage failed: with an OSError, or with an error of the library behind a file system.
+    """Whether the storage failed: with an OSError, an error of a library's own, or any error within a file system.
 
-    For example, the library behind s3fs raises its own errors if it cannot connect. Other errors of Python, and those
-    of this project, do not mean that the storage failed.
+    For example, the library behind s3fs raises its own errors if it cannot connect, and RuntimeError once its session
+    is closed. Other errors of Python, and those of this project, do not mean that the storage failed.
     """
     library = type(error).__module__.partition(".")[0]
     is_foreign = library != "builtins" and not library.startswith("emberscale")
-    return isinstance(error, OSError) or (is_foreign and isinstance(error, Exception))
+    return isinstance(error, OSError) or (isinstance(error, Exception) and (is_foreign or _is_within_fsspec(error)))
+
+
+def _is_within_fsspec(error: BaseException) -> bool:
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").partition(".")[0] == "fsspec" for frame in frames)

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
@@ -300,21 +302,38 @@ class LibraryError(Exception):
     """An error of the library behind a file system; botocore's, for example, are not OSErrors."""
 
 
-@pytest.mark.parametrize(("error", "tries"), [(LibraryError("no"), 3), (OSError("no"), 3), (TypeError("no"), 1)])
+class ClosedFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec is untyped
+    async def _cat_file(self, *arguments: object, **options: object) -> bytes:
+        raise RuntimeError("Session is closed")
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("operation", "tries"),
+    [
+        pytest.param(partial(fails, LibraryError("no")), 3, id="library"),
+        pytest.param(partial(fails, OSError("no")), 3, id="system"),
+        pytest.param(lambda: ClosedFileSystem().cat_file("path"), 3, id="file system"),
+        pytest.param(partial(fails, RuntimeError("no")), 1, id="defect"),
+    ],
+)
 def test_errors_of_the_storage_are_told_from_defects(
-    error: Exception, tries: int, monkeypatch: pytest.MonkeyPatch
+    operation: Callable[[], None], tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "_FIRST_PAUSE", 0.001)
     tried = 0
 
-    def operation() -> None:
+    def try_twice() -> None:
         nonlocal tried
         tried += 1
         if tried < 3:
-            raise error
+            operation()
 
-    with suppress(TypeError):
-        Work().patiently("the folder", operation)
+    with suppress(RuntimeError):
+        Work().patiently("the folder", try_twice)
     assert tried == tries
 
 
