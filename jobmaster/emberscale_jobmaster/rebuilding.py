@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from emberscale_api.frozen import replace
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.job.status import Rebuilds
 from emberscale_api.readable import bytes_text
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import reshaping
@@ -32,7 +33,7 @@ from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase, Restored, Source
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.ranges import Applied, count, minus, on_any
-from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding, Rebuilt
+from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
@@ -242,7 +243,7 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         routing=Routing(move.table, True, state.routing.left, move.shares),
         rebuilding=None,
         parity_group=ParityGroup(),
-        rebuilt=Rebuilt(state.rebuilt.count + len(move.lost), name, seconds, sent),
+        rebuilt=Rebuilds(count=state.rebuilt.count + len(move.lost), server=name, seconds=seconds, bytes=sent),
         forgotten=(*state.forgotten, *move.forgotten),
     )
     has = "has its" if len(move.lost) == 1 else "have their"

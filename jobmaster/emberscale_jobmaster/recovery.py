@@ -121,16 +121,6 @@ class Rebuilding:
         return " and ".join(f"ps-{server}" for server in self.servers)
 
 
-@dataclass(frozen=True)
-class Rebuilt:
-    """The number of rebuilt servers. Of the last rebuild: servers' names, seconds since the loss, bytes of rows."""
-
-    count: int = 0
-    server: str = ""
-    seconds: float = 0.0
-    bytes: int = 0
-
-
 def choose(failure: Failure, protection: Protection) -> Recovery:
     """Returns the recovery from a failure: from parity if that covers the lost servers, else a partial recovery if the
     job allows it and has what it takes, else a roll-back.

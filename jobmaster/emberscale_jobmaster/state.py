@@ -11,7 +11,7 @@ from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSp
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
-from emberscale_api.job.status import CheckpointCost, EvaluationResult, JobPhase
+from emberscale_api.job.status import CheckpointCost, EvaluationResult, JobPhase, Rebuilds
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.flash import Flash
@@ -31,7 +31,7 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.recovery import ParityGroup, Parting, Rebuilding, Rebuilt
+from emberscale_jobmaster.recovery import ParityGroup, Parting, Rebuilding
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, combined, manifest_sizes
 from emberscale_jobmaster.statistics import Tally
@@ -190,7 +190,7 @@ class JobState:
     forgone: str = ""
     parity_group: ParityGroup = field(default_factory=ParityGroup)
     rebuilding: Rebuilding | None = None
-    rebuilt: Rebuilt = field(default_factory=Rebuilt)
+    rebuilt: Rebuilds = field(default_factory=Rebuilds)
 
     @property
     def training_records(self) -> int:

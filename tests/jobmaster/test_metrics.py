@@ -10,9 +10,9 @@ from tests.jobmaster.driven import Driven
 from emberscale_api import metrics
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
+from emberscale_api.job.status import Rebuilds
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.recovery import Rebuilt
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.server import JobMetrics
 from emberscale_jobmaster.state import JobState
@@ -69,7 +69,9 @@ def test_protection_and_rebuilds_can_be_scraped() -> None:
 
 def test_rebuilds_can_be_scraped_once_auto_has_given_parity_up() -> None:
     driven = Driven(servers=3, interval=1000.0, parity=1, strategy="Auto")
-    driven.state = replace(driven.state, job=replace(driven.job, rebuilt=Rebuilt(2, "ps-1", 1.5, 7)))
+    driven.state = replace(
+        driven.state, job=replace(driven.job, rebuilt=Rebuilds(count=2, server="ps-1", seconds=1.5, bytes=7))
+    )
     families = JobMetrics(cast(JobRuntime, Still(driven))).collect()
     samples = {sample.name: sample.value for family in families for sample in family.samples}
     assert (samples[metrics.JOB_REBUILDS_TOTAL], samples[metrics.JOB_REBUILD_SECONDS]) == (2, 1.5)

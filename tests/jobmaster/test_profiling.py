@@ -6,9 +6,9 @@ import pytest
 from tests.jobmaster.pure import Pure
 
 from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.status import Rebuilds
 from emberscale_jobmaster.observations import Observations, Vitals, WorkReport
 from emberscale_jobmaster.profiling import Moment, measure, moment
-from emberscale_jobmaster.recovery import Rebuilt
 from eventually import unwrap
 
 ROLES = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
@@ -77,5 +77,5 @@ def test_a_job_without_limits_has_no_size_before_it_trains() -> None:
 
 def test_a_lost_server_counts_as_a_failure_whichever_way_the_job_recovers() -> None:
     pure = training()
-    state = replace(pure.state, recoveries=1, reloads=2, rebuilt=Rebuilt(count=4))
+    state = replace(pure.state, recoveries=1, reloads=2, rebuilt=Rebuilds(count=4))
     assert moment(state, Observations(), pure.spec, 0.0).failures == 7
