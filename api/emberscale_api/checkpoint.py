@@ -73,11 +73,11 @@ class DamagedCheckpointError(InvalidError):
         self.file = file
 
 
-class _Part(BaseModel):
+class _ManifestPart(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="strings")
 
 
-class CheckpointFile(_Part):
+class CheckpointFile(_ManifestPart):
     """A file of a checkpoint; `path` is relative to the folder, and `crc32` is `zlib.crc32` of the content.
 
     `checkpoint` is the id of the earlier checkpoint whose folder has the file; empty: this checkpoint's own.
@@ -94,14 +94,14 @@ class CheckpointFile(_Part):
         return f"{self.checkpoint}/{self.path}" if self.checkpoint else self.path
 
 
-class DataFileIdentity(_Part):
+class DataFileIdentity(_ManifestPart):
     """A data file as it was when the job indexed it."""
 
     uri: str
     bytes: int
 
 
-class Origin(_Part):
+class Origin(_ManifestPart):
     """The checkpoint of another history from which a job started.
 
     * `checkpoint`: the URI of its folder. `job`, `job_uid`: its job. `samples`: the samples that its rows had seen.
@@ -167,14 +167,14 @@ def format_of(paths: Iterable[str], *, incremental: bool = False, partial_rows: 
 _SERVER_FOLDER = re.compile(r"ps-\d+")
 
 
-class EpochApplied(_Part):
+class EpochApplied(_ManifestPart):
     """Batches [start, stop) of an epoch that every parameter server has applied; ascending, disjoint."""
 
     epoch: int
     ranges: tuple[tuple[int, int], ...]
 
 
-class ForgottenShare(_Part):
+class ForgottenShare(_ManifestPart):
     """Batches that count as applied everywhere, though the rows of lost servers have forgotten them.
 
     * `servers`: the indexes of the lost servers. `checkpoint`: the id of the one from which their share was reloaded;
@@ -206,7 +206,7 @@ NEWEST_FORMAT = 4
 """The newest version of the format that this version reads."""
 
 
-class CheckpointManifest(_Part):
+class CheckpointManifest(_ManifestPart):
     """The content of `manifest.json`.
 
     `format_version` is 4 if weights are quantised, 3 for priority rows, 2 if files of earlier checkpoints are needed,

@@ -32,7 +32,7 @@ PARTINGS_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _ParityChoice:
     """The parity that servers are to keep, and why, for people.
 
     `is_hindered`: parity is advised, but servers of another version prevent it.
@@ -67,21 +67,21 @@ def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
     return reshaping.note_step(state, PARITY_STEP, message, 0.0) if is_news else state
 
 
-def _choose(state: JobState, spec: TrainingJobSpec) -> _Choice:
+def _choose(state: JobState, spec: TrainingJobSpec) -> _ParityChoice:
     if state.forgone:
-        return _Choice(0, state.forgone)
+        return _ParityChoice(0, state.forgone)
     wanted, servers = wanted_parity(state, spec), len(state.routing.table.owners)
     if spec.fault_tolerance.strategy is not FaultToleranceStrategy.AUTO:
-        return _Choice(wanted, "no servers have parted for a while")
+        return _ParityChoice(wanted, "no servers have parted for a while")
     if not wanted:
-        return _Choice(0, "other ways cost less")
+        return _ParityChoice(0, "other ways cost less")
     if not can_keep_parity(servers, wanted):
         takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_DOUBLE_PARITY_SERVERS}"
-        return _Choice(0, f"it takes {takes} parameter servers")
+        return _ParityChoice(0, f"it takes {takes} parameter servers")
     if unable := _owners_without(state, lambda process: process.most_parity >= wanted):
         why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
-        return _Choice(0, why, is_hindered=True)
-    return _Choice(wanted, "that is expected to cost least")
+        return _ParityChoice(0, why, is_hindered=True)
+    return _ParityChoice(wanted, "that is expected to cost least")
 
 
 def _owners_without(state: JobState, ability: Callable[[Process], bool]) -> str:

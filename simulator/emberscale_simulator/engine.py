@@ -26,7 +26,7 @@ PROFILES_SHOWN = 48
 _HOUR, _DAY = 3600.0, 86_400.0
 
 
-class _Kind(IntEnum):
+class _EventKind(IntEnum):
     """Kinds of events; of simultaneous events, the lower kind goes first."""
 
     CAPACITY = 0
@@ -73,9 +73,9 @@ class Simulation:
     def run(self) -> RunResult:
         """Runs until every job has ended, or to the horizon."""
         for number, run in enumerate(self._runs):
-            self._push(run.job.arrival, _Kind.ARRIVAL, number)
+            self._push(run.job.arrival, _EventKind.ARRIVAL, number)
         for number, (at, _) in enumerate(self._capacity_events):
-            self._push(at, _Kind.CAPACITY, number)
+            self._push(at, _EventKind.CAPACITY, number)
         to_arrive = len(self._runs)
         ticking = False
         now = 0.0
@@ -83,32 +83,32 @@ class Simulation:
             at, kind, _, number, version = heapq.heappop(self._heap)
             if at > self._horizon:
                 break
-            if kind == _Kind.JOB:
+            if kind == _EventKind.JOB:
                 if version == self._runs[number].version and number in self._active:
                     now = at
                     self._job_event(number, now)
                 continue
             now = at
-            if kind == _Kind.ARRIVAL:
+            if kind == _EventKind.ARRIVAL:
                 to_arrive -= 1
                 self._active[number] = self._runs[number]
                 self._admit(now)
                 if not ticking:
                     ticking = True
-                    self._push(self._next_tick(now), _Kind.TICK, 0)
-            elif kind == _Kind.CAPACITY:
+                    self._push(self._next_tick(now), _EventKind.TICK, 0)
+            elif kind == _EventKind.CAPACITY:
                 self._capacity_changes(self._capacity_events[number][1], now)
             else:
                 self._decide(now, may_change=True)
                 ticking = bool(self._active)
                 if ticking:
-                    self._push(self._next_tick(now), _Kind.TICK, 0)
+                    self._push(self._next_tick(now), _EventKind.TICK, 0)
         end = min(self._horizon, now) if not (to_arrive or self._active) else self._horizon
         for run in self._active.values():
             run.advance(end)
         return RunResult(tuple(self._runs), end)
 
-    def _push(self, at: float, kind: _Kind, number: int, version: int = 0) -> None:
+    def _push(self, at: float, kind: _EventKind, number: int, version: int = 0) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (at, kind, self._sequence, number, version))
 
@@ -118,7 +118,7 @@ class Simulation:
     def _announce(self, number: int) -> None:
         event = self._runs[number].next_event()
         if event is not None:
-            self._push(event[0], _Kind.JOB, number, self._runs[number].version)
+            self._push(event[0], _EventKind.JOB, number, self._runs[number].version)
 
     def _job_event(self, number: int, now: float) -> None:
         run = self._runs[number]

@@ -128,7 +128,7 @@ class ParitySets:
 
 
 @dataclass
-class _Link:
+class _PeerStream:
     """The stream to one other member. `over`: it was refused or closed for good. `problem`: why it was refused.
 
     `waits_since`: since when items have been waiting for an acknowledgement.
@@ -165,7 +165,7 @@ class SimulatedGroup:
         self._parted_at: float | None = None
         self._rest: dict[int, AppliedBatches] | None = None
         self._changed = Condition()
-        self._links = {member: _Link() for member in range(len(self.members)) if member != self.me}
+        self._links = {member: _PeerStream() for member in range(len(self.members)) if member != self.me}
         self._send(Sent("base", base=AppliedBatches()))
         for member in self._links:
             server.spawn(self._stream(member))
@@ -291,12 +291,12 @@ class SimulatedGroup:
 
     # Streams
 
-    def _close(self, link: _Link) -> None:
+    def _close(self, link: _PeerStream) -> None:
         link.over = True
         if link.end is not None:
             link.end.close()
 
-    def _refused(self, link: _Link, error: StreamLostError) -> None:
+    def _refused(self, link: _PeerStream, error: StreamLostError) -> None:
         link.problem = link.problem or str(error)
         self._close(link)
 
@@ -316,7 +316,7 @@ class SimulatedGroup:
                     self._refused(link, error)
             yield server.sleep(_PAUSE_SECONDS)
 
-    def _serve(self, link: _Link, end: End, incarnation: str) -> Task[None]:
+    def _serve(self, link: _PeerStream, end: End, incarnation: str) -> Task[None]:
         stream = parity_stream(self.table.version, self._server.index)
         end.send(Hello(stream, incarnation))
         if (yield end.receive()) is not Status.OK:
@@ -335,7 +335,7 @@ class SimulatedGroup:
         if reading.done:
             raise BrokenError("the stream is broken")
 
-    def _read(self, link: _Link, end: End, reading: Signal[None]) -> Task[None]:
+    def _read(self, link: _PeerStream, end: End, reading: Signal[None]) -> Task[None]:
         try:
             while True:
                 link.acknowledged(_number((yield end.receive())), self._server.world.now)

@@ -26,7 +26,7 @@ _REFUSED_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Recording:
     """One call of `record`. `repeated` are profiles recorded before; their reporter asks whether they are durable.
 
     `dropped` is the number of changes that had been dropped before.
@@ -76,7 +76,7 @@ class ChangeRecorder:
         self._clock = clock
         self._condition = threading.Condition()
         self._told = False
-        self._waiting: list[_Entry] = []
+        self._waiting: list[_Recording] = []
         self._kept: deque[Change] = deque()
         self._in_hand = 0  # the first of the kept changes, which are being written
         self._dropped = 0
@@ -119,7 +119,7 @@ class ChangeRecorder:
         durable: Future[bool] = Future()
         with self._condition:
             if self.away is None:
-                self._waiting.append(_Entry(tuple(changes), tuple(repeated), self._dropped, durable))
+                self._waiting.append(_Recording(tuple(changes), tuple(repeated), self._dropped, durable))
             else:  # callers do not wait for another attempt: the database was away a moment ago
                 durable.set_result(False)
             self._keep(changes)
@@ -152,7 +152,7 @@ class ChangeRecorder:
             if not entry.durable.done():
                 entry.durable.set_result(False)
 
-    def _turn(self, entries: Sequence[_Entry], due: int, stopping: bool) -> None:
+    def _turn(self, entries: Sequence[_Recording], due: int, stopping: bool) -> None:
         if self._away is not None and not stopping:
             for entry in entries:
                 entry.durable.set_result(False)

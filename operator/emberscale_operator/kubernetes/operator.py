@@ -70,7 +70,7 @@ def run(settings: Settings) -> int:
         return 1
 
 
-class _Forward(logging.Handler):
+class _LibraryLogs(logging.Handler):
     """Log records of libraries, as events like our own."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -80,7 +80,7 @@ class _Forward(logging.Handler):
 
 def _forward_library_logs(level: int) -> None:
     """Forwards library logs. kopf logs every event that it handles, which is useful only for debugging."""
-    logging.basicConfig(handlers=[_Forward()], level=level if level <= logging.DEBUG else logging.WARNING)
+    logging.basicConfig(handlers=[_LibraryLogs()], level=level if level <= logging.DEBUG else logging.WARNING)
 
 
 async def _run(settings: Settings) -> int:

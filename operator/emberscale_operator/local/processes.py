@@ -22,7 +22,7 @@ class ProcessView:
 
 
 @dataclass
-class _Entry:
+class _OwnProcess:
     process: TetheredProcess
     resources: Resources
     cores: tuple[int, ...] | None
@@ -45,7 +45,7 @@ class JobProcesses:
         self._stop_grace = stop_grace
         self._quotas = find_cpu_quotas()
         self._usable_cores = frozenset(os.sched_getaffinity(0))
-        self._entries: dict[InstanceId, _Entry] = {}
+        self._entries: dict[InstanceId, _OwnProcess] = {}
         self._newest: dict[tuple[Role, int], int] = {}
         self._peaks: dict[str, int] = {}
 
@@ -58,7 +58,7 @@ class JobProcesses:
         cores = place(resources.cpu_cores, self._loads())
         launch = self._launch_of(instance, resources)
         process = TetheredProcess(launch, instance.member, self._logs / f"{instance.member}.log", cores)
-        self._entries[instance] = _Entry(process, resources, cores, started_at=now)
+        self._entries[instance] = _OwnProcess(process, resources, cores, started_at=now)
 
     def resize(self, instance: InstanceId, resources: Resources) -> None:
         """Gives a running instance other cores and another limit of memory.
@@ -123,7 +123,7 @@ class JobProcesses:
             self._forget_limit(instance.member)
         self._entries.clear()
 
-    def _refresh(self, instance: InstanceId, entry: _Entry, now: float) -> None:
+    def _refresh(self, instance: InstanceId, entry: _OwnProcess, now: float) -> None:
         if entry.exit is not None:
             return
         process = entry.process
@@ -148,7 +148,7 @@ class JobProcesses:
         return loads_of(((entry.resources.cpu_cores, entry.cores) for entry in others), self._usable_cores)
 
 
-def _state(entry: _Entry) -> InstanceState:
+def _state(entry: _OwnProcess) -> InstanceState:
     if entry.exit is not None:
         return InstanceState.EXITED
     return InstanceState.TERMINATING if entry.process.stop_asked else InstanceState.RUNNING

@@ -49,7 +49,7 @@ EXAMPLES = """\
 """
 
 
-class _Dumper(yaml.SafeDumper):
+class _QuotingDumper(yaml.SafeDumper):
     """Quotes text of digits: YAML 1.1 takes 00000008 for text, and kubectl for a number."""
 
 
@@ -57,7 +57,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text.isdigit() else None)
 
 
-_Dumper.add_representer(str, _text)
+_QuotingDumper.add_representer(str, _text)
 
 
 def restore(
@@ -90,7 +90,7 @@ def restore(
         if printed:
             check_initial(job)
             document = apply_overrides(yaml.safe_load(file.read_text(encoding="utf-8")), changes)
-            typer.echo(yaml.dump(document, Dumper=_Dumper, sort_keys=False), nl=False)
+            typer.echo(yaml.dump(document, Dumper=_QuotingDumper, sort_keys=False), nl=False)
             return
         training = run_job(
             job,

@@ -35,11 +35,11 @@ _READY_FILES = 2
 """Files that are read and checked, each by its own thread, while an earlier one is in use."""
 
 
-class _Part(BaseModel):
+class _FilePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TablePart(_Part):
+class TablePart(_FilePart):
     """One table's share on one server.
 
     * `files`: in the server's folder, or `<earlier checkpoint>/<name>` in its folder there. They hold whole records,
@@ -77,7 +77,7 @@ class TablePart(_Part):
         return RowLayout(self.dimension, state_floats(self.optimizer, self.dimension), self.evicted)
 
 
-class PartitionFile(_Part):
+class PartitionFile(_FilePart):
     """The content of partition.json.
 
     * `buckets`, `pieces`: [first, stop) ranges of what the server owned.
@@ -133,14 +133,14 @@ class PartitionFile(_Part):
         return f"{earlier}{slash}ps-{self.index}/{name}"
 
 
-class EpochRuns(_Part):
+class EpochRuns(_FilePart):
     """Batches of one epoch as `(first, stop, times)`; batches in no run were applied zero times."""
 
     epoch: int
     runs: list[tuple[int, int, int]]
 
 
-class AppliedFile(_Part):
+class AppliedFile(_FilePart):
     """The content of applied.json."""
 
     epochs: list[EpochRuns]

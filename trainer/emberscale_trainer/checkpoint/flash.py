@@ -117,7 +117,7 @@ class FlashWriter:
         """
         try:
             with self._writing, FlashRedis(self._url) as redis:
-                link = _Link(redis, self._keys, f"ps-{share.index}", work)
+                link = _ChainLink(redis, self._keys, f"ps-{share.index}", work)
                 try:
                     return self._write(link, draft, checkpoint, share)
                 except AbandonedError:
@@ -132,7 +132,7 @@ class FlashWriter:
         finally:
             draft.snapshot.give_back()  # an open one saves the old bytes of all rows that change
 
-    def _write(self, link: "_Link", draft: FlashDraft, checkpoint: str, share: Share) -> list[CheckpointFile]:
+    def _write(self, link: "_ChainLink", draft: FlashDraft, checkpoint: str, share: Share) -> list[CheckpointFile]:
         before = draft.before
         if before is None:
             self._make_room(link.inventory, draft)
@@ -155,7 +155,7 @@ class FlashWriter:
         self._unclean = False
         return [*after.written.values(), *documents]
 
-    def _renew(self, link: "_Link", draft: FlashDraft, before: _Chain) -> None:
+    def _renew(self, link: "_ChainLink", draft: FlashDraft, before: _Chain) -> None:
         """Renews the expiry of the chain in Redis, which reveals whether Redis still has all of it."""
         keys = [self._keys.of_file("", path) for path in before.written]
         found = link.redis.pipelined(("EXPIRE", key, FLASH_KEPT_SECONDS) for key in keys)
@@ -189,7 +189,7 @@ class FlashWriter:
                 self._chain = None
 
 
-class _Link:
+class _ChainLink:
     """The part of a chain that one checkpoint adds."""
 
     def __init__(self, redis: FlashRedis, keys: FlashKeys, folder: str, work: Work) -> None:

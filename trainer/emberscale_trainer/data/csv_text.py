@@ -41,7 +41,7 @@ _UNLIMITED = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _ColumnPlaces:
     """The places of the columns among a file's fields: the label and dense columns, categorical and list columns."""
 
     fields: int
@@ -59,7 +59,7 @@ class CSVBlock:
     text: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
     layout: "CSV"
-    places: _Places
+    places: _ColumnPlaces
 
     def read(self, records: npt.NDArray[np.int64], into: Columns) -> tuple[int, list[BadRecord]]:
         """Parses the given records; see RecordBlock."""
@@ -137,7 +137,7 @@ class CSV:
     csv: CSVSpec = field(default_factory=CSVSpec)
     raw: bool = False
     _ranges: TextRanges = field(default_factory=TextRanges, repr=False, compare=False)
-    _places: dict[str, _Places] = field(default_factory=dict, repr=False, compare=False)
+    _places: dict[str, _ColumnPlaces] = field(default_factory=dict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check_file(self, file: DataFile) -> None:
@@ -188,7 +188,7 @@ class CSV:
             found[name] = {one.encode() for one in fields if one}
         return found
 
-    def _find_columns(self, uri: str) -> _Places:
+    def _find_columns(self, uri: str) -> _ColumnPlaces:
         with self._lock:
             if uri not in self._places:
                 self._places[uri] = _place(uri, column_names(uri, self.csv), self.columns, self.csv.header)
@@ -222,7 +222,7 @@ def _advice(names: list[str], header: bool) -> str:
     return ""
 
 
-def _place(uri: str, names: list[str], columns: ColumnMapping, header: bool) -> _Places:
+def _place(uri: str, names: list[str], columns: ColumnMapping, header: bool) -> _ColumnPlaces:
     def place(role: str, name: str) -> int:
         if names.count(name) != 1:
             raise wrong_column(uri, role, name, names.count(name), names, _advice(names, header))
@@ -231,4 +231,4 @@ def _place(uri: str, names: list[str], columns: ColumnMapping, header: bool) -> 
     numbers = [place("label", columns.label), *(place("dense", name) for name in columns.dense)]
     ids = [place("categorical", name) for name in columns.categorical]
     lists = [place("lists", column.name) for column in columns.lists]
-    return _Places(len(names), *(np.array(part, dtype=np.int64) for part in (numbers, ids, lists)))
+    return _ColumnPlaces(len(names), *(np.array(part, dtype=np.int64) for part in (numbers, ids, lists)))

@@ -93,7 +93,7 @@ class Parquet:
         return {name: distinct_texts(table.column(name)) for name in names} if table is not None else {}
 
 
-class _Forward:
+class _GroupCursor:
     """A row group that is decoded forwards. `position` is the next record, counted from the first one of the group."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -127,7 +127,7 @@ class _OpenFile:
         self.parquet = pq.ParquetFile(self._source, pre_buffer=not local, buffer_size=_BUFFER_BYTES if local else 0)
         rows = [rows for rows, _, _ in self.groups()]
         self._starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rows, dtype=np.int64)])
-        self._forward: list[tuple[int, list[str], _Forward]] = []
+        self._forward: list[tuple[int, list[str], _GroupCursor]] = []
 
     def groups(self) -> Iterator[tuple[int, int, int]]:
         """Yields each row group's records, the offset of its bytes, and their number."""
@@ -158,13 +158,13 @@ class _OpenFile:
         self._forward.clear()
         self.parquet.close(force=True)
 
-    def _at_or_before(self, group: int, names: list[str], position: int, records: int) -> _Forward:
+    def _at_or_before(self, group: int, names: list[str], position: int, records: int) -> _GroupCursor:
         for place, (known, columns, forward) in enumerate(self._forward):
             if known == group and columns == names and forward.position <= position:
                 self._forward.append(self._forward.pop(place))
                 return forward
         batches = self.parquet.iter_batches(records, row_groups=[group], columns=names, use_threads=False)
-        forward = _Forward(batches)
+        forward = _GroupCursor(batches)
         self._forward = [*self._forward[1 - _OPEN_GROUPS :], (group, names, forward)]
         return forward
 

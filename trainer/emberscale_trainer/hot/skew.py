@@ -115,7 +115,7 @@ class SkewReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _HotSetChoice:
     calibration: Calibration
     hot: HotSet
     estimated_rows: float
@@ -167,7 +167,7 @@ def _choose(
     costs: Sequence[RowCosts],
     request: SkewRequest,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[_Choice]:
+) -> list[_HotSetChoice]:
     random = np.random.default_rng(request.seed)
     profiles = [TableProfile.of(log, cost.memory, random) for log, cost in zip(logs, costs, strict=True)]
     choices = []
@@ -180,7 +180,7 @@ def _choose(
             if number not in calibration.whole
         ]
         choices.append(
-            _Choice(
+            _HotSetChoice(
                 calibration,
                 classify_rows(logs, [cost.memory for cost in costs], calibration),
                 sum(rows.mean for rows in counted),
@@ -206,7 +206,7 @@ def _table(name: str, log: Accesses, row_bytes: int, share: float) -> TableSkew:
 
 
 def _budget(
-    choice: _Choice,
+    choice: _HotSetChoice,
     sample: Sample,
     records: int,
     costs: Sequence[RowCosts],
@@ -243,7 +243,7 @@ def _budget(
 def _exact(
     data: IndexedData,
     sampled: Sequence[Accesses],
-    choices: Sequence[_Choice],
+    choices: Sequence[_HotSetChoice],
     costs: Sequence[RowCosts],
     request: SkewRequest,
     progress: Progress,

@@ -63,16 +63,16 @@ class SaveRequest:
     bytes_per_second: int
 
 
-class _Kind(Enum):
+class _SaveKind(Enum):
     PERSISTENT = auto()
     FLASH = auto()
     PRIORITY = auto()
 
 
-def _kind_of(uri: str) -> _Kind:
+def _kind_of(uri: str) -> _SaveKind:
     if is_flash(uri):
-        return _Kind.FLASH
-    return _Kind.PRIORITY if is_priority(id_in(uri)) else _Kind.PERSISTENT
+        return _SaveKind.FLASH
+    return _SaveKind.PRIORITY if is_priority(id_in(uri)) else _SaveKind.PERSISTENT
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Saves:
         self._chain_writer = ChainWriter()
         self._priority = PriorityWriter(RecoveryPriority.NONE)
         self._bucket = TokenBucket()
-        self._under_way: dict[_Kind, _Save] = {}
+        self._under_way: dict[_SaveKind, _Save] = {}
 
     def prioritise(self, priority: RecoveryPriority) -> PriorityWriter:
         """Sets which rows later saves of priority rows choose; returns what has to watch pushes for that."""
@@ -149,11 +149,11 @@ class Saves:
     def _snapshot(self, request: SaveRequest, tables: TableStore, lock: Lock, owned: Ownership) -> _Write:
         """Takes the snapshot; returns the function that writes it."""
         kind = _kind_of(request.uri)
-        if kind is _Kind.PRIORITY:
+        if kind is _SaveKind.PRIORITY:
             priority = self._priority
             rows = priority.begin(tables, lock, request.since)
             return lambda specs, share, work: priority.write(rows, specs, share, request.uri, work)
-        if kind is _Kind.PERSISTENT:
+        if kind is _SaveKind.PERSISTENT:
             draft = self._chain_writer.begin(tables, lock, owned, tracked=request.tracked, since=request.since)
             self._priority.checkpoint_begins(tables, request.uri, whole=draft.before is None)
             return partial(self._write_chain, draft, request)

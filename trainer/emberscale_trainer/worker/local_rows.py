@@ -155,7 +155,7 @@ def _check(array: NDArray[np.float32], shape: tuple[int, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class _Places:
+class _PartPlaces:
     """Where a plan has each server's part of each table: all int64 [servers, tables + 1], the pieces being last."""
 
     counts: NDArray[np.int64]
@@ -163,7 +163,7 @@ class _Places:
     first_values: NDArray[np.int64]
 
     @classmethod
-    def of(cls, plan: KeyPlan) -> "_Places":
+    def of(cls, plan: KeyPlan) -> "_PartPlaces":
         counts = np.array(plan.counts, np.int64).reshape(len(plan.counts), len(plan.floats) + 1)
         return cls(counts, _starts(counts), _starts(counts * [*plan.floats, 0]))
 
@@ -175,7 +175,7 @@ def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _add_common(plan: KeyPlan, rows: NDArray[np.float32], added: LocalChanges) -> None:
     """Adds changes to `rows`, those of `plan`, where both have the row."""
-    here, there = _Places.of(plan), _Places.of(added.plan)
+    here, there = _PartPlaces.of(plan), _PartPlaces.of(added.plan)
     most = int(here.counts[:, :-1].sum(axis=0).max(initial=0))
     slots = np.empty((_room(most), 2), np.int64)
     _join(
