@@ -30,6 +30,8 @@ def main() -> None:
 
     share_kernels(os.environ)
     with without_collection():
-        from emberscale._cli import main as command
+        from emberscale import _cli
+
+        _cli.import_command(sys.argv[1:])
     signal.signal(signal.SIGINT, _end)
-    command()
+    _cli.main()

@@ -88,3 +88,22 @@ def test_a_client_follows_jobs_from_the_command_line_and_hears_what_training_nee
     refused = run_without(absent, program, "run", "job.yaml", "--overwrite")
     assert refused.returncode == 2
     assert re.fullmatch(r"error: `emberscale run` needs \w+: pip install 'emberscale\[local\]'\n", refused.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("run", "local"), ("simulate", "local"), ("data", "local"), ("status", "client")]
+)
+def test_a_command_that_lacks_a_package_names_the_extra_that_has_it(command: str, extra: str) -> None:
+    """Whether the command needs the package as it is imported or later."""
+    refused = run_without(absent_with(), "from emberscale._cli import main; main()", command, "name")
+    needs = rf"error: `emberscale {command}` needs \w+: pip install 'emberscale\[{extra}\]'\n"
+    assert (refused.returncode, bool(re.fullmatch(needs, refused.stderr))) == (2, True), refused.stderr
+
+
+def test_a_command_imports_what_it_needs_and_not_what_others_need() -> None:
+    program = "import sys; from emberscale._cli import import_command; import_command(['scale', 'job', 'worker=2'])"
+    done = run_without(set(), f"{program}; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.split())
+    assert "emberscale._commands.scale" in imported
+    assert imported & absent_with() == set()

@@ -1,11 +1,9 @@
 """`emberscale checkpoints`: lists, inspects, verifies, compares and prunes checkpoints."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +11,10 @@ from rich.console import Console
 from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
+from emberscale._commands import restore
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
-from emberscale._run.record import RunPaths, read_record
+from emberscale._run.record import located
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
@@ -59,7 +58,6 @@ Keeps the newest checkpoints that can be restored, as many as [cyan]--keep[/] sa
 Checkpoints that a kept one builds on stay, too. The command first reads every byte of the checkpoints that it keeps; a
 damaged one does not count. Newer checkpoints stay with all that they build on: a job may be writing them.
 """)
-_ONE = re.compile(r"\d{8,}")
 _NAMED = 3
 """Checkpoints that are named one by one."""
 
@@ -74,18 +72,6 @@ _Places = Annotated[
         metavar=f"{_METAVAR}...", help="Folders of runs, URIs of checkpoints, or folders of single checkpoints."
     ),
 ]
-
-
-def located(place: str) -> tuple[str, str]:
-    """Returns the URI of the checkpoints that a PLACE names, and the id of the one that it names, empty for all."""
-    paths = RunPaths(Path(place))
-    uri = place.rstrip("/")
-    if paths.record.exists():
-        return read_record(paths).checkpoint_uri(paths), ""
-    if _ONE.fullmatch(uri.rpartition("/")[2]):
-        uri, _, chosen = uri.rpartition("/")
-        return uri or ".", chosen
-    return uri or ".", ""
 
 
 class _Storage:
@@ -280,6 +266,9 @@ def prune(
     hint = f"; so {does} {_span(built_on)}, on which {builds}" if built_on else ""
     hint += "" if yes or not old else "; --yes removes the listed ones"
     typer.echo(f"{stays}: verified, {'stays' if len(kept) == 1 else 'stay'}{hint}")
+
+
+checkpoints_app.command("restore", help=restore.HELP, epilog=restore.EXAMPLES)(restore.restore)
 
 
 def _tree(entries: Sequence[SavedCheckpoint]) -> Iterator[tuple[str, SavedCheckpoint]]:

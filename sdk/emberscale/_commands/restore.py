@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 import yaml
 
-from emberscale._commands.checkpoints import located
 from emberscale._commands.options import (
     ManifestFile,
     Output,
@@ -21,6 +20,7 @@ from emberscale._commands.run import end
 from emberscale._run.brain_choice import BrainOption, choose_brain
 from emberscale._run.checkpoints import check_initial
 from emberscale._run.interruption import Interruption
+from emberscale._run.record import located
 from emberscale._training import default_folder, run_job
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataContinuation, apply_overrides, load_manifest

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections import Counter
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +16,8 @@ from emberscale_api.job import TrainingJob
 from emberscale_api.job.running import JobStatus
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.local.snapshot import RunView
+
+_CHECKPOINT = re.compile(r"\d{8,}")
 
 
 class RunStatus(StrEnum):
@@ -188,3 +191,15 @@ def row(snapshot: RunView, status: JobStatus, offset: float) -> tuple[object, ..
 
 def _number(value: float) -> str:
     return f"{value:.6f}" if math.isfinite(value) else ""
+
+
+def located(place: str) -> tuple[str, str]:
+    """Returns the URI of the checkpoints that a PLACE names, and the id of the one that it names, empty for all."""
+    paths = RunPaths(Path(place))
+    uri = place.rstrip("/")
+    if paths.record.exists():
+        return read_record(paths).checkpoint_uri(paths), ""
+    if _CHECKPOINT.fullmatch(uri.rpartition("/")[2]):
+        uri, _, chosen = uri.rpartition("/")
+        return uri or ".", chosen
+    return uri or ".", ""
