@@ -1,8 +1,12 @@
-"""The commands of the files in `scenarios/`."""
+"""The commands of the files in `scenarios/`, and the text that follows them there."""
 
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 
+from emberscale_api.checkpoint import number_of
 from emberscale_api.job.roles import Role
+from emberscale_jobmaster.operations import Checkpointing, Move, Reload, Restore
+from emberscale_jobmaster.state import Stage, phase_of
 
 
 class Scenario:
@@ -31,7 +35,7 @@ class Scenario:
             case ["train", batches]:
                 driven.train(int(batches))
             case ["push", batch, "to", member]:
-                driven.ps[_index(member)].applied.setdefault(0, set()).add(int(batch))
+                driven.ps[_index(member)].apply(int(batch))
             case ["snapshot"]:
                 driven.pass_time(max(0.0, driven.job.checkpointed_at + driven.interval - driven.now) + 2)
             case ["pass", seconds]:
@@ -55,7 +59,7 @@ class Scenario:
             case ["slip", "in", batch, "after", call, "on", member]:
                 driven.faults[call, _index(member)] = Fault(batch=int(batch))
             case ["storage", "works" | "hangs" | "fails" as how]:
-                driven.storage = how
+                driven.storage.behaviour = how
             case ["master", "dies"]:
                 driven.master_dies()
             case ["master", "dies", "without", "its", "last", writes, "writes"]:
@@ -68,6 +72,49 @@ class Scenario:
                 driven.suspend()
             case _:
                 raise ValueError(f"unknown command: {line}")
+
+
+def describe(driven: Driven) -> str:
+    """Returns what a scenario prints of its job: the phase, what goes on, and what has gone wrong."""
+    state = driven.job
+    table = state.routing.table
+    ledger = state.ledger
+    done = f"{ledger.done_count} of {ledger.batches}" if state.stage is Stage.TRAIN else str(state.stage)
+    parts = [f"{phase_of(state, driven.spec)}, generation {table.generation}, version {table.version}, {done}"]
+    if state.checkpoint:
+        parts.append(f"checkpoint {int(state.checkpoint)}")
+    parts += [_described(operation) for operation in state.operations]
+    for trouble in state.troubles.values():
+        parts.append(f"{trouble.reason}: {trouble.message} ({trouble.attempts})")
+    if given_up := state.members.given_up():
+        parts.append("silent: " + ", ".join(sorted(member.slot for member in given_up)))
+    if held := [server.member.slot for server in driven.ps.values() if server.held is not None]:
+        parts.append("held: " + ", ".join(held))
+    parts += [
+        f"forgotten by {', '.join(f'ps-{index}' for index in share.servers)}: {share.samples} samples on "
+        f"{share.share:.0%} of the rows, "
+        f"{f'from checkpoint {int(share.checkpoint)}' if share.checkpoint else 'rebuilt from parity'}"
+        for share in state.forgotten
+    ]
+    slow = [(name, one.told) for name, one in sorted(driven.state.seen.slow.items()) if one.lasting]
+    parts += [f"slow: {name}, {factor:g} times" for name, factor in slow]
+    if state.outcome is not None:
+        parts.append(f"{state.outcome.reason}: {state.outcome.message}")
+    return "\n  ".join(parts)
+
+
+def _described(operation: object) -> str:
+    match operation:
+        case Restore(phase=phase):
+            return f"restore: {phase}"
+        case Reload(phase=phase):
+            return f"reload: {phase}"
+        case Checkpointing(checkpoint=checkpoint, phase=phase, purpose=purpose):
+            return f"{purpose} checkpoint {number_of(checkpoint)}: {phase}"
+        case Move(phase=phase, table=table):
+            return f"move to {len(table.servers)} ps: {phase}"
+        case _:
+            return "pruning"
 
 
 def _slot(member: str) -> tuple[Role, int]:

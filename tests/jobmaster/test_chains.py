@@ -1,7 +1,9 @@
 """Which checkpoint the next one builds on, and when a checkpoint has all rows again."""
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.storage_double import StorageDouble
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import IncrementalMode, Quantization
@@ -88,14 +90,16 @@ def test_a_chain_has_the_fewest_bits_of_its_files() -> None:
 
 
 def driven(mode: str, changed_bytes: int = 2) -> Driven:
-    driven = Driven(interval=INTERVAL, incremental=mode, changed_bytes=changed_bytes, records=2000)
+    driven = Driven(
+        interval=INTERVAL, incremental=mode, storage=StorageDouble(changed_bytes=changed_bytes), records=2000
+    )
     driven.start()
     return driven
 
 
 def bases(driven: Driven) -> list[tuple[int, int]]:
     """Returns the number of each checkpoint that was begun, and of the one on which it was to build; 0: none."""
-    return [(int(one), int(since or 0)) for one, since in sorted(driven.built_on.items())]
+    return [(int(one), int(since or 0)) for one, since in sorted(driven.storage.built_on.items())]
 
 
 def test_each_mode_builds_on_its_own_checkpoint() -> None:
@@ -115,7 +119,7 @@ def test_intermittent_writes_all_rows_again_when_most_of_them_change() -> None:
     job = driven("Auto", changed_bytes=9)
     job.train_for(12.5 * INTERVAL)
     assert len([since for _, since in bases(job) if not since]) == 1
-    job.changed_bytes = 10
+    job.storage.changed_bytes = 10
     job.train_for(2.5 * INTERVAL)
     assert len([since for _, since in bases(job) if not since]) == 2
 
@@ -173,10 +177,10 @@ def test_a_manifest_that_cannot_be_written_ends_the_chain() -> None:
     job = driven("OneShot")
     job.pass_time(1.2 * INTERVAL)
     job.train(1)
-    job.storage = "fails"
+    job.storage.behaviour = "fails"
     job.pass_time(1000)
     assert job.job.chain == Chain()
-    job.storage = "works"
+    job.storage.behaviour = "works"
     job.pass_time(2 * INTERVAL + 60)
     assert bases(job)[-1][0] > 2
     assert any(one > 2 and not since for one, since in bases(job))

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.jobmaster.driven import ALL, Driven, advise
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy
 from emberscale_api.job.roles import Role
@@ -68,7 +69,7 @@ def test_auto_takes_up_parity_and_gives_it_up_when_all_servers_load_rows() -> No
     )
     driven.train_all()
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
 
 
 def with_two_servers_by_plan() -> Driven:

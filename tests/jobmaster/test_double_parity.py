@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from tests.jobmaster.driven import Fault, protected
+from tests.jobmaster.driven import protected
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import rebuilding
@@ -32,7 +34,7 @@ def test_two_servers_lost_at_once_are_rebuilt_together_once_both_have_successors
     assert [step.reason for step in driven.job.scaling.steps[-3:]] == ["Degraded", "Degraded", "Recovered"]
     driven.train_all()
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
 
 
 def test_a_second_server_may_be_lost_while_the_successor_of_the_first_prepares() -> None:

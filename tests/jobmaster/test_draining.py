@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.test_rescaling import edit
 
 from emberscale_api.job.roles import Role

@@ -4,7 +4,8 @@ import json
 
 import pytest
 from pydantic import TypeAdapter
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, is_flash
 from emberscale_api.job import FlashMode
@@ -36,7 +37,7 @@ def replace_server(driven: Driven, index: int = 0) -> None:
 
 
 def tiers(driven: Driven) -> list[bool]:
-    return [is_flash(name) for name, (_, whole) in sorted(driven.checkpoints.items()) if whole]
+    return [is_flash(name) for name, (_, whole) in sorted(driven.storage.checkpoints.items()) if whole]
 
 
 def warnings(driven: Driven) -> str:
@@ -47,7 +48,7 @@ def test_each_tier_has_its_own_interval() -> None:
     driven = Driven(flash_interval=5.0, interval=12.0)
     driven.start()
     driven.train_for(26)
-    assert driven.job.flash.checkpoint == max(name for name in driven.checkpoints if is_flash(name))
+    assert driven.job.flash.checkpoint == max(name for name in driven.storage.checkpoints if is_flash(name))
     assert tiers(driven).count(False) == 2
     assert tiers(driven).count(True) >= 4
     assert not is_flash(driven.job.checkpoint)
@@ -61,7 +62,7 @@ def test_a_lost_server_takes_the_job_back_to_the_newest_of_both_tiers(driven: Dr
     replace_server(driven)
     assert driven.job.restored.applied == {0: ((0, 3),)}
     assert driven.job.checkpoint == kept
-    assert driven.found[-1].flash == kept
+    assert driven.storage.found[-1].flash == kept
     driven.train_all()
     driven.pass_time(5)
     assert driven.job.outcome is not None
@@ -88,7 +89,7 @@ def test_a_newer_persistent_checkpoint_is_preferred() -> None:
     driven.pass_time(8)
     replace_server(driven)
     assert not is_flash(driven.job.checkpoint)
-    assert driven.found[-1].flash == ""
+    assert driven.storage.found[-1].flash == ""
 
 
 def test_damage_to_the_flash_tier_leads_to_the_next_and_never_fails_the_job(driven: Driven) -> None:
@@ -122,11 +123,11 @@ def test_a_flash_checkpoint_that_fails_costs_only_itself(driven: Driven, call: s
 
 
 def test_a_flash_manifest_that_cannot_be_written_is_given_up_at_once(driven: Driven) -> None:
-    driven.storage = "fails"
+    driven.storage.behaviour = "fails"
     driven.pass_time(6)
     assert driven.job.checkpointings == ()
     assert CheckpointPurpose.FLASH in driven.job.troubles
-    driven.storage = "works"
+    driven.storage.behaviour = "works"
     driven.pass_time(12)
     assert CheckpointPurpose.FLASH not in driven.job.troubles
     assert driven.job.flash.checkpoint
@@ -137,11 +138,11 @@ def test_a_server_that_dies_at_the_moment_of_the_manifest_costs_that_checkpoint_
     driven.pass_time(6)
     kept = driven.job.flash.checkpoint
     driven.train(2)
-    driven.storage = "hangs"
+    driven.storage.behaviour = "hangs"
     driven.pass_time(6)
     [writing] = driven.job.checkpointings
     assert writing.phase is CheckpointPhase.WRITE
-    driven.storage = "works"
+    driven.storage.behaviour = "works"
     replace_server(driven)
     assert driven.job.restored.applied == {0: ((0, 3),)}
     driven.tell(ManifestWritten(now=driven.now, operation=writing.id, serial=1))
@@ -185,7 +186,7 @@ def test_a_master_without_a_redis_for_rows_takes_none_and_says_so_where_they_are
     driven = Driven()
     driven.start()
     driven.pass_time(60)
-    assert driven.checkpoints == {}
+    assert driven.storage.checkpoints == {}
     assert not job_status(driven.job, Observations(), driven.spec, driven.now).HasField("flash")
     asked = driven.spec.model_copy(
         update={

@@ -4,8 +4,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.jobmaster.driven import INITIAL, Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.fakes import BATCH
+from tests.jobmaster.storage_double import INITIAL, StorageDouble
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DataFileIdentity, EpochApplied, Origin
 from emberscale_api.job import DataContinuation
@@ -43,10 +45,14 @@ def another(identifier: str = "00000007", done: int = BATCHES, **changes: Any) -
     return CheckpointManifest(**{**fields, **changes})
 
 
+def beside(*checkpoints: CheckpointManifest) -> StorageDouble:
+    """Returns a storage that also has these checkpoints of the other job."""
+    return StorageDouble(initial={one.id: one for one in checkpoints})
+
+
 def started(continuation: str, *checkpoints: CheckpointManifest, **fields: Any) -> Driven:
-    initial = {one.id: one for one in checkpoints or (another(),)}
     fields.setdefault("records", BATCHES * BATCH)
-    driven = Driven(initial=initial, continuation=continuation, **fields)
+    driven = Driven(storage=beside(*checkpoints or (another(),)), continuation=continuation, **fields)
     driven.start()
     return driven
 
@@ -114,7 +120,7 @@ class TestRecovery:
         driven = started(continuation, another("00000006"), another(done=done), files=files)
         driven.train(3)
         began = origin(driven)
-        driven.initial = {**unwrap(driven.initial), "00000008": another("00000008")}  # the other job goes on
+        unwrap(driven.storage.initial)["00000008"] = another("00000008")  # the other job goes on
         driven.kill(Role.PS, 1)
         driven.join(Role.PS, 1)
         assert origin(driven) == began
@@ -127,7 +133,7 @@ class TestRecovery:
         driven = started("Append", files=("/data/day_0", "/data/day_1"))
         driven.train(3)
         day_1 = (DataFileIdentity(uri="/data/day_1", bytes=1000),)
-        driven.initial = {"00000007": another(job_uid="another-run", training_files=day_1)}
+        driven.storage.initial = {"00000007": another(job_uid="another-run", training_files=day_1)}
         driven.kill(Role.PS, 1)
         driven.join(Role.PS, 1)
         assert failure(driven) == (
@@ -140,7 +146,7 @@ class TestRecovery:
         driven = started("Append", files=("/data/day_0", "/data/day_1"), interval=5.0)
         driven.train(3)
         driven.pass_time(6)
-        assert driven.checkpoints
+        assert driven.storage.checkpoints
         driven.train(2)
         driven.kill(Role.PS, 0)
         driven.join(Role.PS, 0)
@@ -152,17 +158,18 @@ class TestRecovery:
     @pytest.mark.parametrize("has_origin", [True, False])
     def test_a_job_whose_checkpoints_are_gone_waits_for_them_and_does_not_begin_again(self, has_origin: bool) -> None:
         """A volume may disappear, and come back."""
-        driven = Driven(records=BATCHES * BATCH, interval=5.0, initial={"00000007": another()} if has_origin else None)
+        storage = beside(another()) if has_origin else StorageDouble()
+        driven = Driven(records=BATCHES * BATCH, interval=5.0, storage=storage)
         driven.start()
         driven.train(3)
         driven.pass_time(6)
-        volume, driven.checkpoints = driven.checkpoints, {}
+        volume, storage.checkpoints = storage.checkpoints, {}
         driven.kill(Role.PS, 0)
         driven.join(Role.PS, 0)
         (trouble,) = driven.job.troubles.values()
         newest = max(volume)
         assert trouble.message == f"spec.checkpoint.uri (/checkpoints) holds no checkpoint, and held {newest}"
-        driven.checkpoints = volume
+        storage.checkpoints = volume
         driven.pass_time(20)
         assert committed_samples(driven.job, driven.spec) == 3 * BATCH
         driven.train_all()
@@ -172,8 +179,8 @@ class TestRecovery:
         driven = started("Append", files=("/data/day_0", "/data/day_1"), interval=5.0)
         driven.train(3)
         driven.pass_time(6)
-        again = Driven(initial={}, continuation="Append", records=BATCHES * BATCH, files=driven.files)
-        again.checkpoints, again.written = driven.checkpoints, driven.written
+        own = StorageDouble(initial={}, checkpoints=driven.storage.checkpoints, written=driven.storage.written)
+        again = Driven(storage=own, continuation="Append", records=BATCHES * BATCH, files=driven.files)
         again.start()
         assert [file.uri for file in again.job.read_files] == ["/data/day_1"]
         assert committed_samples(again.job, again.spec) == 3 * BATCH
@@ -183,11 +190,11 @@ class TestRecovery:
         """The other job may remove the one that it started from."""
         driven = started(continuation, another(done=4), interval=5.0)
         driven.pass_time(6)
-        (own,) = driven.checkpoints
+        (own,) = driven.storage.checkpoints
         assert driven.job.checkpoint == own
-        assert driven.written[own].image.origin == origin(driven)
+        assert driven.storage.written[own].image.origin == origin(driven)
         driven.pass_time(20)
-        assert [*driven.checkpoints] == [own]
+        assert [*driven.storage.checkpoints] == [own]
 
     def test_a_partial_recovery_never_reloads_the_other_jobs_rows(self) -> None:
         driven = started("Fresh", target_pls=1.0)
@@ -198,7 +205,7 @@ class TestRecovery:
         assert driven.job.forgotten == ()
 
     def test_a_checkpoint_that_fails_while_it_is_loaded_gives_way_to_the_one_before(self) -> None:
-        driven = Driven(initial={"00000006": another("00000006"), "00000007": another()}, records=100)
+        driven = Driven(storage=beside(another("00000006"), another()), records=100)
         driven.faults["Assign", 0] = Fault(code="DATA_LOSS")
         driven.start()
         assert origin(driven).checkpoint == f"{INITIAL}/00000006"
@@ -208,8 +215,7 @@ class TestRecovery:
     def test_a_file_that_is_damaged_rules_out_all_checkpoints_that_need_it(self) -> None:
         shared = CheckpointFile(path="ps-0/a.rows", bytes=1, crc32=1)
         base, newest = another("00000006", files=(shared,)), shared.model_copy(update={"checkpoint": "00000006"})
-        initial = {"00000005": another("00000005"), "00000006": base, "00000007": another(files=(newest,))}
-        driven = Driven(initial=initial, records=100)
+        driven = Driven(storage=beside(another("00000005"), base, another(files=(newest,))), records=100)
         driven.faults["Assign", 0] = Fault(code="DATA_LOSS", damaged_file=f"{INITIAL}/00000006/ps-0/a.rows")
         driven.start()
         assert origin(driven).checkpoint == f"{INITIAL}/00000005"
@@ -217,7 +223,7 @@ class TestRecovery:
 
 class TestBadInput:
     def test_an_incomplete_checkpoint_is_not_appended_to(self) -> None:
-        driven = Driven(initial={"00000006": another("00000006", 3)}, continuation="Append")
+        driven = Driven(storage=beside(another("00000006", 3)), continuation="Append")
         for index in range(2):
             driven.join(Role.PS, index)
         assert failure(driven) == (
@@ -248,7 +254,7 @@ class TestBadInput:
 
     def test_a_server_that_does_not_know_how_to_begin_another_history_fails_the_job(self) -> None:
         """Otherwise each batch that it takes for applied would be lost."""
-        driven = Driven(initial={"00000007": another()}, forgets_anew=True)
+        driven = Driven(storage=beside(another()), forgets_anew=True)
         for index in range(2):
             driven.join(Role.PS, index)
         assert failure(driven) == (
@@ -257,7 +263,7 @@ class TestBadInput:
         )
 
     def test_nothing_is_indexed_before_the_checkpoint_is_known(self) -> None:
-        driven = Driven(initial={"00000007": another()}, continuation="Append", files=("/data/day_0", "/data/day_1"))
+        driven = Driven(storage=beside(another()), continuation="Append", files=("/data/day_0", "/data/day_1"))
         driven.prepare()
         stages = [driven.job.stage]
         for index in range(2):

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter
-from tests.jobmaster.driven import Driven, Fault, protected
+from tests.jobmaster.driven import Driven, protected
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.checkpoint import EpochApplied
 from emberscale_api.job.roles import Role
@@ -53,8 +55,8 @@ def test_batches_that_are_done_and_not_in_parity_are_forgotten() -> None:
     assert driven.ps[1].applied == {0: set(range(6))}, "nobody trains them again"
     driven.train_all()
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
-    assert driven.written[driven.job.checkpoint].image.forgotten == driven.job.forgotten
+    assert "Completed" in describe(driven)
+    assert driven.storage.written[driven.job.checkpoint].image.forgotten == driven.job.forgotten
 
 
 def test_people_are_told_what_was_forgotten() -> None:

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import BUCKETS
@@ -82,10 +84,10 @@ def test_a_server_that_dies_while_it_joins_fails_the_barrier_and_not_the_job() -
     driven, last = in_the_barrier()
     driven.kill(Role.PS, 2)
     driven.answer(last)
-    assert "Switch" not in driven.describe()
+    assert "Switch" not in describe(driven)
     driven.join(Role.PS, 2)
     driven.pass_time(60)
-    assert driven.describe().startswith("Training, generation 1")
+    assert describe(driven).startswith("Training, generation 1")
     assert len(driven.job.routing.table.servers) == 3
     assert not driven.job.operations
 
@@ -127,7 +129,7 @@ def test_a_barrier_that_is_heard_of_after_its_deadline_is_not_switched() -> None
     driven.now += moving.BARRIER_SECONDS
     driven.answer(last)
     assert driven.job.recoveries == 0
-    assert "MoveHeldUp" in driven.describe()
+    assert "MoveHeldUp" in describe(driven)
 
 
 def test_a_barrier_that_never_fits_is_given_up_in_the_end() -> None:
@@ -162,7 +164,7 @@ def test_a_move_that_waits_for_a_slow_save_is_not_given_up() -> None:
         driven.state = replace(driven.state, job=driven.job.having(taking))
     driven.pass_time(2 * moving.COPY_SECONDS)
     assert unwrap(driven.job.move).id == move.id
-    assert "MoveFailed" not in driven.describe()
+    assert "MoveFailed" not in describe(driven)
 
 
 def test_workers_that_were_planned_during_a_move_stay() -> None:

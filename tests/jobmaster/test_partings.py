@@ -2,6 +2,7 @@
 
 import pytest
 from tests.jobmaster.driven import ALL, Driven, advise, protected
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job import FaultToleranceStrategy
 from emberscale_api.job.roles import Role
@@ -69,7 +70,7 @@ def test_a_link_that_comes_and_goes_takes_the_job_back_a_bounded_number_of_times
     assert (driven.job.recoveries, driven.ps[1].parity) == (4, 0)
     driven.train_all()
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
 
 
 def test_parity_is_kept_again_by_servers_that_load_rows_much_later() -> None:

@@ -1,7 +1,8 @@
 """Persistent checkpoints of a driven job: which one counts, and when the next is taken."""
 
 import pytest
-from tests.jobmaster.driven import Driven, as_ranges
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.storage_double import as_ranges
 
 from emberscale_api.checkpoint import is_flash, is_priority
 from emberscale_api.frozen import replace
@@ -31,7 +32,7 @@ def kept(driven: Driven) -> dict[str, Applied]:
     """Returns the batches in the persistent checkpoints that were completed and not pruned, by id."""
     return {
         name: as_ranges(held)
-        for name, (held, whole) in sorted(driven.checkpoints.items())
+        for name, (held, whole) in sorted(driven.storage.checkpoints.items())
         if whole and not is_flash(name) and not is_priority(name)
     }
 
@@ -56,7 +57,7 @@ def test_a_checkpoint_whose_manifest_is_late_does_not_replace_the_one_that_ends_
     driven = Driven(interval=30.0, records=200, incremental="OneShot")
     driven.start()
     driven.train(3)
-    driven.storage = "hangs"
+    driven.storage.behaviour = "hangs"
     driven.pass_time(47)  # the manifest is given up once, and asked for again
     assert driven.job.troubles
     if purpose is CheckpointPurpose.FINAL:
@@ -87,7 +88,7 @@ def test_a_manifest_that_comes_before_that_of_the_final_checkpoint_changes_nothi
     driven = Driven(interval=30.0, records=200)
     driven.start()
     driven.train(3)
-    driven.storage = "hangs"
+    driven.storage.behaviour = "hangs"
     driven.pass_time(47)
     driven.train_all()
     driven.pass_time(1)
@@ -138,7 +139,7 @@ def test_an_evaluation_brings_no_checkpoint_before_its_end_and_then_its_result()
     assert driven.job.evaluations
     driven.pass_time(4 * INTERVAL)
     assert list(kept(driven).values()) == [{0: ((0, 5),)}] * 2
-    newest = driven.written[driven.job.checkpoint]
+    newest = driven.storage.written[driven.job.checkpoint]
     assert newest.image.evaluations == driven.job.evaluations
 
 
@@ -184,10 +185,10 @@ def test_rows_that_forgot_something_are_in_a_checkpoint_though_nothing_is_traine
     driven.pass_time(2)
     assert driven.job.forgotten
     driven.pass_time(2 * INTERVAL)
-    assert driven.written[driven.job.checkpoint].image.forgotten == driven.job.forgotten
+    assert driven.storage.written[driven.job.checkpoint].image.forgotten == driven.job.forgotten
     assert list(kept(driven).values()) == [{0: ((0, 20),)}, {0: ((0, 23),)}]
     driven.pass_time(4 * INTERVAL)
-    assert len(driven.written) == 2
+    assert len(driven.storage.written) == 2
 
 
 def test_a_damaged_checkpoint_is_replaced_though_nothing_is_trained() -> None:
@@ -215,4 +216,4 @@ def test_while_nothing_is_trained_no_priority_rows_are_saved() -> None:
     train_anew(driven, 1)
     driven.pass_time(INTERVAL / 4)
     assert len(driven.job.priority.saves) in (1, 2)
-    assert driven.written[driven.job.priority.saves[0]].partial_rows == driven.job.checkpoint
+    assert driven.storage.written[driven.job.priority.saves[0]].partial_rows == driven.job.checkpoint

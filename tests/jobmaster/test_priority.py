@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 
 from emberscale_api.checkpoint import CheckpointManifest, is_priority
 from emberscale_api.job.roles import Role
@@ -51,7 +52,7 @@ def test_rows_are_saved_every_eighth_of_an_interval_and_complete_the_checkpoint(
     driven = saving()
     driven.pass_time(3.5 * BETWEEN)
     assert driven.job.priority.saves == ("priority-00000002", "priority-00000003", "priority-00000004")
-    written = driven.written["priority-00000004"]
+    written = driven.storage.written["priority-00000004"]
     assert written.partial_rows == driven.job.checkpoint == "00000001"
     assert [cost.checkpoint for cost in driven.job.checkpoint_costs] == ["00000001"]
     driven.train_for(INTERVAL)
@@ -60,8 +61,8 @@ def test_rows_are_saved_every_eighth_of_an_interval_and_complete_the_checkpoint(
     assert driven.job.priority.over("00000001", driven.job.routing.table.generation) == ()
     driven.train_for(BETWEEN)
     assert driven.job.priority.saves
-    assert all(driven.written[save].partial_rows == newest for save in driven.job.priority.saves)
-    assert [int(save[-2:]) for save in driven.checkpoints if is_priority(save)] == sorted(
+    assert all(driven.storage.written[save].partial_rows == newest for save in driven.job.priority.saves)
+    assert [int(save[-2:]) for save in driven.storage.checkpoints if is_priority(save)] == sorted(
         int(save[-2:]) for save in driven.job.priority.saves
     ), "those of the checkpoint before are removed"
 
@@ -69,8 +70,9 @@ def test_rows_are_saved_every_eighth_of_an_interval_and_complete_the_checkpoint(
 def test_seven_saves_lie_between_two_checkpoints() -> None:
     driven = saving()
     driven.train_for(3.5 * INTERVAL)
-    completed = Counter(driven.written[save].partial_rows for save in driven.written if is_priority(save))
-    whole = [one for one in driven.written if not is_priority(one)]
+    written = driven.storage.written
+    completed = Counter(written[save].partial_rows for save in written if is_priority(save))
+    whole = [one for one in written if not is_priority(one)]
     assert [completed[one] for one in whole[1:-1]] == [7, 7]
 
 
@@ -91,7 +93,7 @@ def test_a_job_with_flash_checkpoints_warns_that_it_saves_hardly_any_rows() -> N
 def test_checkpoints_are_as_without_them(settings: dict[str, str]) -> None:
     driven = saving(**settings)
     driven.train_for(2 * INTERVAL)
-    built_on = {one: since for one, since in driven.built_on.items() if not is_priority(one)}
+    built_on = {one: since for one, since in driven.storage.built_on.items() if not is_priority(one)}
     consecutive = settings.get("incremental") == "Consecutive"
     before = ""
     for one, since in built_on.items():
@@ -180,7 +182,7 @@ def test_servers_are_told_of_the_last_save_that_counts() -> None:
     driven.pass_time(1.5 * BETWEEN)
     driven.faults["Saved", 1] = Fault(code="ABORTED")
     driven.pass_time(2 * BETWEEN)
-    before = {one: since for one, since in driven.built_on.items() if is_priority(one)}
+    before = {one: since for one, since in driven.storage.built_on.items() if is_priority(one)}
     assert before == {
         "priority-00000002": "00000001",
         "priority-00000003": "priority-00000002",  # which fails
@@ -188,7 +190,7 @@ def test_servers_are_told_of_the_last_save_that_counts() -> None:
     }
     driven.train_for(INTERVAL)
     first = min(driven.job.priority.saves)
-    assert driven.built_on[first] == driven.job.checkpoint
+    assert driven.storage.built_on[first] == driven.job.checkpoint
 
 
 def test_a_checkpoint_does_not_wait_for_a_save_that_hangs() -> None:

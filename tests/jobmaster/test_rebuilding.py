@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault, protected
+from tests.jobmaster.driven import Driven, protected
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import moving, rebuilding
@@ -34,7 +36,7 @@ def test_a_lost_server_is_rebuilt_under_the_same_generation() -> None:
     assert (driven.job.recoveries, driven.job.rebuilt.count, driven.job.rebuilding) == (0, 1, None)
     driven.train_all()
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
 
 
 def test_nobody_holds_a_barrier_for_it() -> None:

@@ -1,7 +1,9 @@
 """Rebuilds in a job that is being suspended, or that takes its last checkpoint."""
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault, protected
+from tests.jobmaster.driven import Driven, protected
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import rebuilding, retry
@@ -24,7 +26,7 @@ def test_a_suspension_waits_for_the_lost_server_and_rests_at_a_checkpoint_of_now
     assert not driven.job.over
     driven.join(Role.PS, 1)
     driven.pass_time(5)
-    assert "resumes from checkpoint" in driven.describe()
+    assert "resumes from checkpoint" in describe(driven)
     assert (driven.job.recoveries, driven.job.rebuilt.count, committed_samples(driven.job, driven.spec)) == (0, 1, 40)
 
 
@@ -36,14 +38,14 @@ def test_a_suspension_waits_for_rows_that_are_being_rebuilt() -> None:
     assert not driven.job.over
     driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
     driven.pass_time(5)
-    assert "resumes from checkpoint" in driven.describe()
+    assert "resumes from checkpoint" in describe(driven)
     assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
 
 
 def test_a_suspension_does_not_wait_for_a_successor_that_does_not_come() -> None:
     driven = suspended()
     driven.pass_time(retry.SUSPENSION_PATIENCE_SECONDS + 1)
-    assert "Suspended: resumes from the start: no checkpoint was taken" in driven.describe()
+    assert "Suspended: resumes from the start: no checkpoint was taken" in describe(driven)
 
 
 def saving(call: str) -> Driven:
@@ -72,33 +74,33 @@ def test_a_server_that_is_lost_during_the_last_checkpoint_is_rebuilt_and_saves_i
     assert not driven.job.checkpointings
     driven.join(Role.PS, 1)
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
     assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
     assert driven.job.checkpoint > given_up
-    applied, is_complete = driven.checkpoints[driven.job.checkpoint]
+    applied, is_complete = driven.storage.checkpoints[driven.job.checkpoint]
     assert (applied, is_complete) == ({0: set(range(50))}, True)
 
 
 def test_a_last_checkpoint_whose_files_are_all_written_does_not_wait_for_a_lost_server() -> None:
     driven = protected()
-    driven.storage = "fails"
+    driven.storage.behaviour = "fails"
     driven.train_all()
     driven.pass_time(1)
     driven.kill(Role.PS, 1)
     assert driven.job.rebuilding is not None
-    driven.storage = "works"
+    driven.storage.behaviour = "works"
     driven.pass_time(5)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
 
 
 def test_a_server_that_is_lost_after_the_last_checkpoint_takes_nothing_back() -> None:
     driven = protected()
-    driven.storage = "hangs"
+    driven.storage.behaviour = "hangs"
     driven.train_all()
     (write,) = (effect for effect in driven.unanswered if isinstance(effect, WriteManifest))
     driven.tell(ManifestWritten(now=driven.now, operation=write.operation, serial=write.serial))
     assert driven.job.prunings, "older checkpoints are still being removed"
     driven.kill(Role.PS, 1)
     driven.pass_time(60)
-    assert "Completed" in driven.describe()
+    assert "Completed" in describe(driven)
     assert driven.job.recoveries == 0

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import BUCKETS

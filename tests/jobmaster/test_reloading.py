@@ -5,7 +5,8 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.fakes import job
 
 from emberscale_api.checkpoint import ForgottenShare, is_flash
@@ -135,10 +136,10 @@ class TestDamage:
         driven = losing(incremental="OneShot")
         driven.join(Role.PS, 1)
         driven.pass_time(22)
-        assert driven.built_on["00000002"] == "00000001"
+        assert driven.storage.built_on["00000002"] == "00000001"
         driven.kill(Role.PS, 1)
         if found == "by its manifest":
-            driven.damaged = {"00000002": "crc32 differs"}
+            driven.storage.damaged = {"00000002": "crc32 differs"}
         else:
             driven.faults["Prepare", 1] = Fault(code="DATA_LOSS")
         driven.join(Role.PS, 1)
@@ -146,7 +147,7 @@ class TestDamage:
         driven.pass_time(2)
         assert driven.job.forgotten[-1].checkpoint == "00000001"
         driven.pass_time(22)
-        assert driven.built_on["00000003"] == ""
+        assert driven.storage.built_on["00000003"] == ""
 
 
 class TestForgetting:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.rounds import RoundsDecision, RoundsReason

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.jobmaster.scenario import Scenario
+from tests.jobmaster.scenario import Scenario, describe
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
@@ -22,7 +22,7 @@ def test_a_scenario_goes_as_it_is_written(file: Path) -> None:
             if command and not command.startswith("#"):
                 scenario.run(command)
         says = any(not command.startswith("#") for command in commands)
-        replayed.append("\n".join(commands) + (f"\n----\n{scenario.driven.describe()}" if says else ""))
+        replayed.append("\n".join(commands) + (f"\n----\n{describe(scenario.driven)}" if says else ""))
     text = "\n\n".join(replayed) + "\n"
     if os.environ.get("EMBERSCALE_REWRITE"):
         file.write_text(text)

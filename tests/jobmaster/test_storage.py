@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.fakes import job
+from tests.jobmaster.scenario import describe
 from tests.jobmaster.test_checkpoints import complete, manifest
 
 from emberscale_api.checkpoint import CheckpointFile
@@ -165,7 +166,7 @@ def test_a_job_without_credentials_fails_before_it_begins_and_later_waits() -> N
             driven.start()
             driven.train(4)
             driven.kill(Role.PS, 1)
-        driven.storage = "lacks credentials"
+        driven.storage.behaviour = "lacks credentials"
         driven.join(Role.PS, 1) if trained else driven.start()
         return driven
 
@@ -176,17 +177,17 @@ def test_a_job_without_credentials_fails_before_it_begins_and_later_waits() -> N
     assert unwrap(new.job.outcome).reason == "CredentialsMissing"
     late = without_credentials(trained=False)
     late.pass_time(20)
-    late.storage = "works"
+    late.storage.behaviour = "works"
     late.pass_time(20)
     assert late.job.routing.ready
     old = without_credentials(trained=True)
     old.pass_time(60)
     assert old.job.outcome is None
-    old.storage = "works"
+    old.storage.behaviour = "works"
     old.pass_time(60)
     old.train_all()
     old.pass_time(5)
-    assert "Completed" in old.describe()
+    assert "Completed" in describe(old)
 
 
 @pytest.mark.parametrize("call", ["list", "read"])

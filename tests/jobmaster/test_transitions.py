@@ -6,8 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.jobmaster import driven
+from tests.jobmaster import driven_master
 from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.scenario import Scenario
 
 from emberscale_api.job import TrainingJobSpec
@@ -51,7 +52,7 @@ def test_a_step_that_is_not_in_the_table_is_a_defect() -> None:
     job = Driven(servers=2, sizes_open=True)
     job.start()
     job.plan(3)
-    job.faults["Copy", 1] = driven.Fault(hangs=True)
+    job.faults["Copy", 1] = Fault(hangs=True)
     job.join(Role.PS, 2)
     move = job.job.move
     assert move is not None
@@ -72,7 +73,7 @@ def test_the_phases_of_a_job_follow_each_other_as_in_the_table(monkeypatch: pyte
         seen.update(pair for pair in pairwise(phases) if pair[0] is not pair[1])
         return after, effects
 
-    monkeypatch.setattr(driven, "step", noted)
+    monkeypatch.setattr(driven_master, "step", noted)
     for file in SCENARIOS:
         scenario = Scenario()
         for block in file.read_text().split("\n\n"):

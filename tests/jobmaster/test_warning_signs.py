@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.pure import Pure
 
 from emberscale_api.job.status import EvaluationResult

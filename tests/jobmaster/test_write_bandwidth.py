@@ -1,7 +1,9 @@
 """Which checkpoints are written at a limited bandwidth, what does not wait for them, and when the limit is too low."""
 
 import pytest
-from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.driven import Driven
+from tests.jobmaster.driven_master import Fault
+from tests.jobmaster.storage_double import StorageDouble
 
 from emberscale_api.checkpoint import is_flash, is_priority
 from emberscale_api.frozen import replace
@@ -41,7 +43,7 @@ def test_checkpoints_at_the_interval_are_limited_and_the_one_at_the_end_is_not()
     driven.train_all()
     driven.pass_time(INTERVAL)
     assert unwrap(driven.job.outcome).reason == "Completed"
-    *periodic, last = [driven.limits[name] for name in sorted(driven.limits)]
+    *periodic, last = [driven.storage.limits[name] for name in sorted(driven.storage.limits)]
     assert len(periodic) >= 2
     assert {*periodic} == {LIMIT}
     assert last == 0
@@ -50,17 +52,17 @@ def test_checkpoints_at_the_interval_are_limited_and_the_one_at_the_end_is_not()
 def test_saves_of_priority_rows_are_limited_and_flash_checkpoints_are_not() -> None:
     driven = limited(target_pls=0.5, priority="MFU", records=2000)
     driven.train_for(2.5 * INTERVAL)
-    saves = {limit for name, limit in driven.limits.items() if is_priority(name)}
+    saves = {limit for name, limit in driven.storage.limits.items() if is_priority(name)}
     assert saves == {LIMIT}
     driven = limited(flash_interval=5.0, records=2000)
     driven.train_for(2.5 * INTERVAL)
-    assert {limit for name, limit in driven.limits.items() if is_flash(name)} == {0}
+    assert {limit for name, limit in driven.storage.limits.items() if is_flash(name)} == {0}
 
 
 def test_without_the_field_nothing_is_limited() -> None:
     driven = limited(write_bandwidth=None)
     driven.train_for(2.5 * INTERVAL)
-    assert {*driven.limits.values()} == {0}
+    assert {*driven.storage.limits.values()} == {0}
 
 
 @pytest.mark.parametrize("ends", [Driven.train_all, Driven.suspend])
@@ -70,7 +72,7 @@ def test_a_checkpoint_that_the_job_waits_for_does_not_wait_for_one_of_limited_ba
     ends(driven)  # type: ignore[operator]
     driven.pass_time(3)
     assert not driven.job.checkpointings
-    assert driven.limits[driven.job.checkpoint] == 0
+    assert driven.storage.limits[driven.job.checkpoint] == 0
 
 
 def test_it_waits_for_one_of_full_speed_that_makes_progress() -> None:
@@ -140,11 +142,11 @@ def test_of_one_that_is_late_already_it_follows_from_the_size_of_the_tables() ->
 
 
 def test_what_a_server_wrote_is_measured_in_checkpoints_of_limited_bandwidth_only() -> None:
-    driven = limited(incremental="OneShot", changed_bytes=2)
+    driven = limited(incremental="OneShot", storage=StorageDouble(changed_bytes=2))
     driven.train_for(2.5 * INTERVAL)
     assert driven.job.checkpoint_costs[-1].bytes == 24
     assert driven.job.most_written == 2
-    driven.changed_bytes = 1000
+    driven.storage.changed_bytes = 1000
     driven.train(1)
     driven.suspend()
     driven.pass_time(5)
