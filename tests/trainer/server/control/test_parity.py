@@ -1,0 +1,70 @@
+"""Whether a parameter server keeps parity, as the master or the manifest says."""
+
+import pytest
+from tests.trainer.server.control.conftest import CONTEXT, SECONDS, RefusedError, Server
+
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy
+from emberscale_api.rpc import master_pb2
+from eventually import unwrap
+
+
+def test_parity_is_kept_while_the_master_says_so_where_the_manifest_leaves_it_open(server: Server) -> None:
+    def assigned(
+        generation: int, parity: int, servers: int = 3, *, no_parity: bool = False, async_parity: bool = False
+    ) -> None:
+        routing = server.routing(generation, generation)
+        routing.servers.extend(
+            master_pb2.PsEndpoint(index=index, incarnation=f"i{index}", data_address="127.0.0.1:1")
+            for index in range(1, servers)
+        )
+        routing.bucket_owners[:servers] = range(servers)
+        routing.piece_owners[:3] = range(3)
+        request = master_pb2.AssignRequest(
+            routing=routing,
+            manifest_json=server.job.to_json(),
+            wait_seconds=SECONDS,
+            parity=parity,
+            no_parity=no_parity,
+            async_parity=async_parity,
+        )
+        assert server.control.Assign(request, CONTEXT).done
+
+    protection = server.mover.protection
+    assigned(1, 0)
+    assert protection.group is None
+    assigned(2, 1)
+    assert unwrap(protection.group).members == (0, 1, 2)
+    assert not unwrap(protection.group).is_async
+    assigned(3, 0)
+    assert protection.group is None
+    spec = server.job.spec
+    erasure_coding = spec.fault_tolerance.model_copy(update={"strategy": FaultToleranceStrategy.ERASURE_CODING})
+    three = spec.ps.model_copy(update={"replicas": 3})
+    manifest = spec.model_copy(update={"fault_tolerance": erasure_coding, "ps": three})
+    server.job = server.job.model_copy(update={"spec": manifest})
+    assigned(4, 0)
+    assert protection.group is not None, "as the manifest says"
+    assigned(5, 1, async_parity=True)
+    assert unwrap(protection.group).is_async
+    assigned(6, 0, no_parity=True)
+    assert protection.group is None
+    assigned(7, 2, servers=MOST_DOUBLE_PARITY_SERVERS + 1)
+    assert protection.group is None, "a move may bring more servers than the code tells apart"
+
+
+def test_a_master_that_does_not_know_async_rebuilds_nothing_from_parity_that_lags(server: Server) -> None:
+    routing = server.routing(1, 1)
+    routing.servers.add(index=1, incarnation="i1", data_address="127.0.0.1:1")
+    routing.bucket_owners[0] = routing.piece_owners[0] = 1
+    assign = master_pb2.AssignRequest(
+        routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS, parity=1, async_parity=True
+    )
+    assert server.control.Assign(assign, CONTEXT).done
+    routing.version = 2
+    prepare = master_pb2.PrepareRequest(
+        move=1, since=1, routing=routing, manifest_json=server.job.to_json(), incarnation="i", lost=[1]
+    )
+    with pytest.raises(RefusedError, match="this master would not know which"):
+        server.control.Prepare(prepare, CONTEXT)
+    prepare.knows_async_parity = True
+    assert server.control.Prepare(prepare, CONTEXT).done
