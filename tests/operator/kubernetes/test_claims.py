@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from tests.operator.kubernetes.test_tenants import INSTALLATION, Server, operator
+from tests.operator.kubernetes.redis_servers import INSTALLATION, StateRedis
 
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
@@ -94,11 +94,11 @@ async def test_a_brain_that_was_away_hears_of_jobs_that_went_meanwhile(run_brain
 async def test_an_operator_tells_of_jobs_that_go_while_it_runs_and_of_those_that_went_before(
     run_brain: Run, tmp_path: Path
 ) -> None:
-    brain, redis, jobs = run_brain(), Server(tmp_path), ("went", "goes", "stays")
+    brain, redis, jobs = run_brain(), StateRedis(tmp_path), ("went", "goes", "stays")
     for job in jobs:
         submit(brain, job)
     try:
-        async with operator(redis, *jobs):
+        async with redis.operator(*jobs):
             pass
         async with claims_of(brain) as claims:
             tenants = Tenants(redis.url, INSTALLATION, claims=claims)
