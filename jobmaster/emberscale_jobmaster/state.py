@@ -52,9 +52,6 @@ class Stage(StrEnum):
 PREPARATION = frozenset({Stage.DISCOVER, Stage.INDEX})
 
 
-OVER = frozenset({JobPhase.SUSPENDED, JobPhase.COMPLETE, JobPhase.FAILED})
-
-
 NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owners=(), piece_owners=())
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
-from emberscale_api.job.status import MAX_COUNT, JobPhase
+from emberscale_api.job.status import MAX_COUNT, RESTING, JobPhase
 from emberscale_api.readable import bytes_text
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import message_of, wire_evaluation, wire_phase, wire_role
@@ -19,7 +19,6 @@ from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
 from emberscale_jobmaster.rebuilding import unprotected_reason
 from emberscale_jobmaster.state import (
-    OVER,
     JobState,
     Stage,
     allowed_pls,
@@ -130,7 +129,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
     """Returns the wanted number of processes of each role, with their resources; none once the job is over."""
     phase = phase_of(state, spec)
     reason, message = explanation(state, spec)
-    wanted = 0 if phase in OVER else 1
+    wanted = 0 if phase in RESTING else 1
     sizes = wanted_sizes(state, spec)
     members = 0 if state.scaling.waits_for_plan else wanted
     silent = state.members.given_up() if wanted else ()

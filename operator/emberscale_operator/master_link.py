@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from emberscale_api.frozen import replace
 from emberscale_api.job.running import JobPlan, JobStatus
+from emberscale_api.job.status import RESTING
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.codec import wire_role
@@ -21,7 +22,7 @@ from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.running_codec import plan_from_wire, status_from_wire
 from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
-from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews, Scale
+from emberscale_operator.machine import InstanceExit, InstanceId, MasterReport, PhaseNews, Scale
 from emberscale_operator.master_bounds import MAX_CHARACTERS, MAX_MESSAGE_BYTES, bounded
 
 _CALL_SECONDS = 5.0

@@ -16,12 +16,11 @@ from urllib3.exceptions import HTTPError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
+from emberscale_api.job.status import ENDED, JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
 from emberscale_api.job.units import IN_WORDS
 from emberscale_api.readable import duration_text
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
-_ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
 _ROWS_MOVE = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
 _YET_TO_TRAIN = frozenset({JobPhase.PENDING, JobPhase.PREPARING, JobPhase.RESTORING})
 _WATCH_SECONDS = 240
@@ -136,7 +135,7 @@ class TrainingJobClient:
     def wait(
         self,
         name: str,
-        phases: frozenset[JobPhase] = _ENDED,
+        phases: frozenset[JobPhase] = ENDED,
         timeout: float | None = None,
         observer: Callable[[TrainingJobStatus], None] = lambda _: None,
     ) -> TrainingJobStatus:
@@ -187,7 +186,7 @@ class TrainingJobClient:
         """Changes the numbers of processes to those that `edit` returns; returns the spec before and after."""
         found = self._call(self._jobs.get_namespaced_custom_object, *self._place, name)
         phase = _status_of(found).phase
-        if phase in _ENDED:
+        if phase in ENDED:
             raise ClusterError(f"TrainingJob {name} is {phase}: it has no processes to scale")
         before = TrainingJob.from_json(
             json.dumps({key: found[key] for key in ("apiVersion", "kind", "metadata", "spec")})

@@ -9,13 +9,12 @@ from itertools import pairwise, takewhile
 
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import ConditionType, JobPhase, Progress, Rebuilds, TrainingJobStatus
+from emberscale_api.job.status import RESTING, ConditionType, JobPhase, Progress, Rebuilds, TrainingJobStatus
 from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 _SERVING = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
 _TRAINED = frozenset({JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE})
 """Phases that a job reaches only once it has trained all batches before them."""
-_ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED})
 _SETTLED_SECONDS = 20.0
 """How long a job trains on without a recovery until the server counts as one that was not lost."""
 
@@ -159,7 +158,7 @@ def is_over(index: int, before: Sequence[Look], after: Sequence[Look]) -> bool:
         return True
     recovered = _recovered(before[-1], after)
     protected = before[-1].protected is None or _protected(recovered) is not None
-    return after[-1].phase in _ENDED or (protected and _regained(_peak(before, after), recovered) is not None)
+    return after[-1].phase in RESTING or (protected and _regained(_peak(before, after), recovered) is not None)
 
 
 def report(index: int, before: Sequence[Look], killed_at: float, after: Sequence[Look]) -> DrillReport:
@@ -194,7 +193,7 @@ def report(index: int, before: Sequence[Look], killed_at: float, after: Sequence
         forgotten=max(0.0, last.pls - at_kill.pls),
         was_protected=bool(at_kill.protected),
         moved_away=_moved_away(index, at_kill, after),
-        ended=str(last.phase) if last.phase in _ENDED else "",
+        ended=str(last.phase) if last.phase in RESTING else "",
     )
 
 

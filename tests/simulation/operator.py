@@ -11,11 +11,10 @@ from tests.simulation.world import Process, Signal, Task
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import ENDED, RESTING, JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster.state import OVER, JobState
+from emberscale_jobmaster.state import JobState
 from emberscale_operator.machine import (
-    ENDED,
     Create,
     Delete,
     Demand,
@@ -232,7 +231,7 @@ class Operator(Process):
             waits = plan.phase is JobPhase.PENDING or not plan.job.clock.training_seconds
             if waits and wanted > self.cluster.scenario.room and not begins:
                 self.cluster.edit_back()
-            if plan.phase in OVER:
+            if plan.phase in RESTING:
                 self.final = plan.job
                 self.world.over = True
 

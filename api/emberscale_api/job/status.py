@@ -40,6 +40,12 @@ class JobPhase(StrEnum):
     FAILED = "Failed"
 
 
+ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
+"""Phases that nothing follows."""
+RESTING = ENDED | {JobPhase.SUSPENDED}
+"""Phases in which no instance is wanted."""
+
+
 class ConditionType(StrEnum):
     """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. `SLOW`: a member is much slower than its
     peers. `LOW_MEMORY`: a parameter server is near its memory limit and delays pushes. `FLASH_CHECKPOINT`: flash

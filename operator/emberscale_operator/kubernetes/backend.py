@@ -16,7 +16,7 @@ from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan
-from emberscale_api.job.status import ConditionType, JobPhase, UnreadableStatusError
+from emberscale_api.job.status import ENDED, ConditionType, JobPhase, UnreadableStatusError
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
@@ -36,7 +36,6 @@ from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.status import Facts, build_status
 from emberscale_operator.kubernetes.status_writer import ObjectCache, StatusWriter
 from emberscale_operator.machine import (
-    ENDED,
     Action,
     Delete,
     Instance,

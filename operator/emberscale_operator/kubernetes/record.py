@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from emberscale_api.frozen import replace
 from emberscale_api.job import memory_bytes
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import MemberStatus, TrainingJobStatus
+from emberscale_api.job.status import RESTING, MemberStatus, TrainingJobStatus
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.machine import RESTING, History, Instance, JobStanding, Lives
+from emberscale_operator.machine import History, Instance, JobStanding, Lives
 
 DELETING = "Deleting"
 """The state of a member that the operator asks to end. It is written first, so that a successor knows of it."""

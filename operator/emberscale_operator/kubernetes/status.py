@@ -18,7 +18,9 @@ from emberscale_api.job.running import (
     kept_protection,
 )
 from emberscale_api.job.status import (
+    ENDED,
     RECOVERY_STEPS,
+    RESTING,
     STARTED_STEP,
     CheckpointCost,
     Condition,
@@ -38,7 +40,7 @@ from emberscale_api.readable import duration_text
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.kubernetes.spreading import shared_nodes, sharing_text
-from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
+from emberscale_operator.machine import Demand, JobStanding
 
 FLASH_FAILED = "FlashCheckpointFailed"
 """The reason of the condition FlashCheckpoint while they fail."""

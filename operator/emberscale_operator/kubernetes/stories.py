@@ -9,6 +9,7 @@ from emberscale_api.job.running import JobPlan
 from emberscale_api.job.status import (
     PARITY_STEP,
     RECOVERY_STEPS,
+    RESTING,
     ConditionType,
     JobPhase,
     MemberStatus,
@@ -21,7 +22,7 @@ from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.record import with_limits
 from emberscale_operator.kubernetes.status import FLASH_FAILED
-from emberscale_operator.machine import RESTING, InstanceId, JobStanding
+from emberscale_operator.machine import InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {PARITY_STEP, "Recovered", "Returned"}

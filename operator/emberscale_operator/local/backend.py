@@ -10,7 +10,7 @@ import psutil
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan, JobStatus
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import RESTING, JobPhase
 from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
@@ -19,7 +19,6 @@ from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.local.requests import KillRequest, WatchedManifest
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 from emberscale_operator.machine import (
-    RESTING,
     Action,
     Create,
     Delete,

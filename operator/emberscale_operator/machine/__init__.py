@@ -31,11 +31,9 @@ from emberscale_operator.machine.instances import (
 )
 from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, leave_seconds
 from emberscale_operator.machine.restarts import History, Lives
-from emberscale_operator.machine.standing import ENDED, RESTING, JobStanding, MasterReport, PhaseNews
+from emberscale_operator.machine.standing import JobStanding, MasterReport, PhaseNews
 
 __all__ = [
-    "ENDED",
-    "RESTING",
     "Action",
     "Create",
     "Decision",

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from emberscale_api.job.roles import Role
+from emberscale_api.job.status import ENDED
 from emberscale_api.readable import duration_text
 from emberscale_operator.machine.actions import (
     Action,
@@ -23,7 +24,7 @@ from emberscale_operator.machine.actions import (
 from emberscale_operator.machine.instances import ExitReason, Instance, InstanceId, InstanceState, Resources
 from emberscale_operator.machine.intent import Demand, JobIntent, Policy
 from emberscale_operator.machine.restarts import History
-from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport
+from emberscale_operator.machine.standing import JobStanding, MasterReport
 
 _MEMBERS = frozenset({Role.PS, Role.WORKER})
 _ENDING_SECONDS = 30.0

@@ -11,7 +11,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import Scale
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import ENDED, JobPhase
 from emberscale_api.readable import duration_text
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
@@ -25,7 +25,7 @@ from emberscale_operator.machine.convergence import (
 from emberscale_operator.machine.instances import ExitReason, Instance
 from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory, memory_of
 from emberscale_operator.machine.restarts import History, advance
-from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport
+from emberscale_operator.machine.standing import JobStanding, MasterReport
 
 _WAITING = "WaitingForMaster"
 _SUSPENDED = "JobSuspended"

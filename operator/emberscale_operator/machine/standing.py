@@ -6,14 +6,9 @@ from dataclasses import dataclass, field
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import Scale
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import RESTING, JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.restarts import History
-
-ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
-"""Phases that nothing follows."""
-RESTING = ENDED | {JobPhase.SUSPENDED}
-"""Phases in which no instance is wanted."""
 
 
 @dataclass(frozen=True)

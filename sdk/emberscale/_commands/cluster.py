@@ -14,7 +14,7 @@ from rich.text import Text
 from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
-from emberscale_api.job.status import CheckpointCost, ConditionType, JobPhase, TrainingJobStatus
+from emberscale_api.job.status import RESTING, CheckpointCost, ConditionType, JobPhase, TrainingJobStatus
 from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def render(name: str, status: TrainingJobStatus) -> Group:
     if slow is not None and slow.status == "True":
         table.add_row("Slow", f"{slow.message} (since {slow.last_transition_time:%H:%M:%S})")
     protected = status.condition(ConditionType.PROTECTED)
-    if protected is not None and status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.SUSPENDED):
+    if protected is not None and status.phase not in RESTING:
         table.add_row("Parity", f"{protected.reason}: {protected.message}")
     progress = status.progress
     if progress is not None and progress.expected_samples:
