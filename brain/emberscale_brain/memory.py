@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.planner.types import JobMetadata, MemoryForecast
+from emberscale_brain.planner.types import MEMORY_UNIT, JobMetadata, MemoryForecast
 
 Floats = NDArray[np.float64]
 
@@ -189,7 +189,6 @@ def fit_growth(samples: Floats, values: Floats, expected: Expectation | None = N
 
 MOST_POINTS = 48
 HEADROOM = 1.10  # buffers of pulls and pushes, and growth of slabs by whole segments
-_UNIT = 1 << 26
 _SURE = 2.0  # standard deviations: 97.5% on one side
 _SERVER_BYTES = 4e8  # of a PS without rows, give or take as much
 _MEASUREMENT = 0.01  # relative error of a measured size
@@ -239,11 +238,11 @@ class PsMemoryNeed:
     doubt: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def each(self, ps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bytes that each PS needs, for counts of PS; rounded up to 64 MiB."""
+        """Bytes that each PS needs, for counts of PS; rounded up to MEMORY_UNIT."""
         a, b, c = self.doubt
         unsure = _SURE * np.sqrt(np.maximum(a + 2 * b / ps + c / ps**2, 0.0))
-        need: NDArray[np.int64] = (np.ceil((self.fixed + self.shared / ps + unsure) / _UNIT) * _UNIT).astype(np.int64)
-        return need
+        units: NDArray[np.int64] = np.ceil((self.fixed + self.shared / ps + unsure) / MEMORY_UNIT).astype(np.int64)
+        return units * MEMORY_UNIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +316,7 @@ def _split_of(points: Sequence[MemoryPoint], metadata: JobMetadata) -> MemorySpl
     held = np.array([point.ps_memory for point in points])
     row = 8.0 * metadata.embedding_dimension / max(1, metadata.tables) + 32.0
     mean, spread = np.array([_SERVER_BYTES, row]), np.array([_SERVER_BYTES, row])
-    error = _MEASUREMENT * held.max() + _UNIT / 4
+    error = _MEASUREMENT * held.max() + MEMORY_UNIT / 4
     scaled = matrix * spread / error
     covariance = np.linalg.inv(scaled.T @ scaled + np.eye(2))
     fixed, per_row = np.maximum(0.0, mean + spread * (covariance @ scaled.T @ ((held - matrix @ mean) / error)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.shape import DIMENSIONS, JobShape
-from emberscale_brain.planner.types import JobMetadata, PastJob, ShapeBounds, SimilarJob
+from emberscale_brain.planner.types import MEMORY_UNIT, JobMetadata, PastJob, ShapeBounds, SimilarJob
 
 # Features that determine a job's speed weigh most; the owner and the name tell whether it is the same job again.
 WEIGHTS = MappingProxyType(
@@ -137,7 +137,6 @@ def describe(similar: SimilarJob) -> str:
 LEAST_SIMILARITY = 0.6
 WITHIN_BEST = 0.15  # jobs less similar than the best one by more than this add nothing
 
-_UNIT = 1 << 26
 _SERVER_BYTES = 1 << 28  # of a PS without rows
 
 
@@ -175,8 +174,8 @@ def _whole(dimensions: Iterable[float]) -> JobShape:
         ps=max(1, round(ps)),
         worker_cpu=worker_cpu,
         ps_cpu=ps_cpu,
-        worker_memory=round(worker_memory / _UNIT) * _UNIT,
-        ps_memory=round(ps_memory / _UNIT) * _UNIT,
+        worker_memory=round(worker_memory / MEMORY_UNIT) * MEMORY_UNIT,
+        ps_memory=round(ps_memory / MEMORY_UNIT) * MEMORY_UNIT,
     )
 
 
@@ -193,7 +192,7 @@ def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape
         tables = final.ps * max(0, final.ps_memory - _SERVER_BYTES) * more
         needed = _SERVER_BYTES + tables / shape.ps
         worker_memory = max(worker_memory, final.worker_memory)
-        ps_memory = max(ps_memory, math.ceil(needed / _UNIT) * _UNIT)
+        ps_memory = max(ps_memory, math.ceil(needed / MEMORY_UNIT) * MEMORY_UNIT)
     return shape.with_memory(worker_memory, ps_memory)
 
 

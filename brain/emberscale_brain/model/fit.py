@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from emberscale_api.shape import JobProfile
 from emberscale_brain.model.predict import FEATURES, Coefficients, ModelConstants, features
 from emberscale_brain.model.prior import OVERLAPS, CpuUse, Prior, cpu_prior, weak_prior
-from emberscale_brain.model.window import ProfileWindow, ShapeKey, shape_key
+from emberscale_brain.model.window import TUKEY, ProfileWindow, ShapeKey, shape_key
 from emberscale_brain.planner.types import ThroughputFit
 
 _NOISE = 0.05  # relative standard deviation of a profile before profiles are compared
@@ -26,7 +26,6 @@ _MISFIT = 0.01  # relative error of the model itself at a shape, before it is me
 _MISFIT_WEIGHT = 2.0
 _MISFITS = np.logspace(-8, 0, 65)  # candidates for the variance of the misfit
 _DRIFT = 0.01  # relative standard deviation that an hour of age adds (M and B are constant only "for a short time")
-_TUKEY = 4.685
 _ROUGH_STEPS = 4  # with weights for the least absolute deviation, on which an outlier has little influence
 _STEPS = 16
 _TOLERANCE = 1e-7
@@ -107,7 +106,7 @@ class _Errors:
         """Returns the errors after a step; `rough` weighs them for the least absolute deviation."""
         if rough:
             return replace(self, weights=1 / np.maximum(1.0, np.abs(residuals) / np.sqrt(self.variance)))
-        distance = residuals / (_TUKEY * np.sqrt(self.variance))
+        distance = residuals / (TUKEY * np.sqrt(self.variance))
         weights = np.where(np.abs(distance) < 1, (1 - distance**2) ** 2, 0.0)
         noise = _noise_variance(data, residuals, weights)
         sampling = noise / data.counts + data.drift

@@ -17,7 +17,7 @@ from emberscale_api.shape import JobProfile, JobShape
 PROFILES_PER_SHAPE = 32
 SHAPES = 32
 
-_TUKEY = 4.685  # 95% efficient on normal noise
+TUKEY = 4.685  # 95% efficient on normal noise
 _LEAST_SCATTER = 0.01  # of log time: profiles closer together than this are never outliers of each other
 
 ShapeKey = tuple[int, int, float, float]
@@ -73,7 +73,7 @@ def _summarize(key: ShapeKey, log_seconds: tuple[float, ...], latest: float) -> 
         return ShapeSummary(key, log_seconds, location, len(values), float(((values - location) ** 2).sum()), 0, latest)
     median = float(np.median(values))
     spread = max(1.4826 * float(np.median(np.abs(values - median))), _LEAST_SCATTER)
-    distance = (values - median) / (_TUKEY * spread)
+    distance = (values - median) / (TUKEY * spread)
     weights = np.where(np.abs(distance) < 1, (1 - distance**2) ** 2, 0.0)
     location = float(weights @ values / weights.sum())
     kept = weights > 0

@@ -32,10 +32,9 @@ from emberscale_brain.planner.room import Room
 from emberscale_brain.planner.running import Assessment, Assessor
 from emberscale_brain.planner.selection import Options, select, weighted_value
 from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedShape, PlannerSettings
-from emberscale_brain.planner.waiting import FirstShapes, first_shapes
+from emberscale_brain.planner.waiting import SAMPLES_PER_CORE, FirstShapes, first_shapes
 from emberscale_brain.warm_start import HistoryIndex, NewJob, WarmStart, warm_start
 
-_SAMPLES_PER_CORE = 1000.0  # a second, if nothing is known
 _PROFILES_BEFORE_EXPERIMENTS = 3
 A = TypeVar("A", Assessment, FirstShapes)
 
@@ -106,7 +105,7 @@ class DefaultPlanner:
                 with self._quarantine(job, quarantined):
                     running.append(assess(job, present))
         per_core = [float(a.candidates.gross[0]) / a.present.cpu for a in running if a.fit is not None]
-        guess = float(np.median(per_core)) if per_core else _SAMPLES_PER_CORE
+        guess = float(np.median(per_core)) if per_core else SAMPLES_PER_CORE
         waiting = []
         free = Room(cluster.capacity, cluster.quotas)
         for job in cluster.jobs:

@@ -13,10 +13,9 @@ from emberscale_brain.model.prior import Prior, similar_prior
 from emberscale_brain.model.window import ProfileWindow, ShapeKey, shape_key
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Ints
-from emberscale_brain.planner.types import JobMetadata, JobView, PastJob, SimilarJob, ThroughputFit
+from emberscale_brain.planner.types import MEMORY_UNIT, JobMetadata, JobView, PastJob, SimilarJob, ThroughputFit
 
 _WORKER_HEADROOM = 1.25
-_UNIT = 1 << 26
 _TELLING = 16
 """The profiles of each shape of the window whose processor times are kept."""
 _SAME_JOB_ROWS = 0.1  # relative standard deviation of the rows of two runs of one job
@@ -118,5 +117,5 @@ class JobModel:
         """Returns the present memory if it is one to two times the need, else the need: the most used plus headroom."""
         if not self.worker_memory:
             return present.worker_memory
-        need = int(np.ceil(self.worker_memory * _WORKER_HEADROOM / _UNIT)) * _UNIT
+        need = int(np.ceil(self.worker_memory * _WORKER_HEADROOM / MEMORY_UNIT)) * MEMORY_UNIT
         return present.worker_memory if need <= present.worker_memory <= 2 * need else need

@@ -5,17 +5,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
+from emberscale_brain.planner.types import MEMORY_UNIT, ClusterCapacity, Quota, ShapeBounds
 
-_UNIT = 1 << 26
-_ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
+ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
 _UNLIMITED = Quota(math.inf, math.inf)
 
 
 def fits(shape: JobShape, room: ClusterCapacity) -> bool:
     """Whether there is room for all processes together, and for each on the largest node."""
     return (
-        shape.cpu <= room.cpu * (1 + _ROUNDING)
+        shape.cpu <= room.cpu * (1 + ROUNDING)
         and shape.memory <= room.memory
         and max(shape.worker_cpu, shape.ps_cpu) <= room.largest_node_cpu
         and max(shape.worker_memory, shape.ps_memory) <= room.largest_node_memory
@@ -81,7 +80,7 @@ def _on_largest_node(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacit
     def cores(value: float, least: float) -> float:
         if value <= room.largest_node_cpu:
             return value
-        return max(least, math.floor(room.largest_node_cpu / bounds.cpu_step + _ROUNDING) * bounds.cpu_step)
+        return max(least, math.floor(room.largest_node_cpu / bounds.cpu_step + ROUNDING) * bounds.cpu_step)
 
     return replace(
         wanted,
@@ -101,7 +100,7 @@ def _ps_memory(tables: int, ps: int, bounds: ShapeBounds, room: ClusterCapacity)
 
 
 def _part(low: int, high: int, share: float) -> int:
-    return low + int((high - low) * share) // _UNIT * _UNIT
+    return low + int((high - low) * share) // MEMORY_UNIT * MEMORY_UNIT
 
 
 def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables: int) -> list[JobShape]:
@@ -109,7 +108,7 @@ def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables:
     step, low = bounds.cpu_step, bounds.ps_memory[0]
 
     def more(cores: float, most_cores: float) -> float:
-        return min(most_cores, (math.floor(cores / step + _ROUNDING) + 1) * step)
+        return min(most_cores, (math.floor(cores / step + ROUNDING) + 1) * step)
 
     larger: list[tuple[float, JobShape]] = []
     if shape.workers < most.workers:

@@ -21,11 +21,10 @@ from emberscale_brain.planner.types import (
     ScalingOverheads,
     ThroughputFit,
 )
-from emberscale_brain.planner.waiting import guessed_fit
+from emberscale_brain.planner.waiting import SAMPLES_PER_CORE, guessed_fit
 
 _FRONT_SHAPES = 32
 _WORKER_ONLY_SHAPES = 12
-_SAMPLES_PER_CORE = 1000.0  # a second, if nothing is known
 _CHANGES = 2.0  # a change of shape may take this many times the median
 _COPIED_BYTES = 3e7  # a second, for each server that gives rows away: the rate of a busy machine in benchmarks/oom.py
 _LEAST_MEASUREMENTS = 2
@@ -148,7 +147,7 @@ class Assessor:
     ) -> Assessment:
         """Offers only the present shape; if its memory would run out, with more memory or more PS."""
         constants = self._constants(job)
-        known = model.fit or guessed_fit(_SAMPLES_PER_CORE)
+        known = model.fit or guessed_fit(SAMPLES_PER_CORE)
         gross = throughput(constants, known, present)[0]
         grown = self._grown(job, present, model, limits)
         grows = self._runs_out_of_memory(job, present, model, forecast, gross) and grown != present

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_brain.planner.grid import Floats, Ints
+from emberscale_brain.planner.room import ROUNDING
 from emberscale_brain.planner.types import ClusterCapacity, Quota
 
 _SMALL_CLUSTER = 12  # jobs
-_ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
 _MEMORY_WEIGHTS = (0.0, 0.5, 0.9)
 _FEW_CANDIDATES = 600
 _FILLS = 4
@@ -105,8 +105,8 @@ class _Room:
 
     def __init__(self, table: SelectionTable) -> None:
         self.table = table
-        self.free = table.pools * (1 + _ROUNDING)
-        self.least = table.pools * _ROUNDING + 1e-12  # a smaller deficit is a rounding error
+        self.free = table.pools * (1 + ROUNDING)
+        self.least = table.pools * ROUNDING + 1e-12  # a smaller deficit is a rounding error
 
     def fits(self, job: int, cpu: float, memory: float) -> bool:
         """Whether the job may have this much more; negative amounts always fit."""

@@ -20,6 +20,8 @@ from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 JobId = NewType("JobId", str)
 
 PLANNER_ENTRY_POINTS = "emberscale.planners"
+MEMORY_UNIT = 1 << 26
+"""Memory is planned in steps of so many bytes."""
 
 # Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, the sum of the four betas, and the
 # work of a PS for each batch, however few of the batch's rows it holds.

@@ -15,6 +15,7 @@ from emberscale_brain.planner.room import Room, cut_to, fits
 from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobView, PlannerSettings, ThroughputFit
 from emberscale_brain.warm_start import WarmStart, within
 
+SAMPLES_PER_CORE = 1000.0  # a second, if nothing is known
 _SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)
 
 

@@ -5,11 +5,9 @@ from collections.abc import Set as AbstractSet
 
 from emberscale_api.readable import bytes_text
 from emberscale_api.shape import JobShape
-from emberscale_brain.planner.room import Room, quota_of
+from emberscale_brain.planner.room import ROUNDING, Room, quota_of
 from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape
 from emberscale_brain.service.state import BrainState, Conditions
-
-_ROUNDING = 1e-9  # cores summed in another order must not count as more
 
 
 class UnacceptablePlanError(Exception):
@@ -104,7 +102,7 @@ def beside_newcomers(
 def _too_much(
     wanted: tuple[float, float], had: tuple[float, float], cpu: float, memory: float, whose: str
 ) -> str | None:
-    if wanted[0] > max(cpu, had[0]) * (1 + _ROUNDING):
+    if wanted[0] > max(cpu, had[0]) * (1 + ROUNDING):
         return f"{wanted[0]:g} cores {whose}, of {cpu:g}"
     if wanted[1] > max(memory, had[1]):
         return f"{bytes_text(wanted[1])} {whose}, of {bytes_text(memory)}"
