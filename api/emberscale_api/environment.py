@@ -1,6 +1,7 @@
 """The environment variables that identify a process of a job; the same for pods and local processes."""
 
 import gc
+import math
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
 KERNEL_CACHE = "NUMBA_CACHE_DIR"
 """Names the folder of compiled kernels; Numba reads it when it is imported."""
 CPU_CORES = "EMBERSCALE_CPU_CORES"
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 MEMORY_BYTES = "EMBERSCALE_MEMORY_BYTES"
 """The memory above which the process is killed; only for processes without their own container."""
 METRICS_PORT = "EMBERSCALE_METRICS_PORT"
@@ -47,6 +49,11 @@ UNUSABLE_EXIT_CODE = 2
 """The exit code of a process that cannot use its environment, or a file that its environment names."""
 SUPERSEDED_EXIT_CODE = 3
 """The exit code of a process of a job that another has replaced; it does not count as a failure."""
+
+
+def cpu_variables(cpu_cores: float) -> dict[str, str]:
+    """Returns the variables that limit a process to its cores: whole threads for its libraries, one at least."""
+    return {CPU_CORES: f"{cpu_cores:g}", **dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(cpu_cores))))}
 
 
 @dataclass(frozen=True)

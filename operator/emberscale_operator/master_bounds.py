@@ -10,14 +10,13 @@ import structlog
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from emberscale_api.job.roles import MAX_REPLICAS
 from emberscale_api.job.status import MAX_COUNT, MAX_QUANTITY
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.fields import PresentField, present_fields
 
 MAX_MESSAGE_BYTES = 4 << 20
 """A status of 1024 workers takes a tenth of that."""
-MAX_REPLICAS = 1024
-"""The same bound as in the manifest."""
 MAX_CORES = 1 << 14
 MAX_MEMORY_BYTES = 1 << 50
 MAX_ENTRIES = 4096

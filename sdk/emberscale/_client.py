@@ -17,10 +17,10 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import ENDED, JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
+from emberscale_api.job.training_job import GROUP, PLURAL, VERSION
 from emberscale_api.job.units import IN_WORDS
 from emberscale_api.readable import duration_text
 
-_GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
 _ROWS_MOVE = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
 _YET_TO_TRAIN = frozenset({JobPhase.PENDING, JobPhase.PREPARING, JobPhase.RESTORING})
 _WATCH_SECONDS = 240
@@ -63,7 +63,7 @@ class TrainingJobClient:
             problem = str(error).rstrip(".")
             raise ClusterError(f"no cluster: {problem}; set KUBECONFIG to the file of one") from error
         self.namespace = namespace or _context_namespace()
-        self._place = (_GROUP, _VERSION, self.namespace, _PLURAL)
+        self._place = (GROUP, VERSION, self.namespace, PLURAL)
         api = client.ApiClient(configuration)
         self._jobs = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
@@ -100,7 +100,7 @@ class TrainingJobClient:
                 field_selector=f"metadata.name={name}",
             )
             if not found["items"]:
-                raise JobNotFoundError(f'trainingjobs.{_GROUP} "{name}" not found')
+                raise JobNotFoundError(f'{PLURAL}.{GROUP} "{name}" not found')
             status = _status_of(found["items"][0])
             yield status
             for status in self._changes(name, found["metadata"]["resourceVersion"], deadline):

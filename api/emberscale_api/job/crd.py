@@ -19,12 +19,9 @@ from emberscale_api.job.model import ENTRYPOINT
 from emberscale_api.job.run_policy import AUTO_INTERVAL
 from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
-from emberscale_api.job.training_job import TrainingJobSpec
+from emberscale_api.job.training_job import GROUP, KIND, PLURAL, VERSION, TrainingJobSpec
 from emberscale_api.job.units import DURATION, QUANTITY
 
-GROUP = "emberscale.io"
-VERSION = "v1alpha1"
-PLURAL = "trainingjobs"
 NAME = f"{PLURAL}.{GROUP}"
 
 _MAX_STRING = 1024
@@ -103,7 +100,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": "TrainingJob",
+                "kind": KIND,
                 "listKind": "TrainingJobList",
                 "plural": PLURAL,
                 "singular": "trainingjob",

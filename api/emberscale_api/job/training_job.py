@@ -22,7 +22,10 @@ from emberscale_api.job.run_policy import (
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.training import HotEmbeddingsMode, HotEmbeddingsSpec, OptimizersSpec, ShardingSpec, TrainingSpec
 
-API_VERSION = "emberscale.io/v1alpha1"
+GROUP = "emberscale.io"
+VERSION = "v1alpha1"
+PLURAL = "trainingjobs"
+API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 
 NAME_PATTERN = "[a-z]([-a-z0-9]{0,51}[a-z0-9])?"

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from emberscale_api.job.roles import Role
-from emberscale_operator.kubernetes import names, stories
+from emberscale_api.job.training_job import API_VERSION, PLURAL
+from emberscale_operator.kubernetes import stories
 from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.creation import QUOTA_EXCEEDED, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.events import EventRecorder
@@ -113,7 +114,7 @@ class Actuator:
                     if not self._observation.forget(views[instance]):
                         kept += await self._delete_pod(job, views[instance], 0)
                 case DeleteJob():
-                    path = path_of(names.API_VERSION, names.PLURAL, job.key.namespace, job.key.name)
+                    path = path_of(API_VERSION, PLURAL, job.key.namespace, job.key.name)
                     await self._client.delete(path, job.uid)
         await self._recorder.flush()
         if kept:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import structlog
 
+from emberscale_api.job.training_job import API_VERSION, PLURAL
 from emberscale_api.readable import duration_text
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
@@ -24,7 +25,7 @@ class WatchedKind:
     label: str = ""
 
 
-TRAINING_JOB = WatchedKind(names.API_VERSION, names.PLURAL)
+TRAINING_JOB = WatchedKind(API_VERSION, PLURAL)
 POD = WatchedKind("v1", "pods", names.JOB_LABEL)
 
 

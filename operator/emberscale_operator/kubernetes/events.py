@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from emberscale_api.job.training_job import API_VERSION, KIND
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import PAUSE_FACTOR, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
@@ -67,8 +68,8 @@ class EventRecorder:
             "kind": "Event",
             "metadata": {"name": name, "namespace": job.key.namespace},
             "involvedObject": {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
+                "apiVersion": API_VERSION,
+                "kind": KIND,
                 "namespace": job.key.namespace,
                 "name": job.key.name,
                 "uid": job.uid,

@@ -5,13 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from emberscale_api.job.roles import MAX_REPLICAS, Role
+from emberscale_api.job.training_job import API_VERSION, GROUP, KIND
 from emberscale_operator.machine import InstanceId
 
-GROUP = "emberscale.io"
-VERSION = "v1alpha1"
-PLURAL = "trainingjobs"
-API_VERSION = f"{GROUP}/{VERSION}"
-KIND = "TrainingJob"
 COMPONENT = "emberscale-operator"
 
 JOB_LABEL = f"{GROUP}/job-name"

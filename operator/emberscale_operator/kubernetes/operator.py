@@ -12,6 +12,7 @@ import kopf
 import structlog
 from prometheus_client import CollectorRegistry
 
+from emberscale_api.job.training_job import API_VERSION, GROUP, PLURAL, VERSION
 from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
@@ -166,14 +167,14 @@ async def _ready(client: ApiClient, lease: LeaderLease) -> None:
     told = False
     while True:
         try:
-            found = await client.get(f"/apis/{names.API_VERSION}")
-            if any(resource["name"] == names.PLURAL for resource in found["resources"]):
+            found = await client.get(f"/apis/{API_VERSION}")
+            if any(resource["name"] == PLURAL for resource in found["resources"]):
                 break
         except ApiError as error:
             if error.status != 404:
                 raise ApiUnavailableError(str(error)) from error
         if not told:
-            _log.warning("crd_missing", crd=names.PLURAL)
+            _log.warning("crd_missing", crd=PLURAL)
             told = True
         await asyncio.sleep(_CRD_SECONDS)
     await lease.acquire()
@@ -210,9 +211,9 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 10
     settings.watching.label_selectors["pods"] = names.JOB_LABEL
     settings.networking.request_timeout = 60
-    settings.persistence.finalizer = f"{names.GROUP}/kopf"
-    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+    settings.persistence.finalizer = f"{GROUP}/kopf"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     settings.execution.default_backoff = 10
     return settings
 
@@ -225,7 +226,7 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
     def login(**kwargs: Any) -> Any:
         return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
 
-    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, id="jobs_by_key", registry=registry)
+    @kopf.index(GROUP, VERSION, PLURAL, id="jobs_by_key", registry=registry)
     async def jobs_by_key(namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Any]:
         return {JobKey(namespace or "", name): dict(body)}
 
@@ -235,7 +236,7 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
     ) -> dict[JobKey, Any]:
         return {JobKey(namespace or "", labels[names.JOB_LABEL]): _needed(body)}
 
-    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_event(
         namespace: str | None, name: str, uid: str, jobs_by_key: Any = (), pods_by_job: Any = (), **_: Any
     ) -> None:

@@ -45,7 +45,6 @@ _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "t
 """Checks that a process answers, which a hung or deadlocked one does not."""
 _STARTUP_PROBE = {**_ASKED, "periodSeconds": 2, "failureThreshold": 150}
 _LIVENESS_PROBE = {**_ASKED, "periodSeconds": 10, "failureThreshold": 6}
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -331,8 +330,7 @@ def _environment(
     if tls:
         values[environment.TLS_FOLDER] = _FOLDER
     if resources.cpu_cores is not None:
-        values[environment.CPU_CORES] = f"{resources.cpu_cores:g}"
-        values.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
+        values |= environment.cpu_variables(resources.cpu_cores)
     if instance.role is Role.MASTER:
         values[environment.MANIFEST_FILE] = f"{_FOLDER}/manifest.json"
         values[environment.OPERATOR_TOKEN_FILE] = f"{_FOLDER}/{OPERATOR_TOKEN_KEY}"

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import structlog
 
 from emberscale_api.job.status import TrainingJobStatus
+from emberscale_api.job.training_job import API_VERSION, PLURAL
 from emberscale_operator.controller import BackendUnavailableError
-from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.job import JobKey, read_status
 from emberscale_operator.kubernetes.status import (
@@ -102,7 +102,7 @@ class StatusWriter:
         The version tells them apart: the API server ignores a uid in the status of a custom resource. The version does
         not match after an edit either; the write is then tried again soon.
         """
-        path = path_of(names.API_VERSION, names.PLURAL, self._key.namespace, self._key.name) + "/status"
+        path = path_of(API_VERSION, PLURAL, self._key.namespace, self._key.name) + "/status"
         if (seen := self._cluster.job(self._key, self._uid)) is not None:  # a step may take long
             self.note_version(seen)
         try:
@@ -119,7 +119,7 @@ class StatusWriter:
 
     async def _held_version(self) -> str:
         """Asks for the job's version: a watch may be late, and versions begin anew in a store restored from a copy."""
-        path = path_of(names.API_VERSION, names.PLURAL, self._key.namespace)
+        path = path_of(API_VERSION, PLURAL, self._key.namespace)
         found = await self._client.get(path, fieldSelector=f"metadata.name={self._key.name}")
         held = (body["metadata"] for body in found["items"] or ())
         return next((str(metadata["resourceVersion"]) for metadata in held if metadata["uid"] == self._uid), "0")

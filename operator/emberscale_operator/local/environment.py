@@ -1,6 +1,5 @@
 """The environment of a job's processes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,6 @@ from emberscale_api.job.roles import Role
 from emberscale_operator.local.brain import NO_BRAIN, BrainAddress
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.machine import InstanceId, Resources
-
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ class JobEnvironment:
                 variables[names.BRAIN_ADDRESS] = self.brain.address
                 variables[names.BRAIN_TOKEN] = self.brain.token
         if resources.cpu_cores is not None:
-            variables[names.CPU_CORES] = f"{resources.cpu_cores:g}"
-            variables.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
+            variables |= names.cpu_variables(resources.cpu_cores)
         variables.pop(names.MEMORY_BYTES, None)
         if resources.memory_bytes is not None:
             variables[names.MEMORY_BYTES] = str(resources.memory_bytes)

@@ -33,7 +33,6 @@ class GroupCore(Generic[_Deltas]):
 
     def __init__(self, me: int, members: int, holding: Holding[_Deltas], parity: int = 1) -> None:
         self.holding = holding
-        self._me = me
         self._parity = parity
         self._others = tuple(member for member in range(members) if member != me)
         self.is_over = False
