@@ -25,7 +25,7 @@ from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import brain_messages, scaling
-from emberscale_jobmaster.events import Advised, Event, PlanMissed
+from emberscale_jobmaster.events import Advised, Event, FailuresExpected, IntervalAdvised, PlanMissed
 from emberscale_jobmaster.profiling import Moment, measure, moment
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.scaling import Advice
@@ -209,10 +209,11 @@ class BrainLink:
         strategy = self._runtime.spec.fault_tolerance.strategy
         interval = ways.get(strategy, advised.checkpoint_interval)  # the manifest takes precedence
         if math.isfinite(interval) and interval > 0:
-            self._runtime.advise_recovery(interval, brain_messages.strategy(advised))
+            cheapest = brain_messages.strategy(advised)
+            self._runtime.note(IntervalAdvised(now=self._runtime.now(), seconds=interval, strategy=cheapest))
         between = plan.fault_tolerance.between_failures
         if math.isfinite(between) and between > 0:
-            self._runtime.expect_failures(between)
+            self._runtime.note(FailuresExpected(now=self._runtime.now(), between_failures=between))
         try:
             given = brain_messages.advice(plan)
         except InvalidReportError as error:

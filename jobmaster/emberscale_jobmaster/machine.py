@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
@@ -59,6 +59,8 @@ from emberscale_jobmaster.state import PREPARATION, JobState, Stage, due_parity,
 
 COUNTED_SECONDS = 1.0
 """The time that may pass before the durable clock counts it; a new phase counts it at once."""
+_ABOUT = 1.1
+"""The factor by which the expected time between failures must change before it is noted."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,13 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case PlanMissed(why=why):
             return replace(state, job=scaling.stop_waiting(job, spec, why)), ()
         case IntervalAdvised(seconds=seconds, strategy=strategy):
+            if spec.fault_tolerance.strategy is FaultToleranceStrategy.FULL_RECOVERY:
+                return state, ()  # checkpoints keep the default interval
             return replace(state, job=replace(job, advised_interval=seconds, advised_strategy=strategy)), ()
         case FailuresExpected(between_failures=seconds):
+            known = job.between_failures
+            if known is not None and known / _ABOUT <= seconds <= known * _ABOUT:
+                return state, ()
             return replace(state, job=replace(job, between_failures=seconds)), ()
         case CallAnswer():
             job, effects = dispatch.on_answer(job, event, spec, now)

@@ -16,7 +16,7 @@ import structlog
 
 from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
-from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
+from emberscale_api.job import TrainingJob, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster import takeover
@@ -34,9 +34,7 @@ from emberscale_jobmaster.events import (
     BadRecordsFound,
     CallReceived,
     Event,
-    FailuresExpected,
     GrantLost,
-    IntervalAdvised,
     Rescaled,
     TakenOver,
     TimePassed,
@@ -52,8 +50,6 @@ _LONGEST_TICK_SECONDS = 0.25
 _LONG_SAVE_SECONDS = 0.5
 _CHECKPOINT_COSTS = 16
 _START_UPS = 64
-_ABOUT = 1.1
-"""The factor by which an expectation must change before it is noted."""
 
 _T = TypeVar("_T")
 
@@ -254,26 +250,6 @@ class JobRuntime:
         costs = list(self._checkpoint_costs)
         return sum(costs) / len(costs) if costs else 0.0
 
-    def advise_recovery(self, seconds: float, strategy: FaultToleranceStrategy) -> None:
-        """Notes the cheapest strategy and its interval between checkpoints, in seconds.
-
-        The manifest takes precedence. Under `FullRecovery` the advice is ignored, so the default interval applies.
-        """
-        job, _ = self.snapshot()
-        is_open = self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.FULL_RECOVERY
-        if not is_open or (job.advised_interval, job.advised_strategy) == (seconds, strategy):
-            return
-        before = checkpoint_interval(job, self.spec)
-        self.note(IntervalAdvised(now=self.now(), seconds=seconds, strategy=strategy))
-        if (after := checkpoint_interval(self.snapshot()[0], self.spec)) != before:
-            _log.info("checkpoint_interval_changed", interval_seconds=round(after, 3), earlier_seconds=round(before, 3))
-
-    def expect_failures(self, between_seconds: float) -> None:
-        """Notes the expected seconds between losses of parameter servers, unless they have changed little."""
-        known = self.snapshot()[0].between_failures
-        if known is None or not known / _ABOUT <= between_seconds <= known * _ABOUT:
-            self.note(FailuresExpected(now=self.now(), between_failures=between_seconds))
-
     def take_start_ups(self) -> list[tuple[float, StartedUp]]:
         """The start-ups since the last call, and when they were seen, in seconds since 1970."""
         return [self._start_ups.popleft() for _ in range(len(self._start_ups))]
@@ -417,6 +393,9 @@ def _log_changes(before: JobState, job: JobState, spec: TrainingJobSpec) -> None
     if job.routing.ready and not before.routing.ready:
         table = job.routing.table
         _log.info("routing_assigned", generation=table.generation, version=table.version)
+    earlier, interval = checkpoint_interval(before, spec), checkpoint_interval(job, spec)
+    if earlier != interval:
+        _log.info("checkpoint_interval_changed", interval_seconds=round(interval, 3), earlier_seconds=round(earlier, 3))
     for kind, trouble in job.troubles.items():
         if before.troubles.get(kind) != trouble:
             _log.warning(
