@@ -24,9 +24,8 @@ import numpy as np
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.readable import bytes_text
-from emberscale_api.routing import buckets_of
 from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
 from reporting import arguments, say

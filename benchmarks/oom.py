@@ -37,12 +37,13 @@ from matplotlib.figure import Figure
 
 from emberscale_api.pictures import BLUE, CRIMSON, GREEN
 from emberscale_api.readable import bytes_text, duration_text
-from emberscale_api.routing import BUCKETS, buckets_of
+from emberscale_api.routing import BUCKETS
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_operator.local.brain import default_database
+from emberscale_trainer.partition import buckets_of
 from memory_groups import MemoryGroups, resident_bytes
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, manifest

@@ -14,9 +14,6 @@ Both only grow.
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 BUCKETS = 1024
 """Number of buckets; a power of two."""
 
@@ -37,14 +34,6 @@ def mix64(key: int) -> int:
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
     return value ^ (value >> 31)
-
-
-def buckets_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the bucket of each key, the lowest 10 bits of its hash, int64 [n]."""
-    values = keys.view(np.uint64)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
-    return ((values ^ (values >> np.uint64(31))) & np.uint64(BUCKETS - 1)).view(np.int64)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from emberscale_api.routing import BUCKETS, buckets_of
+from emberscale_api.routing import BUCKETS
 from emberscale_jobmaster.placement import NOBODY, placed
+from emberscale_trainer.partition import buckets_of
 
 servers_and_owners = st.integers(1, 9).flatmap(
     lambda servers: st.tuples(st.just(servers), st.lists(st.integers(NOBODY, 11), max_size=80))

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, piece_length
+from emberscale_trainer.partition import AppliedBatches, Ownership, buckets_of
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.mover import RowMover

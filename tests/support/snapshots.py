@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import buckets_of
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.server.barrier import Outcome
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import Reader, Snapshot, TableStore, keys_of

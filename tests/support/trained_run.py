@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from emberscale._run.folder import open_run
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.job import parse_manifest, resolve_model
-from emberscale_api.routing import buckets_of
 from emberscale_trainer.checkpoint import ChainWriter, Share, Work, owned_rows
 from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.flat import flat_copy
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
 

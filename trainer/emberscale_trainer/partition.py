@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, buckets_of
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, MIX_1, MIX_2, RoutingTable
 
 Runs = list[tuple[int, int, int]]
 """`(first, stop, times)`: each batch in [first, stop) was applied `times` times."""
@@ -116,6 +116,14 @@ def _runs(values: NDArray[np.generic]) -> Runs:
     edges = np.flatnonzero(values[1:] != values[:-1]) + 1
     firsts = [0, *edges.tolist()]
     return [(first, stop, int(values[first])) for first, stop in zip(firsts, [*firsts[1:], len(values)], strict=True)]
+
+
+def buckets_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the bucket of each key, the lowest 10 bits of its hash, int64 [n]."""
+    values = keys.view(np.uint64)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
+    return ((values ^ (values >> np.uint64(31))) & np.uint64(BUCKETS - 1)).view(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, weight_bits_of
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import DENSE_PIECES, buckets_of
+from emberscale_api.routing import DENSE_PIECES
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     ChainDraft,
@@ -27,7 +27,7 @@ from emberscale_trainer.checkpoint import (
     read_records,
 )
 from emberscale_trainer.checkpoint.files import PartitionFile
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore, keys_of
 from examples import examples
 from master_stand_in import owned, write_manifest

@@ -17,7 +17,7 @@ from emberscale_api.checkpoint import (
 )
 from emberscale_api.compatibility import FlashKeys
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, buckets_of
+from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     FlashFiles,
@@ -28,7 +28,7 @@ from emberscale_trainer.checkpoint import (
     flash_redis,
     load_partition,
 )
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from examples import examples
 from flash_server import FlashServer

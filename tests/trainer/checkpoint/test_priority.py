@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 
 from emberscale_api.job import AdmissionSpec, InitializerSpec, OptimizerSpec, OptimizerType, RecoveryPriority, TableSpec
-from emberscale_api.routing import buckets_of
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     ChainWriter,
@@ -25,7 +24,7 @@ from emberscale_trainer.checkpoint import (
 )
 from emberscale_trainer.checkpoint.choosing import First, SampledKeys, SavedValues, among
 from emberscale_trainer.checkpoint.files import PartitionFile
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches, Ownership, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, RowLayout, TableStore, keys_of
 from examples import examples
 from master_stand_in import owned, write_manifest

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError, weight_bits_of
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import AdmissionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import buckets_of
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     Share,
@@ -20,7 +19,7 @@ from emberscale_trainer.checkpoint import (
     read_dense,
     writer,
 )
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
 from snapshots import all_records_of, records_of

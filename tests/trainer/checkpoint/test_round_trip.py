@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from buckets import bucket_of
 from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.job import EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import DENSE_PIECES, buckets_of
+from emberscale_api.routing import DENSE_PIECES
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     CheckpointFiles,
@@ -31,7 +31,7 @@ from emberscale_trainer.checkpoint import (
     work,
     writer,
 )
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
 from snapshots import all_records_of, records_of

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.job.running import AdmissionCounts
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, buckets_of, piece_length
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches, Ownership, buckets_of
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind

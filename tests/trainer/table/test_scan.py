@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerSpec, OptimizerType
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, buckets_of
+from emberscale_api.routing import BUCKETS, DENSE_PIECES
+from emberscale_trainer.partition import buckets_of
 from emberscale_trainer.table import DensePieces, Reader, Scan, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.scan import CHUNK_BYTES
 from snapshots import records_of

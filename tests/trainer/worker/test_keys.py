@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from buckets import bucket_of
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, Pooling, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, piece_length
 from emberscale_trainer.data.records import IdLists
+from emberscale_trainer.partition import buckets_of
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.rows import EmbeddingLayout

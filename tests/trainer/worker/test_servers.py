@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, piece_length
 from emberscale_api.wire import Header, Kind, Status, counts_bytes
 from emberscale_trainer.data.source import Batch
+from emberscale_trainer.partition import buckets_of
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection, listen
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker import servers as servers_module

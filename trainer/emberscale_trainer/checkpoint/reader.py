@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.routing import DENSE_PIECES, buckets_of, piece_length
+from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.checkpoint.choosing import among
 from emberscale_trainer.checkpoint.encoding import RowEncoding
 from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, CheckpointFiles, PartitionFile, TablePart
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches, Ownership, buckets_of
 from emberscale_trainer.table import TableStore, keys_of
 from emberscale_trainer.table.layout import KEY_BYTES
 
