@@ -88,11 +88,13 @@ class MasterClient:
         stopping: threading.Event | None = None,
         most_parity: int = 0,
         knows_async_parity: bool = False,
+        adopts_rows: bool = False,
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
         `most_parity` is the largest parity that this server can keep when it is told to; `knows_async_parity` says that
-        it can answer pushes before other servers hold their deltas.
+        it can answer pushes before other servers hold their deltas, and `adopts_rows` that it can take over the rows of
+        a lost server while it has rows of its own.
 
         If a master has lost its ledger, later calls register this process again. Raises SupersededError and
         NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.
@@ -107,6 +109,7 @@ class MasterClient:
             host=socket.gethostname(),
             most_parity=most_parity,
             knows_async_parity=knows_async_parity,
+            adopts_rows=adopts_rows,
         )
         return self.call(self.stub.Register, self._registration, stopping=stopping)
 

@@ -49,6 +49,17 @@ class AppliedBatches:
             if (epoch, number) not in self
         ]
 
+    def beyond(self, other: "AppliedBatches") -> list[tuple[int, int]]:
+        """The (epoch, number) of batches that are applied here and not in the other record, ascending."""
+        found = []
+        for epoch in self.epochs():
+            counts = self._counts[epoch]
+            lacks = counts > 0
+            theirs = other._counts.get(epoch, counts[:0])[: len(counts)]
+            lacks[: len(theirs)] &= theirs == 0
+            found += [(epoch, number) for number in np.flatnonzero(lacks).tolist()]
+        return found
+
     def ranges(self, epoch: int) -> list[tuple[int, int]]:
         """The applied batches of an epoch as ascending [first, stop) pairs."""
         counts = self._counts.get(epoch)
@@ -158,6 +169,14 @@ class Ownership:
         """Returns the difference: owned here and not there."""
         return Ownership(self.buckets & ~other.buckets, self.pieces & ~other.pieces)
 
+    def within(self, other: "Ownership") -> "Ownership":
+        """Returns the intersection: owned here and there."""
+        return Ownership(self.buckets & other.buckets, self.pieces & other.pieces)
+
+    def with_all(self, other: "Ownership") -> "Ownership":
+        """Returns the union: owned here or there."""
+        return Ownership(self.buckets | other.buckets, self.pieces | other.pieces)
+
     def copy(self) -> "Ownership":
         """Returns one that can change by itself."""
         return Ownership(self.buckets.copy(), self.pieces.copy())
@@ -172,6 +191,14 @@ class Ownership:
     def among(self, keys: NDArray[np.int64], dense: bool) -> NDArray[np.bool_]:
         """Which of `keys`, int64 [n], are owned: bool [n]. With `dense` they are numbers of dense pieces."""
         return self.pieces[keys] if dense else self.buckets[buckets_of(keys)]
+
+    def of_request(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which keys of a request are owned: bool [n].
+
+        `counts` uint32 [tables], the dense table last, `keys` int64 [n].
+        """
+        rows = len(keys) - int(counts[-1])
+        return np.concatenate([self.among(keys[:rows], False), self.among(keys[rows:], True)])
 
     def owns(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> bool:
         """Whether every key of a request is owned: `counts` uint32 [tables], the dense table last, `keys` int64 [n]."""

@@ -171,6 +171,7 @@ class RegisterRequest(_message.Message):
     ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     MOST_PARITY_FIELD_NUMBER: _builtins.int
     KNOWS_ASYNC_PARITY_FIELD_NUMBER: _builtins.int
+    ADOPTS_ROWS_FIELD_NUMBER: _builtins.int
     data_address: _builtins.str
     """PS: tcp://host:port or unix:///path"""
     control_address: _builtins.str
@@ -188,6 +189,8 @@ class RegisterRequest(_message.Message):
     """PS: how many servers may be lost at a time by the parity that it can keep when it is told to; 0: it ignores that."""
     knows_async_parity: _builtins.bool
     """PS: it can hold deltas of several batches that come as one, and can answer pushes before others hold their deltas."""
+    adopts_rows: _builtins.bool
+    """PS: it can take over the rows of a lost PS while it has rows of its own."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -203,10 +206,11 @@ class RegisterRequest(_message.Message):
         routing_version: _builtins.int = ...,
         most_parity: _builtins.int = ...,
         knows_async_parity: _builtins.bool = ...,
+        adopts_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "knows_async_parity", b"knows_async_parity", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts_rows", b"adopts_rows", "control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "knows_async_parity", b"knows_async_parity", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2584,7 +2588,7 @@ class PrepareRequest(_message.Message):
 
     @_builtins.property
     def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """servers whose rows the others rebuild for their successors; none: rows move"""
+        """servers whose rows the others rebuild for their new owners; none: rows move"""
 
     @_builtins.property
     def priority_uris(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2876,6 +2880,7 @@ class SwitchRequest(_message.Message):
     MOVE_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     PULLS_FIELD_NUMBER: _builtins.int
+    REBUILT_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """whose routing table comes into force"""
     @_builtins.property
@@ -2888,6 +2893,10 @@ class SwitchRequest(_message.Message):
     def pulls(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutstandingPull]:
         """for a server that begins to order the staleness of all"""
 
+    @_builtins.property
+    def rebuilt(self) -> _containers.RepeatedCompositeFieldContainer[Global___RebuiltRows]:
+        """of lost servers, for a server that adopts some of them"""
+
     def __init__(
         self,
         *,
@@ -2895,10 +2904,11 @@ class SwitchRequest(_message.Message):
         move: _builtins.int = ...,
         applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
         pulls: _abc.Iterable[Global___OutstandingPull] | None = ...,
+        rebuilt: _abc.Iterable[Global___RebuiltRows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "barrier", b"barrier", "move", b"move", "pulls", b"pulls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "barrier", b"barrier", "move", b"move", "pulls", b"pulls", "rebuilt", b"rebuilt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

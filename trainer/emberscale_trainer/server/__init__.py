@@ -2,7 +2,8 @@
 
 Pure, decisions without rows or threads:
 
-* `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier` and `moves`.
+* `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier`, `moves`, and `adoption` (of
+  lost servers' rows).
 * `group`: the parity of other servers' rows; `lag`: the pushes that the parity of this server's rows still lacks.
 
 Around it:

@@ -13,6 +13,7 @@ from emberscale_api.job import MOST_PARITY, ScalingMode, TrainingJob
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_api.rpc.codec import message_of
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
+from emberscale_api.shape import memory_reserve
 from emberscale_api.telemetry import MemoryGauge
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.process import run_process, serve_metrics
@@ -50,7 +51,9 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     mover = RowMover(state, identity.token, peers)
     metrics = ServerMetrics(state, mover.protection, registry)
     flash = FlashStore(identity.flash_redis_url, identity.job_uid) if identity.flash_redis_url else None
-    control = ParameterServerControl(identity.index, identity.incarnation, state, mover, metrics, flash)
+    control = ParameterServerControl(
+        identity.index, identity.incarnation, state, mover, metrics, flash, lambda: _left(memory)
+    )
     master_pb2_grpc.add_ParameterServerServicer_to_server(control, grpc_server)
     grpc_server.start()
     DataPlane(listener, state, identity.token, identity.incarnation, context, mover.streams).start()
@@ -64,6 +67,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             stopping=stopping,
             most_parity=MOST_PARITY,
             knows_async_parity=True,
+            adopts_rows=True,
         )
     except JobOverError:
         _log.info("stopped", reason="NotRegistered")
@@ -114,6 +118,12 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     listener.close()
     _log.info("stopped", pushes=state.totals.pushes, repeated=state.totals.repeated)
     return SUPERSEDED_EXIT_CODE if heartbeat.superseded else 0
+
+
+def _left(memory: MemoryGauge) -> int | None:
+    """Returns the bytes below the memory limit that are free for rows; None without a limit."""
+    limit = memory.limit()
+    return None if limit is None else limit - memory_reserve(limit) - memory.used()
 
 
 def _listen(identity: ProcessIdentity) -> tuple[socket.socket, str]:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ import structlog
 
 from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, resolve_model
+from emberscale_api.readable import bytes_text
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_api.rpc.codec import damage_metadata, message_of, same_fields
@@ -27,6 +28,7 @@ from emberscale_trainer.membership import routing_from_proto
 from emberscale_trainer.models.initial import initial_parameters
 from emberscale_trainer.models.refusals import EntrypointError
 from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.adoption import bytes_to_adopt
 from emberscale_trainer.server.background import Background
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, LaterError
@@ -90,7 +92,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         mover: RowMover,
         metrics: ServerMetrics,
         flash: FlashStore | None = None,
+        memory_left: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """`memory_left` returns the bytes below the memory limit that are free; None: there is no limit."""
         self._saves = Saves(index, incarnation, metrics, flash)
         self._index = index
         self._incarnation = incarnation
@@ -102,6 +106,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._staging: _Staging | None = None
         self._ordering: tuple[int, TrainingJob] | None = None
         self._parity = 0
+        self._memory_left = memory_left
         self._next: RoutingTable | None = None  # of the move under way
         self._next_lag: LagBound | None = None
 
@@ -243,6 +248,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 )
                 if transfer.joins:
                     self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
+                elif transfer.lost and transfer.gained:
+                    self._require_memory(transfer)
                 self._next, self._next_lag = routing, _lag(request)
                 begins = transfer.orders and (transfer.joins or not self._state.core.orders)
                 self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
@@ -253,6 +260,19 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             is_done = staging.background.result(request.wait_seconds) is not None
             work = staging.background.work
             return master_pb2.PrepareReply(done=is_done, loaded_bytes=work.moved_bytes, problem=work.problem)
+
+    def _require_memory(self, transfer: Transfer) -> None:
+        """Raises NotHeldError if the rows of lost servers do not fit into the memory that is left."""
+        left, group = self._memory_left(), self._mover.protection.group
+        if left is None or group is None:
+            return
+        rows = self._state.figures().table_bytes
+        servers = len(transfer.table.owners)
+        needed = bytes_to_adopt(rows, transfer.before, transfer.gained, servers, self._parity, group.blocks.nbytes)
+        if needed > left:
+            raise NotHeldError(
+                f"adopting rows takes about {bytes_text(needed)} of memory, and {bytes_text(max(0, left))} are left"
+            )
 
     def _staged(self, transfer: Transfer, job: TrainingJob, checkpoint: str, priority: Sequence[str]) -> _Staging:
         move = transfer.number
@@ -309,8 +329,14 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 )
                 for pull in request.pulls
             )
+        group = self._mover.protection.group
+        rebuilt = [
+            (Ownership.of(group.table, one.server), _applied_from_proto(one.applied))
+            for one in request.rebuilt
+            if group is not None
+        ]
         with self._told(context, barrier.incarnation):
-            outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound)
+            outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound, rebuilt)
         generation, version = self._state.core.known
         if (
             self._parity

@@ -7,8 +7,8 @@ A push takes three steps, and nothing else may happen in between: `push` answers
 applied, and the caller steps the rows. An error between the second and the third step must end the process.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.adoption import PartlyApplied, combined
 from emberscale_trainer.server.barrier import Barrier, NotHeldError, Outcome
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.moves import Moves, Transfer
@@ -84,6 +85,7 @@ class _Serving:
     * `whole_since`: the version that replaced lost servers. An earlier table names servers that may still serve
       outdated rows.
     * `knows_pulls`: False if another server ordered before, and may have admitted pulls that were not handed over.
+    * `partly`: batches that only a part of the rows has; they are not among `applied`.
     """
 
     generation: int
@@ -96,6 +98,7 @@ class _Serving:
     handed_over: int = 0
     whole_since: int = 0
     knows_pulls: bool = True
+    partly: PartlyApplied = field(default_factory=PartlyApplied)
 
 
 class ServerCore:
@@ -146,6 +149,11 @@ class ServerCore:
     def applied(self) -> AppliedBatches:
         """The batches that are applied; the next push changes it. Raises NotHeldError where nothing is served."""
         return self._require().applied
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows have the same batches."""
+        return self._serving is None or not self._serving.partly
 
     # Assignment
 
@@ -304,7 +312,8 @@ class ServerCore:
         repeated = applied == header.batches
         if bound is not None and not (repeated or serving.knows_pulls or bound.is_outstanding(ticket)):
             return Status.REFRESH  # its staleness is unknown
-        if applied and not repeated:
+        is_split = header.is_round and any((header.epoch, number) in serving.partly for number in header.numbers)
+        if (applied and not repeated) or is_split:
             return Status.PARTIAL
         if not repeated:
             held = [self._barrier.held_until((header.epoch, number), now) for number in header.numbers]
@@ -320,8 +329,16 @@ class ServerCore:
                 bound.pushed(ticket, header.token)
         return Status.REPEATED if repeated else Status.OK
 
+    def lacking(self, header: Header) -> Ownership | None:
+        """Returns the part of the rows to which a push that was answered OK must be applied; None: all of them."""
+        serving, batch = self._require(), (header.epoch, header.batch)
+        return serving.partly.lacking(batch, serving.owned) if batch in serving.partly else None
+
     def record(self, session: int, header: Header, now: float) -> None:
-        """Notes batches as applied. Raises RuntimeError if one is applied already or held, a defect of the caller."""
+        """Notes batches as applied to all rows.
+
+        Raises RuntimeError if one is applied already or held, a defect of the caller.
+        """
         serving = self._require()
         for number in header.numbers:
             batch = (header.epoch, number)
@@ -329,6 +346,7 @@ class ServerCore:
                 raise RuntimeError(f"batch {batch} is applied already")
             self._barrier.applied(batch, now)
             serving.applied.record(*batch)
+            serving.partly.complete(batch)
         serving.trained = True
         if serving.bound is not None:
             serving.bound.pushed(_ticket(session, header), header.token)
@@ -340,16 +358,18 @@ class ServerCore:
     ) -> AppliedBatches:
         """Holds pushes from now on for `seconds`; returns all applied batches.
 
-        The server must serve this version: a ledger that has lost a switch names only some of the servers that own rows
-        now, and their snapshot would be incomplete. `checkpoint` is the number of the checkpoint that the barrier is
-        for, 0: none. A server refuses a number that it knows from another barrier, as the files may belong to a
-        complete checkpoint.
+        All rows must have the same batches. The server must serve this version: a ledger that has lost a switch names
+        only some of the servers that own rows now, and their snapshot would be incomplete. `checkpoint` is the number
+        of the checkpoint that the barrier is for, 0: none. A server refuses a number that it knows from another
+        barrier, as the files may belong to a complete checkpoint.
         """
         serving = self._of(generation)
         if version < serving.version:
             raise LaterError(f"version {serving.version} is served, and {version} is asked for")
         if version > serving.version:
             raise NotHeldError(f"version {version} is not served here")
+        if serving.partly:
+            raise NotHeldError(f"{len(serving.partly)} batches are yet to be applied to rows that were adopted here")
         if checkpoint and checkpoint <= self._checkpoint[0] and self._checkpoint != (checkpoint, number):
             raise LaterError(f"checkpoint {self._checkpoint[0]} was begun here, and {checkpoint} is not later")
         self._barrier.hold(number, seconds, now)
@@ -447,11 +467,13 @@ class ServerCore:
         settled: AppliedBatches,
         bound: StalenessBound | None,
         now: float,
+        rebuilt: Sequence[tuple[Ownership, AppliedBatches]] = (),
     ) -> tuple[Outcome, Transfer | None]:
         """Releases a settled barrier, and adopts the move's table; returns the finished move on the first call.
 
         A server without rows holds no barrier: it serves from now on, with `settled` as applied. Servers that keep what
-        they own during a rebuild hold none either. A server that begins to order the staleness of all uses `bound`.
+        they own during a rebuild hold none either; `rebuilt` are the batches in the rows that such a server adopts. A
+        server that begins to order the staleness of all uses `bound`.
         """
         if again := self._barrier.again(number, f"switch {move}"):
             self._of(generation)
@@ -468,6 +490,8 @@ class ServerCore:
         else:
             serving = self._of(generation)
             call = f"switch {move}"
+            if rebuilt:
+                self._adopt_rebuilt(serving, rebuilt)
             outcome = (
                 self._barrier.finish(number, call, serving.applied, now)
                 if not transfer.lost
@@ -485,6 +509,11 @@ class ServerCore:
         self.known = (generation, table.version)
         self._moves.end()
         return outcome, transfer
+
+    def _adopt_rebuilt(self, serving: _Serving, rebuilt: Sequence[tuple[Ownership, AppliedBatches]]) -> None:
+        if serving.partly:  # a group that keeps parity never counts as whole meanwhile
+            raise NotHeldError("batches are yet to be applied to rows that were adopted here before")
+        serving.applied, serving.partly = combined([(serving.owned, serving.applied), *rebuilt])
 
     def abandon(self, number: int) -> Transfer | None:
         """Leaves all moves up to this number; returns the move under way if it is among them."""

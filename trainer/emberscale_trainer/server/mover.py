@@ -101,7 +101,7 @@ class RowMover:
         self._state.lapse()
 
     def _rebuilt(self, transfer: Transfer, wait_seconds: float) -> CopyProgress:
-        """Rebuilds the rows of lost servers for their successors, or attaches to that."""
+        """Rebuilds the rows of lost servers for their new owners, or attaches to that."""
         if transfer.joins:
             return CopyProgress(ready=True)
         with self._lock:
@@ -112,7 +112,13 @@ class RowMover:
                     raise NotHeldError("no parity is held here")
                 if rebuild is not None:
                     rebuild.close("a later move has begun")
-                rebuild = self._rebuild = Rebuild(group, transfer, self._token, self._context)
+                rebuild = self._rebuild = Rebuild(
+                    group,
+                    transfer,
+                    lambda item: self._state.receive(transfer.number, item),
+                    self._token,
+                    self._context,
+                )
         return rebuild.progress(wait_seconds)
 
     def _sending_of(self, transfer: Transfer, spare_seconds: float = 0.0) -> "_MoveSending | None":

@@ -24,7 +24,7 @@ class Transfer:
     """The part of the server with this index in a move: it owns `before` until `table` comes into force.
 
     * `replaces`: the table replaces lost servers. No rows are sent: successors load them from a checkpoint.
-    * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
+    * `lost`: the indexes of servers whose rows the others rebuild for their new owners; empty: rows move.
     """
 
     number: int
@@ -56,10 +56,7 @@ class Transfer:
 
     def given(self) -> dict[int, Ownership]:
         """What the server gives away, by the index of the receiver."""
-        lost = self.before.without(self.after)
-        buckets, pieces = np.array(self.table.bucket_owners), np.array(self.table.piece_owners)
-        peers = sorted({*buckets[lost.buckets].tolist(), *pieces[lost.pieces].tolist()})
-        return {peer: Ownership(lost.buckets & (buckets == peer), lost.pieces & (pieces == peer)) for peer in peers}
+        return new_owners(self.before.without(self.after), self.table)
 
 
 class Moves:
@@ -115,6 +112,13 @@ class Moves:
         if self.transfer is not None:
             self._over = max(self._over, self.transfer.number)
             self.transfer = None
+
+
+def new_owners(owned: Ownership, table: RoutingTable) -> dict[int, Ownership]:
+    """Returns who owns these buckets and pieces under a table, by index, with the part of each."""
+    buckets, pieces = np.array(table.bucket_owners), np.array(table.piece_owners)
+    peers = sorted({*buckets[owned.buckets].tolist(), *pieces[owned.pieces].tolist()})
+    return {peer: Ownership(owned.buckets & (buckets == peer), owned.pieces & (pieces == peer)) for peer in peers}
 
 
 def stream_of(move: int, source: int) -> int:

@@ -1,8 +1,12 @@
-"""Sends the rebuilt rows of lost servers to the successors of these servers."""
+"""Sends the rebuilt rows of lost servers to their new owners: their successors, or the servers that are left.
+
+A server that is left may own some of the rows that it rebuilds itself; these need no stream.
+"""
 
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -10,7 +14,7 @@ import structlog
 from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.moves import Transfer
+from emberscale_trainer.server.moves import Transfer, new_owners
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.sending import CopyProgress, RowSending
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError
@@ -22,14 +26,23 @@ _log = structlog.get_logger()
 class Rebuild(RowSending):
     """One server's part in the rebuild of lost ones, in a thread that ends with it."""
 
-    def __init__(self, group: Group, transfer: Transfer, token: str, context: ssl.SSLContext | None) -> None:
-        """`transfer` names the lost servers of the group, and the table with their successors."""
+    def __init__(
+        self,
+        group: Group,
+        transfer: Transfer,
+        receive: Callable[[Item], None],
+        token: str,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """`transfer` names the lost servers of the group, and their rows' new owners; `receive` takes this server's."""
         if not transfer.lost or not set(transfer.lost) <= set(group.members):
             raise NotHeldError("the lost servers are not of this group")
-        super().__init__("the rebuild of move", transfer, transfer.lost, token, context)
+        self._owned = {lost: new_owners(Ownership.of(group.table, lost), transfer.table) for lost in transfer.lost}
+        peers = {peer for owned in self._owned.values() for peer in owned}
+        super().__init__("the rebuild of move", transfer, peers - {transfer.index}, token, context)
+        self._me, self._receive = transfer.index, receive
         self._group: Group | None = group  # released at the end: old parity takes as much memory as new
         self._pieces = 0
-        self._owned = {lost: Ownership.of(transfer.table, lost) for lost in transfer.lost}
         threading.Thread(target=self._run, args=(group,), name="rebuild", daemon=True).start()
 
     def progress(self, wait_seconds: float) -> CopyProgress:
@@ -69,8 +82,15 @@ class Rebuild(RowSending):
         """Sends the rows that a lost server owned. The parity may have more, left by an earlier or failed move."""
         rows = 0
         for table, is_dense, found in group.rest(member):
-            records = found[self._owned[lost].among(keys_of(found), is_dense)]
-            if len(records):
-                self._put(lost, Item(ItemKind.ROWS, table, records))
-                rows += len(records)
+            for peer, owned in self._owned[lost].items():
+                records = found[owned.among(keys_of(found), is_dense)]
+                if len(records):
+                    self._give(peer, Item(ItemKind.ROWS, table, records))
+                    rows += len(records)
         return rows
+
+    def _give(self, peer: int, item: Item) -> None:
+        if peer == self._me:
+            self._receive(item)
+        else:
+            self._put(peer, item)

@@ -328,10 +328,13 @@ class ServerState:
                 self._eviction.finish()
             push = tables.reserve(counts, keys, values, changes_of=changes_of)
             self._check_pieces(counts, keys)
+            if (lacking := self.core.lacking(header)) is not None:
+                counts, keys, values = tables.part_of(counts, keys, values, lacking.of_request(counts, keys))
+                push = tables.reserve(counts, keys, values)
             self.core.record(session, header, began)
             try:
                 if evicts:
-                    tables.clock = self.core.applied.total
+                    tables.clock = max(tables.clock, self.core.applied.total)
                 push()
                 if self._watch is not None:
                     self._watch(tables, counts, keys)
@@ -499,6 +502,7 @@ class ServerState:
         move: int,
         settled: AppliedBatches,
         bound: StalenessBound | None = None,
+        rebuilt: Sequence[tuple[Ownership, AppliedBatches]] = (),
     ) -> Outcome:
         """As `ServerCore.switch`, of a move that is `prepared`.
 
@@ -509,7 +513,7 @@ class ServerState:
             if (current := self.core.transfer) is not None and current.number == move:
                 self._require_room(current)
                 self._eviction.finish()  # first: it may lack memory, and the switch is made only once
-            outcome, transfer = self.core.switch(generation, number, move, settled, bound, self._clock())
+            outcome, transfer = self.core.switch(generation, number, move, settled, bound, self._clock(), rebuilt)
             if transfer is not None:
                 if transfer.joins:
                     self._serve(self._staged)

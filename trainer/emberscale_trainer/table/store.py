@@ -160,6 +160,18 @@ class TableStore:
         if kernels.pull(self._requested_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
             raise self._mismatch(state)
 
+    def part_of(
+        self,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        gradients: NDArray[np.float32],
+        chosen: NDArray[np.bool_],
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
+        """Returns the arguments of a `push` of the `chosen: bool[n]` ones of these keys; `reserve` has checked them."""
+        tables = np.repeat(np.arange(len(counts)), counts)
+        kept = np.repeat(chosen, self._dimensions[tables])
+        return np.bincount(tables[chosen], minlength=len(counts)).astype(np.uint32), keys[chosen], gradients[kept]
+
     def reserve(
         self,
         counts: NDArray[np.uint32],

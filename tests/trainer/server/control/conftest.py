@@ -64,7 +64,8 @@ class Server:
         self.state = ServerState()
         self.mover = RowMover(self.state, "secret")
         metrics = ServerMetrics(self.state, self.mover.protection, CollectorRegistry())
-        self.control = ParameterServerControl(0, "i", self.state, self.mover, metrics, flash)
+        self.memory_left: int | None = None
+        self.control = ParameterServerControl(0, "i", self.state, self.mover, metrics, flash, lambda: self.memory_left)
         resolved = resolve_model(self.job.spec)
         parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
         self.length = piece_length(parameters)

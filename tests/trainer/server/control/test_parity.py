@@ -68,3 +68,23 @@ def test_a_master_that_does_not_know_async_rebuilds_nothing_from_parity_that_lag
         server.control.Prepare(prepare, CONTEXT)
     prepare.knows_async_parity = True
     assert server.control.Prepare(prepare, CONTEXT).done
+
+
+def test_a_server_adopts_no_rows_that_do_not_fit_into_its_memory(server: Server) -> None:
+    routing = server.routing(1, 1)
+    routing.servers.add(index=1, incarnation="i1", data_address="127.0.0.1:1")
+    routing.bucket_owners[:512] = [1] * 512
+    assign = master_pb2.AssignRequest(
+        routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS, parity=1
+    )
+    assert server.control.Assign(assign, CONTEXT).done
+    routing.version = 2
+    routing.bucket_owners[:512] = [0] * 512
+    prepare = master_pb2.PrepareRequest(
+        move=1, since=1, routing=routing, manifest_json=server.job.to_json(), incarnation="i", lost=[1]
+    )
+    server.memory_left = 1000
+    with pytest.raises(RefusedError, match=r"adopting rows takes about .* of memory, and 1,000 bytes are left"):
+        server.control.Prepare(prepare, CONTEXT)
+    server.memory_left = 1 << 30
+    assert server.control.Prepare(prepare, CONTEXT).done

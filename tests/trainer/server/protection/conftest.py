@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import StreamSender
-from emberscale_trainer.table import Reader, TableStore
+from emberscale_trainer.table import Reader, TableStore, keys_of
 from eventually import unwrap
 from moves import SECONDS, TABLES, Batch, MovingServer, table_of, trained_tables
-from snapshots import records_of
+from snapshots import all_rows, records_of
 from waiting import noted_call, wait_at
 
 
@@ -46,15 +47,23 @@ class Servers:
         self.applied = [AppliedBatches() for _ in range(count)]
         self.random = np.random.default_rng(0)
         self.batches = 0
+        self.gone: set[int] = set()
+        """Lost servers without a successor."""
         for server, store in zip(self.serving, self.stores, strict=True):
             server.assign(self.table, store)
 
     def protect(self) -> None:
         """Forms the group of every server; returns when all rows are protected."""
-        for server in self.serving:
+        for server in self.left:
             server.mover.protection.form(self.table, server.index, self._parity, self._lag)
-        for server in self.serving:
-            await_protection(server)
+        for server in self.left:
+            if server.mover.protection.group is not None:
+                await_protection(server)
+
+    @property
+    def left(self) -> list[MovingServer]:
+        """The servers that are not lost."""
+        return [server for server in self.serving if server.index not in self.gone]
 
     def batch(self) -> Batch:
         self.batches += 1
@@ -63,7 +72,7 @@ class Servers:
     def push(self, batch: Batch, *indexes: int) -> list[Status]:
         """Pushes a batch to the given servers, by default to all; the twins apply what their servers do."""
         said = []
-        for index in indexes or range(len(self.serving)):
+        for index in indexes or [server.index for server in self.left]:
             part = batch.part(Ownership.of(self.table, index))
             header = Header(
                 Kind.PUSH,
@@ -126,10 +135,43 @@ class Servers:
         self.switch(joined, table, table.version, rebuilt[0])
         return rebuilt[0]
 
+    def adopt(self, *lost: int) -> Mapping[int, AppliedBatches]:
+        """Loses servers, whose rows the others adopt; returns the batches in the rows of each."""
+        self.gone |= {*lost}
+        before, number = self.table, self.table.version + 1
+        survivors = cycle(server.index for server in self.left)
+        after = replace(
+            before,
+            version=number,
+            bucket_owners=tuple(next(survivors) if owner in lost else owner for owner in before.bucket_owners),
+            piece_owners=tuple(next(survivors) if owner in lost else owner for owner in before.piece_owners),
+        )
+        for server in self.left:
+            server.state.prepare(number, before.version, after, server.index, lost=lost)
+            assert server.state.prepared(number, SECONDS)
+        with ThreadPoolExecutor(len(self.left)) as threads:
+            said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), self.left)]
+        assert all(one.ready for one in said)
+        rebuilt: Mapping[int, AppliedBatches] = said[0].rebuilt
+        records = [(Ownership.of(before, index), rebuilt[index]) for index in lost]
+        for server in self.left:
+            server.state.switch(before.generation, number, number, AppliedBatches(), None, records)
+            self._give_to_twin(server.index, lost, after)
+        self.table = after
+        self.protect()
+        return rebuilt
+
+    def _give_to_twin(self, index: int, lost: Sequence[int], table: RoutingTable) -> None:
+        owned = Ownership.of(table, index)
+        for one in lost:
+            for number in range(TABLES + 1):
+                records = all_rows(self.twins[one], number)
+                self.twins[index].load(number, records[owned.among(keys_of(records), number == TABLES)])
+
     def check(self) -> None:
-        """Checks that all rows are those of the twins to the bit."""
-        for store, twin in zip(self.stores, self.twins, strict=True):
-            assert rows_of(store) == rows_of(twin)
+        """Checks that all rows of servers that are left are those of the twins to the bit."""
+        for server in self.left:
+            assert rows_of(self.stores[server.index]) == rows_of(self.twins[server.index])
 
     def close(self) -> None:
         for server in self.made:

@@ -1,0 +1,117 @@
+"""Servers that are left adopt the rows of lost ones to the bit, also where only some had applied a batch."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from tests.trainer.server.protection.conftest import Servers, ranges_of
+
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+from moves import TABLES, Batch
+
+
+def test_survivors_have_the_rows_of_a_lost_server_to_the_bit(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(4)
+    servers.push(servers.batch())  # before there is parity
+    servers.protect()
+    for lost in (1, 0, 3):
+        for _ in range(10):
+            assert set(servers.push(servers.batch())) == {Status.OK}
+        rest = servers.adopt(lost)
+        assert ranges_of(rest[lost]) == ranges_of(servers.applied[lost])
+        servers.check()
+    assert servers.push(servers.batch()) == [Status.OK], "one server has all rows"
+    servers.check()
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_survivors_have_the_rows_of_two_lost_servers_to_the_bit(
+    make_servers: Callable[..., Servers], count: int
+) -> None:
+    for pair in combinations(range(count), 2):
+        servers = make_servers(count, parity=2)
+        servers.protect()
+        for _ in range(5):
+            servers.push(servers.batch())
+        servers.adopt(*pair)
+        servers.check()
+        assert set(servers.push(servers.batch())) == {Status.OK}
+        servers.check()
+        servers.close()
+
+
+def torn(servers: Servers) -> tuple[Batch, Batch]:
+    """ps-1 is lost after it alone has applied one batch, and ps-0 alone another; ps-0 and ps-2 adopt its rows."""
+    servers.protect()
+    servers.push(servers.batch())
+    ahead, behind = servers.batch(), servers.batch()
+    assert servers.push(ahead, 1) == [Status.OK]
+    assert servers.push(behind, 0) == [Status.OK]
+    before = servers.table
+    servers.adopt(1)
+    servers.check()
+    adopted = Ownership.of(before, 1).within(Ownership.of(servers.table, 0))
+    assert adopted
+    return ahead, behind
+
+
+def push(servers: Servers, batch: Batch, index: int, lacking: Ownership) -> Status:
+    """Pushes a batch to one server, and to its twin the part that the server lacks."""
+    header = Header(
+        Kind.PUSH, generation=1, version=servers.table.version, batch=batch.number, token=1, tables=TABLES + 1
+    )
+    status = servers.serving[index].state.push(0, header, *batch.part(Ownership.of(servers.table, index)))
+    if status is Status.OK:
+        servers.twins[index].push(*batch.part(lacking))
+    return status
+
+
+def test_a_torn_batch_is_applied_to_the_rows_that_lack_it(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(3)
+    first = servers.table
+    ahead, behind = torn(servers)
+    for index in (0, 2):
+        own, all_owned = Ownership.of(first, index), Ownership.of(servers.table, index)
+        assert push(servers, ahead, index, own) is Status.OK, "the adopted rows have it"
+        servers.check()
+        assert push(servers, ahead, index, own) is Status.REPEATED
+        lacking = all_owned.without(own) if index == 0 else all_owned
+        assert push(servers, behind, index, lacking) is Status.OK
+        servers.check()
+        assert push(servers, behind, index, lacking) is Status.REPEATED
+    assert set(servers.push(servers.batch())) == {Status.OK}
+    servers.check()
+
+
+def test_no_barrier_sees_rows_with_different_batches(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(3)
+    first = servers.table
+    ahead, behind = torn(servers)
+    state, version = servers.serving[0].state, servers.table.version
+    protection, own = servers.serving[0].mover.protection, Ownership.of(first, 0)
+    assert protection.version == 0, "nobody could tell which rows have which batches"
+    push(servers, behind, 0, Ownership.of(servers.table, 0).without(own))
+    with pytest.raises(NotHeldError, match="1 batches are yet to be applied to rows that were adopted here"):
+        state.hold(1, version, 9, 10.0)
+    push(servers, ahead, 0, own)
+    assert [*state.hold(1, version, 9, 10.0).ranges(0)] == [(0, 3)]
+    assert protection.version == version
+
+
+def test_an_adopter_that_is_lost_later_is_adopted_itself(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(4)
+    servers.protect()
+    servers.push(servers.batch())
+    half = servers.batch()
+    first = servers.table
+    assert servers.push(half, 0) == [Status.OK]
+    servers.adopt(1)
+    for index in (0, 2, 3):
+        own, all_owned = Ownership.of(first, index), Ownership.of(servers.table, index)
+        assert push(servers, half, index, all_owned.without(own) if index == 0 else all_owned) is Status.OK
+        servers.applied[index].record(0, half.number)
+    rest = servers.adopt(0)
+    assert ranges_of(rest[0]) == ((0, 2),)
+    servers.check()
