@@ -156,6 +156,7 @@ class SwitchCall:
     * `applied`: the batches that count as applied on a server that joins, and for the staleness bound of one that
       begins to order.
     * `pulls`: the outstanding pulls, for a server that begins to order the staleness of all.
+    * `rebuilt`: by lost server, the batches that count as applied to its rows, for a server that adopts some of them.
     """
 
     generation: int
@@ -163,6 +164,7 @@ class SwitchCall:
     move: int
     applied: Applied
     pulls: tuple[HandedPull, ...] = ()
+    rebuilt: Mapping[int, Applied] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
        before SWITCH: a failure undoes the move, which is tried again later or given up
        a barrier that fails -> COPY, which continues where it was
        from SWITCH on: the next master finishes it; a server that refuses the switch -> the job recovers
-       rows of lost servers, rebuilt for their successors (`rebuilding`): from COPY to SWITCH, without a barrier
+       rows of lost servers, rebuilt for their new owners (`rebuilding`): from COPY to SWITCH, without a barrier
 
 SWITCH is durable before any server adopts the new table, so the ledger knows of every table that a server may have. A
 server holds the barrier of a move long enough for the next master to take over. If even that hold lapses, the receivers
@@ -36,6 +36,7 @@ from emberscale_jobmaster.events import AppliedReport, Prepared
 from emberscale_jobmaster.losses import recover
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
+from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.recovery import Failure
 from emberscale_jobmaster.state import (
     JobState,
@@ -303,7 +304,9 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
             knows_async_parity=state.chosen_durability is Durability.ASYNC,
         )
     if operation.lost and operation.phase is MovePhase.SWITCH:
-        return SwitchCall(operation.table.generation, number, number, operation.settled.get(whom, {}))
+        adopted = operation.settled if operation.is_adoption else {}
+        applied = on_all(adopted.values()) if adopted else operation.settled.get(whom, {})
+        return SwitchCall(operation.table.generation, number, number, applied, rebuilt=adopted)
     if operation.phase is MovePhase.COPY or barrier is None:
         return CopyCall(number, WAIT_SECONDS, 0.0 if scaling.is_urgent(state) else SPARE_SECONDS)
     if operation.phase is MovePhase.SWITCH:

@@ -325,7 +325,7 @@ class Move:
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
     * `shares`: the shares by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
-    * `lost`: servers whose rows the others rebuild for their successors, without a barrier; empty: rows move.
+    * `lost`: servers whose rows the others rebuild for their new owners, without a barrier; empty: rows move.
     * `settled`: in phase SWITCH, by lost server: the batches that count as applied to its rebuilt rows. `forgotten`:
       those of them that these rows lack.
     """
@@ -365,6 +365,11 @@ class Move:
     def leavers(self) -> tuple[PsAddress, ...]:
         """The servers that will own nothing."""
         return tuple(server for server in self.parties if server not in self.table.owners)
+
+    @property
+    def is_adoption(self) -> bool:
+        """Whether the servers that are left take over the rows of lost ones."""
+        return bool(self.lost) and not {*self.lost} & {server.index for server in self.table.owners}
 
     @property
     def holds(self) -> bool:

@@ -127,8 +127,11 @@ class ServerChannels:
                 known["settle"] = messages.wire_applied(batches)
             case SnapshotCall(checkpoint=checkpoint):
                 known["uri"] = checkpoint if is_flash(checkpoint) else f"{self._uri_of(checkpoint)}/"
-            case SwitchCall(applied=batches):
+            case SwitchCall(applied=batches, rebuilt=rebuilt):
                 known["applied"] = messages.wire_applied(batches)
+                known["rebuilt"] = [
+                    pb.RebuiltRows(server=server, applied=messages.wire_applied(has)) for server, has in rebuilt.items()
+                ]
         return message_of(kind, asked, **known)
 
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:

@@ -1,6 +1,8 @@
-"""Rebuilds the rows of lost parameter servers from the parity that the others hold, for the processes in their places.
+"""Rebuilds the rows of lost parameter servers from the parity that the others hold, for their new owners.
 
     lost -> (all successors have joined) -> a move with `lost`: PREPARE -> COPY -> SWITCH -> over
+       they have not after some seconds -> the same move, in which the survivors adopt the rows
+       the survivors cannot, for want of memory -> the successors are waited for
        another server is lost before COPY, and the parity covers all -> lost, with one more server
        another server is lost otherwise, or attempts keep failing -> the job rolls back
        a lost server returns before COPY -> over, or only the others are lost
@@ -8,8 +10,10 @@
 
 In COPY, the survivors take their own rows out of the parity, which covers none of them from then on.
 
-The survivors keep their rows, the generation stays, and nobody holds a barrier: neither the survivors' ownership nor
-the lost servers' rows change. Workers retry a batch that only some servers have applied.
+The survivors keep their rows, the generation stays, and nobody holds a barrier: neither the survivors' rows nor the
+lost servers' rows change. Workers retry a batch that only some servers have applied. A survivor that has adopted rows
+applies such a batch to those of its rows that lack it. The successor of a server whose rows others have adopted gets
+its share by a live move.
 
 With `durability: Async`, rebuilt rows may lack the latest pushes that their server had answered. The ledger decides
 which batches they have forgotten: those that are done as SWITCH begins, and count as applied to these rows from then
@@ -24,14 +28,15 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.status import Rebuilds
-from emberscale_api.readable import bytes_text
-from emberscale_api.routing import ParityTrouble
+from emberscale_api.readable import bytes_text, duration_text
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.losses import is_protected, recover
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase, Restored, Source
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
+from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import Applied, count, minus, on_any
 from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding
 from emberscale_jobmaster.state import (
@@ -41,12 +46,15 @@ from emberscale_jobmaster.state import (
     Stage,
     applied_batches,
     due_parity,
+    limits_of,
     sizes_of,
     switching,
 )
 
 MOST_ATTEMPTS = 5
 AGAIN_SECONDS = 1.0
+ADOPT_SECONDS = 3.0
+"""How long lost servers may lack a successor before the survivors adopt their rows: that costs another move later."""
 PREPARE_SECONDS = 180.0
 """How long the successor may take to build the model and its tables."""
 PARTED_SECONDS = 5.0
@@ -152,6 +160,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         lost = replace(lost, told=True, began_at=now)
         one = len(lost.lost) == 1
         succeeded = "it has a successor" if one else "they have successors"
+        if _may_adopt(state, lost):
+            succeeded += f", or on the other servers after {duration_text(ADOPT_SECONDS)}"
         message = f"{lost.reason}: {_their(lost)} rows are rebuilt from parity once {succeeded}"
         return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
     present = {server: state.members.server(server) for server in lost.servers}
@@ -168,8 +178,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     table = state.routing.table
     following = [present.get(one.index, one) for one in table.servers]  # None: a lost one has no successor yet
     servers = tuple(one for one in following if one is not None)
-    if len(servers) < len(following):
+    adopts = len(servers) < len(following)
+    if adopts and not (now >= lost.began_at + ADOPT_SECONDS and _may_adopt(state, lost)):
         return state
+    shares = _shares_without(state, lost) if adopts else state.routing.shares
+    after = _adopted(table, lost, shares) if adopts else replace(table, servers=servers)
     move = Move(
         id=state.next_operation,
         number=state.next_barrier,
@@ -177,13 +190,38 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         began_at=now,
         deadline=now + PREPARE_SECONDS,
         sizes=sizes_of(state, spec),
-        table=replace(table, version=state.next_version, servers=servers),
-        servers=servers,
-        shares=state.routing.shares,
-        members=tuple(one.index for one in table.owners),
+        table=replace(after, version=state.next_version),
+        servers=after.servers,
+        shares=shares,
+        members=tuple(one.index for one in after.owners),
         lost=lost.servers,
     )
     return replace(state, rebuilding=replace(lost, attempts=lost.attempts + 1)).beginning(move)
+
+
+def _may_adopt(state: JobState, lost: Rebuilding) -> bool:
+    """Whether the survivors may take over the rows: all know how, and none has failed to."""
+    left = [server.index for server in state.routing.table.owners if server.index not in lost.lost]
+    processes = [state.members.process(Role.PS, index) for index in left]
+    return not lost.awaits_successors and all(process is not None and process.adopts_rows for process in processes)
+
+
+def _shares_without(state: JobState, lost: Rebuilding) -> tuple[float, ...]:
+    """Returns the shares of the routing table, of which lost servers have none."""
+    servers = len(state.routing.table.servers)
+    shares = state.routing.shares or (1.0,) * servers
+    return tuple(0.0 if index in lost.lost else share for index, share in enumerate(shares))
+
+
+def _adopted(table: RoutingTable, lost: Rebuilding, shares: tuple[float, ...]) -> RoutingTable:
+    """Returns the table in which the survivors own what the lost servers owned, and all else stays."""
+
+    def after(owners: tuple[int, ...]) -> tuple[int, ...]:
+        left = [NOBODY if owner in lost.lost else owner for owner in owners]
+        given = placed(left, len(shares), limits_of(shares))
+        return tuple(new if before == NOBODY else before for before, new in zip(left, given, strict=True))
+
+    return replace(table, bucket_owners=after(table.bucket_owners), piece_owners=after(table.piece_owners))
 
 
 def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now: float) -> JobState:
@@ -191,7 +229,8 @@ def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now
     lost, state = state.rebuilding, state.without(move)
     if lost is None or lost.attempts >= MOST_ATTEMPTS:
         return _roll_back(state, spec, f"the rows could not be rebuilt: {problem}")
-    return replace(state, rebuilding=replace(lost, next_at=now + AGAIN_SECONDS))
+    awaits_successors = lost.awaits_successors or move.is_adoption
+    return replace(state, rebuilding=replace(lost, next_at=now + AGAIN_SECONDS, awaits_successors=awaits_successors))
 
 
 def withdrawing(state: JobState) -> JobState:
@@ -238,6 +277,8 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
     lost, sent = state.rebuilding, sum(report.copied_bytes for report in move.copied.values())
     seconds = now - (move.began_at if lost is None else lost.began_at)
     name = " and ".join(slot_name(Role.PS, server) for server in move.lost)
+    if lost is not None and move.is_adoption:
+        state = _expelling(state, lost)
     state = replace(
         state.without(move),
         routing=Routing(move.table, True, state.routing.left, move.shares),
@@ -247,8 +288,11 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         forgotten=(*state.forgotten, *move.forgotten),
     )
     has = "has its" if len(move.lost) == 1 else "have their"
-    message = f"{name} {has} {bytes_text(sent)} of rows again, rebuilt from parity, by routing table"
-    message = f"{message} {move.table.version}; nothing was rolled back"
+    back = f"{name} {has} {bytes_text(sent)} of rows again"
+    if move.is_adoption:
+        owners = " and ".join(slot_name(Role.PS, server.index) for server in move.table.owners)
+        back = f"{bytes_text(sent)} of rows of {name} are on {owners}"
+    message = f"{back}, rebuilt from parity, by routing table {move.table.version}; nothing was rolled back"
     for share in move.forgotten:
         batches = sum(map(count, (part.ranges for part in share.epochs)))
         message += (
@@ -256,6 +300,15 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
             f"forgotten their latest {batches:,} batches, {share.samples:,} samples"
         )
     return reshaping.note_step(state, "Recovered", message, seconds)
+
+
+def _expelling(state: JobState, lost: Rebuilding) -> JobState:
+    """Expels lost servers that may speak again: others own their rows, and a share is for a server without rows."""
+    for server, incarnation in lost.lost.items():
+        process = state.members.slot(Role.PS, server).process
+        if process is not None and process.incarnation == incarnation:
+            state = replace(state, members=state.members.expelled(MemberId(Role.PS, server, incarnation)))
+    return state
 
 
 def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:

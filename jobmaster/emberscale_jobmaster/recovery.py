@@ -56,7 +56,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Decode:
-    """The others rebuild the rows of these servers from parity, for their successors: nothing rolls back."""
+    """The others rebuild the rows of these servers from parity, for their new owners: nothing rolls back."""
 
     servers: tuple[int, ...]
 
@@ -100,6 +100,7 @@ class Rebuilding:
       clock.
     * `attempts`: the number of moves begun to rebuild the rows.
     * `withdraws`: survivors may have begun to take their own rows out of the parity, so none of them can be rebuilt.
+    * `awaits_successors`: the survivors could not adopt the rows.
     """
 
     lost: Mapping[int, str]
@@ -109,6 +110,7 @@ class Rebuilding:
     attempts: int = 0
     next_at: float = 0.0
     withdraws: bool = False
+    awaits_successors: bool = False
 
     @property
     def servers(self) -> tuple[int, ...]:

@@ -366,12 +366,21 @@ def drained_servers(state: JobState) -> tuple[MemberId, ...]:
 def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
     """Returns the share of each server relative to the others; empty if all are equal.
 
-    A server that is being drained has the share 0 until another process has taken its place.
+    A server that is being drained, or whose rows others have adopted, has the share 0 until another process has taken
+    its place.
     """
-    if not state.drains and not state.shares:
+    away = {index for index in range(servers) if _is_drained(state, index) or _is_succeeded(state, index)}
+    if not away and not state.shares:
         return ()
-    shares = tuple(0.0 if _is_drained(state, index) else state.shares.get(index, 1.0) for index in range(servers))
+    shares = tuple(0.0 if index in away else state.shares.get(index, 1.0) for index in range(servers))
     return shares if max(shares, default=0.0) > 0.0 and len(set(shares)) > 1 else ()
+
+
+def _is_succeeded(state: JobState, index: int) -> bool:
+    """Whether a server of the routing table owns nothing and has no process."""
+    table = state.routing.table
+    is_routed = state.routing.ready and index < len(table.servers) and table.servers[index] not in table.owners
+    return is_routed and state.members.process(Role.PS, index) is None
 
 
 def _is_drained(state: JobState, index: int) -> bool:

@@ -1,7 +1,7 @@
 """A whole job in this thread: a master that is driven by what its members do, and by a clock."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.jobmaster.driven_master import DrivenMaster
@@ -41,7 +41,8 @@ ALL = frozenset({0, 1, 2})
 class Driven(DrivenMaster):
     """One job, whose data are `files` with `records`, and `evaluation` records in a file of their own.
 
-    With `forgets_anew`, the servers run a version that takes the batches of another job's checkpoint for applied.
+    With `forgets_anew`, the servers run a version that takes the batches of another job's checkpoint for applied;
+    without `adopts_rows`, one in which only a successor can have the rows of a lost server.
 
     * `workers`: the workers by index; `tasks`: what each works on; `committed`: how far it is, by the task's token.
     * `factors`: how many times longer a second of work takes a member, by slot; `worked` and `spent`: the seconds of
@@ -53,6 +54,7 @@ class Driven(DrivenMaster):
     evaluation: int = 0
     files: tuple[str, ...] = ("/data/day_0",)
     forgets_anew: bool = False
+    adopts_rows: bool = True
 
     def __post_init__(self) -> None:
         self.workers: dict[int, MemberId] = {}
@@ -87,7 +89,7 @@ class Driven(DrivenMaster):
                 served = self._served(server.member)
                 self.tell(HeartbeatReceived(now=self.now, member=server.member, served=served, **numbers))
             elif self._is_unknown(server.member):
-                process = _process(server.member)
+                process = self._process(server.member)
                 self.tell(Registered(now=self.now, member=server.member, process=process, **numbers))
         for worker in self.workers.values():
             if self._speaks(worker):
@@ -140,8 +142,20 @@ class Driven(DrivenMaster):
             self.ps[index] = ServerDouble(member, self.storage, self.lost, self.forgets_anew)
         else:
             self.workers[index] = member
-        self.tell(Registered(now=self.now, member=member, process=_process(member, most_parity, knows_async)))
+        process = replace(self._process(member), most_parity=most_parity, knows_async_parity=knows_async)
+        self.tell(Registered(now=self.now, member=member, process=process))
         return member
+
+    def _process(self, member: MemberId) -> Process:
+        return Process(
+            member.incarnation,
+            f"tcp://{member.slot}",
+            f"{member.slot}:1",
+            "",
+            most_parity=MOST_PARITY,
+            knows_async_parity=True,
+            adopts_rows=self.adopts_rows,
+        )
 
     def start(self) -> None:
         """All servers and a worker join, and the worker prepares the data."""
@@ -229,9 +243,16 @@ class Driven(DrivenMaster):
         self.tell(TaskFinished(now=self.now, member=member, token=task.token, finding=finding))
 
 
-def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1, durability: str = "Sync") -> Driven:
+def protected(
+    servers: int = 3,
+    interval: float = 1000.0,
+    parity: int = 1,
+    durability: str = "Sync",
+    *,
+    adopts_rows: bool = True,
+) -> Driven:
     """A job that has trained a little, and whose servers hold parity of each other."""
-    driven = Driven(servers=servers, interval=interval, parity=parity, durability=durability)
+    driven = Driven(servers=servers, interval=interval, parity=parity, durability=durability, adopts_rows=adopts_rows)
     driven.start()
     driven.train(4)
     driven.pass_time(1)
@@ -241,14 +262,3 @@ def protected(servers: int = 3, interval: float = 1000.0, parity: int = 1, durab
 
 def advise(driven: Driven, strategy: FaultToleranceStrategy) -> None:
     driven.tell(IntervalAdvised(now=driven.now, seconds=1000.0, strategy=strategy))
-
-
-def _process(member: MemberId, most_parity: int = MOST_PARITY, knows_async: bool = True) -> Process:
-    return Process(
-        member.incarnation,
-        f"tcp://{member.slot}",
-        f"{member.slot}:1",
-        "",
-        most_parity=most_parity,
-        knows_async_parity=knows_async,
-    )

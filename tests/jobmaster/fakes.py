@@ -378,6 +378,7 @@ class Caller:
         most_parity: int = 0,
         *,
         knows_async_parity: bool = False,
+        adopts_rows: bool = False,
         **addresses: str,
     ) -> pb.RegisterReply:
         """Waits until the master listens, since all channels of this process share the state of an address."""
@@ -389,6 +390,7 @@ class Caller:
             routing_version=routing_version,
             most_parity=most_parity,
             knows_async_parity=knows_async_parity,
+            adopts_rows=adopts_rows,
             **addresses,
         )
         return self.stub.Register(request, timeout=60, wait_for_ready=True)

@@ -15,7 +15,7 @@ from eventually import unwrap
 
 
 def test_two_servers_lost_at_once_are_rebuilt_together_once_both_have_successors() -> None:
-    driven = protected(servers=4, parity=2)
+    driven = protected(servers=4, parity=2, adopts_rows=False)
     before = driven.job.routing.table
     applied = [driven.ps[index].applied for index in range(4)]
     driven.kill(Role.PS, 1)
@@ -70,7 +70,7 @@ def test_a_third_loss_takes_the_job_back() -> None:
 
 
 def test_one_of_two_servers_that_speaks_again_is_not_rebuilt() -> None:
-    driven = protected(servers=4, parity=2)
+    driven = protected(servers=4, parity=2, adopts_rows=False)
     silent = driven.ps[1]
     driven.quiet.add(silent.member.slot)
     driven.pass_time(20)

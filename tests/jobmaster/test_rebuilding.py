@@ -52,10 +52,10 @@ def test_people_are_told_of_the_loss_and_of_its_end() -> None:
     driven.kill(Role.PS, 1)
     assert driven.job.scaling.steps[-1].reason == "Degraded"
     assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1 is lost, and its rows are being rebuilt"
-    driven.pass_time(3)
+    driven.pass_time(2)
     driven.join(Role.PS, 1)
     step = driven.job.scaling.steps[-1]
-    assert (step.reason, step.seconds) == ("Recovered", 3.0)
+    assert (step.reason, step.seconds) == ("Recovered", 2.0)
     assert "rows of ps-0, ps-1, ps-2 are still sent" in rebuilding.unprotected_reason(driven.job, driven.spec)
     driven.pass_time(1)
     assert not rebuilding.unprotected_reason(driven.job, driven.spec)
@@ -89,7 +89,7 @@ def test_a_second_loss_takes_the_job_back() -> None:
 
 
 def test_a_loss_that_is_told_again_is_one_loss() -> None:
-    driven = protected()
+    driven = protected(adopts_rows=False)
     lost = driven.ps[1].member
     driven.quiet.add(lost.slot)
     driven.pass_time(40)  # silent, then registered anew
@@ -99,7 +99,7 @@ def test_a_loss_that_is_told_again_is_one_loss() -> None:
 
 
 def test_a_server_that_speaks_again_before_anybody_was_told_goes_on() -> None:
-    driven = protected()
+    driven = protected(adopts_rows=False)
     lost = driven.ps[1]
     driven.quiet.add(lost.member.slot)
     driven.pass_time(20)

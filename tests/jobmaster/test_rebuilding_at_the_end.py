@@ -13,8 +13,8 @@ from emberscale_jobmaster.state import Stage, committed_samples
 
 
 def suspended() -> Driven:
-    """A job that is to rest while a server is lost."""
-    driven = protected()
+    """A job that is to rest while a server is lost, whose rows only its successor can have."""
+    driven = protected(adopts_rows=False)
     driven.kill(Role.PS, 1)
     driven.suspend()
     return driven
@@ -50,7 +50,7 @@ def test_a_suspension_does_not_wait_for_a_successor_that_does_not_come() -> None
 
 def saving(call: str) -> Driven:
     """A job whose last checkpoint waits for the answer of ps-1 to a call."""
-    driven = protected()
+    driven = protected(adopts_rows=False)
     driven.faults[call, 1] = Fault(hangs=True, times=99)
     driven.train_all()
     driven.pass_time(1)

@@ -71,6 +71,7 @@ from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull
+from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import JobState, Stage, drained_servers, phase_of, sizes_of, wanted_sizes
@@ -323,6 +324,7 @@ class Master(Process):
             "",
             most_parity=most_parity,
             knows_async_parity=member.role is Role.PS,
+            adopts_rows=member.role is Role.PS,
         )
         yield from self._changing(
             Registered(now=self.world.now, member=member, process=joined, generation=generation, version=version)
@@ -506,16 +508,17 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
                 for pull in handed.pulls
             )
             return AppliedReport(ranges_of(handed.applied), pulls=pulls)
-        case SwitchCall(generation, barrier, move, applied, handed_pulls):
-            runs = [(epoch, [(first, stop, 1) for first, stop in batches]) for epoch, batches in applied.items()]
-            settled = AppliedBatches.from_runs(runs)
+        case SwitchCall(generation, barrier, move, applied, handed_pulls, rebuilt):
+            settled = _record(applied)
+            adopted = {lost: _record(batches) for lost, batches in rebuilt.items()}
             taken = tuple(
                 OutstandingPull(
                     Ticket(pull.session, pull.epoch, pull.batch, pull.batches, pull.is_round), pull.token, pull.unseen
                 )
                 for pull in handed_pulls
             )
-            return AppliedReport(ranges_of((yield from server.switch(generation, barrier, move, settled, taken))))
+            has = yield from server.switch(generation, barrier, move, settled, taken, adopted)
+            return AppliedReport(ranges_of(has))
         case AbandonCall(move):
             server.mover.abandon(move)
             return None
@@ -527,6 +530,12 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             files = (CheckpointFile(path=saving.path, bytes=1, crc32=0),) if saving.done else ()
             return Saved(saving.done, saving.written, saving.problem, files)
     raise TypeError(request)
+
+
+def _record(applied: Applied) -> AppliedBatches:
+    return AppliedBatches.from_runs(
+        (epoch, [(first, stop, 1) for first, stop in batches]) for epoch, batches in applied.items()
+    )
 
 
 def ranges_of(applied: AppliedBatches) -> dict[int, tuple[tuple[int, int], ...]]:

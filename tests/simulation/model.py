@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
 from tests.simulation.scenario import (
+    ADOPTED,
     DEGRADED,
     LAGGED,
     PROTECTED,
@@ -92,8 +93,8 @@ class Model:
         """By a server's incarnation and the generation: the batches that it has acknowledged."""
         self._lacking: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
         """By generation: acknowledged batches that a rebuilt unit lacks, and that will be applied to it again."""
-        self._predecessor: dict[tuple[str, int], str] = {}
-        """By a rebuilt server's incarnation and the generation: the incarnation of the server that it replaces."""
+        self._predecessors: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        """By a server's incarnation and the generation: the incarnations of lost servers whose rows it has got."""
         self._holder: dict[tuple[int, int], str] = {}
         """By generation and index: the incarnation of the server that adopted a table last."""
         self._trained: set[tuple[str, int]] = set()
@@ -142,30 +143,51 @@ class Model:
             self._forgotten[table.generation, unit] = counted - held
 
     def rebuilt(
-        self, server: "ParameterServer", table: RoutingTable, settled: AppliedBatches, rows: dict[Unit, set[Batch]]
+        self,
+        server: "ParameterServer",
+        before: RoutingTable,
+        after: RoutingTable,
+        records: Mapping[int, AppliedBatches],
+        rows: Mapping[Unit, set[Batch]],
     ) -> None:
-        """A server replaces a lost one, with rows that the others have rebuilt from parity."""
-        self._cluster.reaches(REBUILT)
-        record = recorded(settled)
-        before = self._holder.get((table.generation, server.index), "")
-        acknowledged = self._acknowledged[before, table.generation]
-        own = [unit for unit in UNITS if owner(table, unit) == server.index]
-        counted = {unit: touching(record, unit) for unit in own}
-        new = {unit: counted[unit] - rows.get(unit, set()) - self._forgotten[table.generation, unit] for unit in own}
-        forgotten = set[Batch]().union(*new.values())
-        self._predecessor[server.incarnation, table.generation] = before
-        self._within_bound(server, before, (acknowledged - record) | forgotten)
-        if foreign := forgotten - acknowledged:
-            self._broken(f"{server.name} forgets {sorted(foreign)}, which {before} has not acknowledged")
+        """A server gets rows that others have rebuilt from parity; `records` are of the lost servers that had them."""
+        self._cluster.reaches(REBUILT if server.index in records else ADOPTED)
+        own = {unit: owner(before, unit) for unit in UNITS if owner(after, unit) == server.index}
+        expected: dict[Unit, set[Batch]] = {}
+        for lost, record in records.items():
+            units = [unit for unit, earlier_owner in own.items() if earlier_owner == lost]
+            expected |= self._expected(server, after.generation, lost, recorded(record), units, rows)
         for unit in UNITS:
-            found, expected = rows.get(unit, set()), set[Batch]()
-            if unit in own:
-                earlier = self._forgotten[table.generation, unit] & counted[unit]
-                lost = earlier | touching(forgotten, unit)
-                self._forgotten[table.generation, unit], expected = lost, counted[unit] - lost
-                self._lacks(table.generation, unit, acknowledged - record)
-            if found != expected:
-                self._broken(f"{server.name} is rebuilt with {sorted(found)} in {unit} instead of {sorted(expected)}")
+            if rows.get(unit, set()) != expected.get(unit, set()):
+                wanted = sorted(expected.get(unit, set()))
+                self._broken(f"{server.name} is rebuilt with {sorted(rows.get(unit, set()))} in {unit} for {wanted}")
+
+    def _expected(
+        self,
+        server: "ParameterServer",
+        generation: int,
+        lost: int,
+        record: set[Batch],
+        units: list[Unit],
+        rows: Mapping[Unit, set[Batch]],
+    ) -> dict[Unit, set[Batch]]:
+        """Returns the batches that a server should find in the units of a lost one, and notes what they lack."""
+        predecessor = self._holder.get((generation, lost), "")
+        acknowledged = self._acknowledged[predecessor, generation]
+        counted = {unit: touching(record, unit) for unit in units}
+        new = {unit: counted[unit] - rows.get(unit, set()) - self._forgotten[generation, unit] for unit in units}
+        forgotten = set[Batch]().union(*new.values())
+        self._predecessors[server.incarnation, generation].add(predecessor)
+        self._within_bound(server, predecessor, (acknowledged - record) | forgotten)
+        if foreign := forgotten - acknowledged:
+            self._broken(f"{server.name} forgets {sorted(foreign)}, which {predecessor} has not acknowledged")
+        expected = {}
+        for unit in units:
+            earlier = self._forgotten[generation, unit] & counted[unit]
+            self._forgotten[generation, unit] = gone = earlier | touching(forgotten, unit)
+            expected[unit] = counted[unit] - gone
+            self._lacks(generation, unit, acknowledged - record)
+        return expected
 
     def _within_bound(self, server: "ParameterServer", before: str, lacking: set[Batch]) -> None:
         """Checks that a rebuilt server lacks no more of what its predecessor has acknowledged than parity may lag."""
@@ -191,12 +213,23 @@ class Model:
                     continue
                 lacks = touching(batches, unit) - other.rows.get(unit, set())
                 lacks -= self._forgotten[header.generation, unit]
-                if lacks and self._predecessor.get((other.incarnation, header.generation)) == server.incarnation:
+                if lacks and self._has_rows_of(other, server, header.generation):
                     self._lacks(header.generation, unit, lacks)
-                    all_acknowledged = self._acknowledged[server.incarnation, header.generation]
-                    self._within_bound(other, server.incarnation, all_acknowledged - recorded(other.core.applied))
+                    self._within_bound(other, server.incarnation, self._lacked(other, server, header.generation))
                 elif lacks:
                     self._broken(f"{server.name} answers for {lacks}, which {other.name}, who owns {unit}, lacks")
+
+    def _has_rows_of(self, server: "ParameterServer", lost: "ParameterServer", generation: int) -> bool:
+        return lost.incarnation in self._predecessors[server.incarnation, generation]
+
+    def _lacked(self, server: "ParameterServer", lost: "ParameterServer", generation: int) -> set[Batch]:
+        """Returns what a lost server has acknowledged and what some of its rows on this server lack."""
+        lacked = set[Batch]()
+        for unit in UNITS:
+            if lost.index == owner(_table_of(lost), unit) and server.index == owner(_table_of(server), unit):
+                known = server.rows.get(unit, set()) | self._forgotten[generation, unit]
+                lacked |= touching(self._acknowledged[lost.incarnation, generation], unit) - known
+        return lacked
 
     def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
         """A server has adopted a later table of its generation."""
@@ -264,7 +297,7 @@ class Model:
         if server.core.known != (header.generation, header.version):
             self._broken(f"{server.name} at {server.core.known} applies a push of {header.generation, header.version}")
         for other in self._later(header):
-            if self._cluster.scenario.parity and other.index == server.index:
+            if self._has_rows_of(other, server, header.generation):
                 continue  # a replaced server may apply it, since it can no longer answer
             if taken := [unit for unit in units if owner(_table_of(other), unit) == other.index]:
                 self._broken(f"{server.name} applies a push to {taken[0]}, which {other.name} owns since")

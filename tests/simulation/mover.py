@@ -10,7 +10,7 @@ from tests.simulation.units import UNITS, Batch, Unit, owner
 from tests.simulation.world import Condition, Task
 
 from emberscale_api.routing import RoutingTable
-from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import HandedOver
 from emberscale_trainer.server.moves import Transfer
@@ -153,6 +153,7 @@ class SimulatedMover:
         move: int,
         settled: AppliedBatches,
         pulls: tuple[OutstandingPull, ...] = (),
+        rebuilt: Mapping[int, AppliedBatches] | None = None,
     ) -> AppliedBatches:
         """Adopts the table of a move. Raises as the core does."""
         server, bound = self._server, None
@@ -162,14 +163,18 @@ class SimulatedMover:
             count = sum(stop - first for epoch in settled.epochs() for first, stop in settled.ranges(epoch))
             bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
             bound.take_over(pulls)
-        outcome, switched = server.core.switch(generation, barrier, move, settled, bound, server.world.now)
+        rebuilt, before = rebuilt or {}, server.table
+        adopted = [(Ownership.of(before, lost), record) for lost, record in rebuilt.items() if before is not None]
+        outcome, switched = server.core.switch(generation, barrier, move, settled, bound, server.world.now, adopted)
         if switched is not None:
             kept = {} if switched.joins else server.rows
             rows = {**kept, **self._staged}
             if switched.replaces and switched.joins:
                 server.cluster.model.reloaded(server, switched.table, settled, rows)
             if switched.lost and switched.joins:
-                server.cluster.model.rebuilt(server, switched.table, settled, rows)
+                server.cluster.model.rebuilt(server, switched.table, switched.table, {server.index: settled}, rows)
+            elif rebuilt and before is not None:
+                server.cluster.model.rebuilt(server, before, switched.table, rebuilt, self._staged)
             server.rows = {unit: rows[unit] for unit in rows if owner(switched.table, unit) == server.index}
             server.table = switched.table
             self._staged = {}
@@ -251,11 +256,15 @@ class SimulatedMover:
             outgoing.problem = str(error)
             outgoing.changed.notify()
 
-    def deliver_rebuilt(self, transfer: Transfer, lost: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
-        """Sends rows of a lost server to its successor, one by one. Raises NotHeldError."""
+    def deliver_rebuilt(self, transfer: Transfer, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
+        """Sends rows of lost servers to their new owners, one by one. Raises NotHeldError."""
         try:
             for sequence, unit in enumerate(sorted(rows), start=1):
-                yield from self._deliver(transfer, lost, sequence, {unit: rows[unit]})
+                peer, moving = owner(transfer.table, unit), {unit: rows[unit]}
+                if peer == self._server.index:
+                    yield from self.receive(transfer.number, peer, sequence, moving)
+                else:
+                    yield from self._deliver(transfer, peer, sequence, moving)
         except MoveError as error:
             raise NotHeldError(str(error)) from error
 

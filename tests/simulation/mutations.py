@@ -26,6 +26,7 @@ from emberscale_trainer.parity import Holding
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server import staleness
+from emberscale_trainer.server.adoption import PartlyApplied
 from emberscale_trainer.server.barrier import Barrier
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.group import GroupCore
@@ -314,6 +315,28 @@ def _gathered_pushes_are_sent_without_their_names(stack: ExitStack) -> None:
     stack.enter_context(patch.object(ParityLag, "send", lambda self, number, size: send(self, number, size)[-1:]))
 
 
+def _torn_batch_is_applied_to_all_rows(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(server_core.ServerCore, "lacking", lambda self, header: None))
+
+
+def _adopted_rows_have_what_their_server_has(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(server_core, "combined", lambda records: (records[0][1], PartlyApplied())))
+
+
+def _rows_with_different_batches_are_held(stack: ExitStack) -> None:
+    hold = server_core.ServerCore.hold
+
+    def held(self: server_core.ServerCore, *given: Any) -> AppliedBatches:
+        serving = self._require()
+        partly, serving.partly = serving.partly, PartlyApplied()
+        try:
+            return hold(self, *given)
+        finally:
+            serving.partly = partly
+
+    stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
+
+
 def _part_of_a_round_is_no_obstacle(stack: ExitStack) -> None:
     push = server_core.ServerCore.push
 
@@ -391,6 +414,9 @@ MUTATIONS: dict[str, Patches] = {
     "what is forgotten is not recorded": _what_is_forgotten_is_not_recorded,
     "gathered pushes are sent without their names": _gathered_pushes_are_sent_without_their_names,
     "pushes are answered before deltas are stored": _pushes_are_answered_before_their_deltas_are_stored,
+    "a torn batch is applied to all rows": _torn_batch_is_applied_to_all_rows,
+    "adopted rows have what their server has": _adopted_rows_have_what_their_server_has,
+    "rows with different batches are held": _rows_with_different_batches_are_held,
 }
 
 

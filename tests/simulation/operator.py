@@ -186,6 +186,15 @@ class Operator(Process):
             instance = Instance(key, InstanceState.PENDING, resources, self.world.now, name=name_of(key))
             self._running[key] = _Running(instance, Process(self.world, name_of(key)))
             return
+        placing_seconds = self.cluster.scenario.placing_seconds
+        if key.role is Role.PS and key.incarnation > 1 and placing_seconds:
+            instance = Instance(key, InstanceState.PENDING, resources, self.world.now, name=name_of(key))
+            self._running[key] = _Running(instance, Process(self.world, name_of(key)))
+            self.after(placing_seconds, lambda: self._start(key, resources) if key in self._running else None)
+        else:
+            self._start(key, resources)
+
+    def _start(self, key: InstanceId, resources: Resources) -> None:
         process = self.cluster.start(key)
         ready = key.role is Role.REDIS
         instance = Instance(key, InstanceState.RUNNING, resources, self.world.now, name=name_of(key), ready=ready)

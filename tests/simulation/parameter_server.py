@@ -178,7 +178,11 @@ class ParameterServer(Process):
     def apply(self, session: int, asked: Request) -> None:
         """Applies a push completely or, without room, not at all. Raises MemoryError."""
         self._reserve()
+        lacking = self.core.lacking(asked.header)
         self._record(session, asked)
+        if lacking is not None:
+            chosen = zip(asked.units, lacking.of_request(*request(asked.units)).tolist(), strict=True)
+            asked = Request(asked.header, tuple(unit for unit, is_lacking in chosen if is_lacking))
         self._step(session, asked)
 
     def _reserve(self) -> None:
@@ -397,11 +401,17 @@ class ParameterServer(Process):
             raise CallError("DEADLINE_EXCEEDED", str(error)) from error
 
     def switch(
-        self, generation: int, barrier: int, move: int, settled: AppliedBatches, pulls: tuple[OutstandingPull, ...]
+        self,
+        generation: int,
+        barrier: int,
+        move: int,
+        settled: AppliedBatches,
+        pulls: tuple[OutstandingPull, ...],
+        rebuilt: Mapping[int, AppliedBatches],
     ) -> Task[AppliedBatches]:
         """Adopts the table of a move."""
         yield from ()
-        return self._controlled(lambda: self.mover.switch(generation, barrier, move, settled, pulls))
+        return self._controlled(lambda: self.mover.switch(generation, barrier, move, settled, pulls, rebuilt))
 
     def resume_pushes(self, generation: int, barrier: int) -> Task[None]:
         """Releases a barrier."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.group import Open, Refused, SimulatedGroup
 from tests.simulation.network import End
-from tests.simulation.units import Unit, owner
+from tests.simulation.units import Batch, Unit, owner
 from tests.simulation.world import Condition, Task
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -39,7 +39,8 @@ class SimulatedProtection:
     @property
     def version(self) -> int:
         """The version of the table under which all rows are protected; 0 if they are not."""
-        return self.group.table.version if self.group is not None and self.group.core.is_whole else 0
+        is_whole = self.group is not None and self.group.core.is_whole and self._server.core.is_uniform
+        return self.group.table.version if self.group is not None and is_whole else 0
 
     @property
     def trouble(self) -> ParityTrouble | None:
@@ -153,10 +154,11 @@ class SimulatedRebuild:
         members = {self.group.members.index(server): server for server in lost}
         try:
             applied = yield from self.group.rebuild(frozenset(members))
+            found: dict[Unit, frozenset[Batch]] = {}
             for member, server in members.items():
                 rows = self.group.rest(member)
-                mine = {unit: rows[unit] for unit in sorted(rows) if owner(self.transfer.table, unit) == server}
-                yield from self.server.mover.deliver_rebuilt(self.transfer, server, mine)
+                found |= {unit: rows[unit] for unit in rows if owner(self.group.table, unit) == server}
+            yield from self.server.mover.deliver_rebuilt(self.transfer, found)
         except (NotHeldError, ValueError, StreamLostError, SourceOverError) as error:
             self._end(str(error))
             return

@@ -80,6 +80,10 @@ REBUILT = "Rebuilt"
 """The successor of a lost server has adopted the table that replaces it."""
 
 
+ADOPTED = "Adopted"
+"""A server has adopted the table by which it owns rows of a lost one."""
+
+
 SAVED = "Saved"
 """A checkpoint is complete."""
 
@@ -127,6 +131,7 @@ class Scenario:
     * `parity`: the parity that servers keep of each other's rows; 0: none.
     * `lag`: how far it may lag behind pushes; None: not at all.
     * `dawdling`: the probability that the master delays a call, as if it got no CPU.
+    * `placing_seconds`: how long the successor of a parameter server waits for a place.
     """
 
     seed: int
@@ -151,6 +156,7 @@ class Scenario:
     parity: int = 0
     rounds: int = 0
     lag: LagBound | None = None
+    placing_seconds: float = 0.0
 
     @property
     def quiet_after(self) -> float:
@@ -252,7 +258,29 @@ def scenario_of(seed: int) -> Scenario:
     parted = _parted(Random(f"partitions of {seed}"), protected)
     twice = _protected_twice(Random(f"two parities of {seed}"), parted)
     lagging = _lagging(Random(f"lags of {seed}"), twice)
-    return _in_rounds(Random(f"rounds of {seed}"), lagging)
+    adopted = _adopted(Random(f"adoptions of {seed}"), lagging)
+    return _in_rounds(Random(f"rounds of {seed}"), adopted)
+
+
+def _adopted(random: Random, base: Scenario) -> Scenario:
+    """Lets successors wait for a place in half of the scenarios with parity, with faults that strike adoptions."""
+    if not base.parity or random.random() < 0.5:
+        return base
+    faults = []
+    for _ in range(random.choice((0, 0, 1, 1, 2))):
+        fault = _rebuild_fault(random, base.servers, base.workers)
+        during = random.choice((ADOPTED, ADOPTED, *(f"{REBUILD}{phase}" for phase in _REBUILD_PHASES)))
+        faults.append(replace(fault, during=during))
+    if random.random() < 0.3:  # a worker sends its torn batch again late, and another server is lost before
+        worker, server = random.randrange(base.workers), random.randrange(base.servers)
+        faults.append(Fault(0.0, Kind.HANG, "worker", worker, random.choice((9.0, 20.0)), during=DEGRADED))
+        faults.append(Fault(random.choice((0.5, 1.5, 3.0)), Kind.KILL, "ps", server, during=ADOPTED))
+    return replace(
+        base,
+        batches=base.batches + random.randint(4, 12),
+        placing_seconds=random.choice((3.5, 5.0, 9.0, 20.0)),
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
 
 
 def _lagging(random: Random, base: Scenario) -> Scenario:
