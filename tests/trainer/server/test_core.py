@@ -8,7 +8,7 @@ from buckets import bucket_of
 from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import Assigning, Assignment, LaterError, ServerCore
+from emberscale_trainer.server.core import Assigning, Assignment, LaterError, ServerCore, Wait
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from moves import EVERYTHING, table_of
 
@@ -65,6 +65,20 @@ class TestReplacedServers:
         following.switch(1, 6, 8, AppliedBatches(), bound, 0.0)
         assert push(following, header(0, version=3), session=1) is Status.REFRESH
         assert push(following, header(1, version=3), session=2) is Status.OK
+
+
+def test_a_push_that_only_the_lost_first_server_had_is_pulled_again_before_others_apply_it() -> None:
+    """The rebuilt record has its batch, but nobody knows how many pushes its pull has missed since."""
+    successor, torn = ServerCore(), header(0, version=2)
+    successor.prepare(7, 0, table_of(2), 0, 0.0, lost=(0,))
+    successor.switch(1, 5, 7, AppliedBatches.from_runs([(0, [(0, 1, 1)])]), StalenessBound(0), 0.0)
+    assert push(successor, torn, session=1) is Status.REFRESH
+    assert successor.admit(2, torn, 0.0) is Status.OK
+    assert push(successor, torn, session=2) is Status.REPEATED
+    assert push(successor, torn, session=2) is Status.REPEATED, "it asks again under a newer table"
+    assert successor.admit(3, header(1, shard=1, version=2), 0.0) == Wait(None), "others may still lack it"
+    successor.complete(2, torn)
+    assert successor.admit(3, header(1, shard=1, version=2), 0.0) is Status.OK
 
 
 class TestVersionsAndGenerations:

@@ -310,8 +310,8 @@ class ServerCore:
             return Status.FENCED
         applied = sum((header.epoch, number) in serving.applied for number in header.numbers)
         repeated = applied == header.batches
-        if bound is not None and not (repeated or serving.knows_pulls or bound.is_outstanding(ticket)):
-            return Status.REFRESH  # its staleness is unknown
+        if bound is not None and not (serving.knows_pulls or bound.knows(ticket)):
+            return Status.REFRESH  # its staleness is unknown, and others may lack even a batch that is applied here
         is_split = header.is_round and any((header.epoch, number) in serving.partly for number in header.numbers)
         if (applied and not repeated) or is_split:
             return Status.PARTIAL

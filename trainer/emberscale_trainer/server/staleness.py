@@ -7,7 +7,9 @@ to the rows that it pulls, so its own pushes never make its rounds stale.
 The first server of the routing table enforces the bound for all: if each server held pushes by its own order of pulls,
 two of them could wait for each other. A worker asks the first server before it pulls from any, pushes to it before the
 others, and tells it when all have applied the push. In between, the push is under way: a pull may or may not see it. If
-a move makes another server the first, the outstanding pulls are handed over.
+a move makes another server the first, the outstanding pulls are handed over. If the first server is lost, they are lost
+too, and with them what is under way. Its successor therefore refuses every push whose pull it does not know, even that
+of a batch in its rebuilt rows, which others may lack; the worker pulls the batch again.
 """
 
 from collections.abc import Callable, Iterable
@@ -152,6 +154,10 @@ class StalenessBound:
     def is_under_way(self, ticket: Ticket) -> bool:
         """Whether a push is applied here and perhaps not everywhere."""
         return ticket in self._under_way
+
+    def knows(self, ticket: Ticket) -> bool:
+        """Whether a pull is outstanding, or its push is under way: its staleness is known."""
+        return self.is_outstanding(ticket) or self.is_under_way(ticket)
 
     def completed(self, ticket: Ticket) -> None:
         """Notes that all servers have applied a push."""

@@ -66,7 +66,7 @@ def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server:
     assert server.state.core.known == (0, 0), "nothing is adopted before the switch"
     assert server.control.Copy(master_pb2.CopyRequest(move=1, incarnation="i"), CONTEXT).ready
     applied = [master_pb2.AppliedBatches(epoch=0, ranges=[0, 3])]
-    pulls = [master_pb2.OutstandingPull(session=0, epoch=0, batch=3, batches=1)]
+    pulls = [master_pb2.OutstandingPull(session=0, epoch=0, batch=batch, batches=1) for batch in (3, 2)]
     switch = master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=1, applied=applied, pulls=pulls)
     for _ in range(2):
         assert ranges(server.control.Switch(switch, CONTEXT)) == [[0, 3]]
