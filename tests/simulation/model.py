@@ -32,6 +32,7 @@ from tests.simulation.folder import Manifest
 from tests.simulation.scenario import (
     ADOPTED,
     DEGRADED,
+    HALF_PUSHED,
     LAGGED,
     PROTECTED,
     REBUILD,
@@ -97,6 +98,7 @@ class Model:
         """By a server's incarnation and the generation: the incarnations of lost servers whose rows it has got."""
         self._holder: dict[tuple[int, int], str] = {}
         """By generation and index: the incarnation of the server that adopted a table last."""
+        self._can_lose = False
         self._trained: set[tuple[str, int]] = set()
         """Pairs of a server's incarnation and a generation in which it has applied pushes."""
 
@@ -206,6 +208,8 @@ class Model:
     def acknowledged(self, server: "ParameterServer", header: Header, units: tuple[Unit, ...]) -> None:
         """A server acknowledges a push that it has applied, now or earlier."""
         batches = set(batches_in(header))
+        if self._can_lose and _table_of(server).owners[0].index == server.index:
+            self._cluster.reaches(f"{HALF_PUSHED}worker-{header.worker}")
         self._acknowledged[server.incarnation, header.generation] |= batches
         for other in self._later(header):
             for unit in units:
@@ -381,7 +385,8 @@ class Model:
         self._trace_step(master, before, after)
         if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
             self._cluster.reaches(after.move.phase if not after.move.lost else f"{REBUILD}{after.move.phase}")
-        if _can_lose(after) and not _can_lose(before):
+        self._can_lose = _can_lose(after)
+        if self._can_lose and not _can_lose(before):
             self._cluster.reaches(PROTECTED)
         if after.rebuilding is not None and before.rebuilding is None:
             self._cluster.reaches(DEGRADED)

@@ -234,6 +234,19 @@ def _pulls_that_nobody_knows_count(stack: ExitStack) -> None:
     stack.enter_context(patch.object(StalenessBound, "is_outstanding", lambda self, ticket: True))
 
 
+def _repeats_need_no_pull(stack: ExitStack) -> None:
+    push = server_core.ServerCore.push
+
+    def pushed(self: server_core.ServerCore, session: int, header: Any, *given: Any) -> Any:
+        serving = self._serving
+        if serving is None or any((header.epoch, number) not in serving.applied for number in header.numbers):
+            return push(self, session, header, *given)
+        with patch.object(serving, "knows_pulls", True):
+            return push(self, session, header, *given)
+
+    stack.enter_context(patch.object(server_core.ServerCore, "push", pushed))
+
+
 def _servers_may_differ_about_rebuilt_rows(stack: ExitStack) -> None:
     """Removes a check by which the master itself would notice the difference and roll back."""
 
@@ -400,6 +413,7 @@ MUTATIONS: dict[str, Patches] = {
     "checkpoints come again": _checkpoints_come_again,
     "tables of one version are one": _tables_of_one_version_are_one,
     "pulls that nobody knows count": _pulls_that_nobody_knows_count,
+    "a repeat needs no pull": _repeats_need_no_pull,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
     "holders do not agree on the least": _holders_do_not_agree_on_the_least,
     "items are applied as they come": _items_are_applied_as_they_come,

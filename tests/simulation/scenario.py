@@ -84,6 +84,11 @@ ADOPTED = "Adopted"
 """A server has adopted the table by which it owns rows of a lost one."""
 
 
+HALF_PUSHED = "Half pushed by "
+"""Prefix of the moments at which the first server, whose rows can be rebuilt, has applied a worker's push, and others
+have yet to; the worker's name follows."""
+
+
 SAVED = "Saved"
 """A checkpoint is complete."""
 
@@ -93,7 +98,7 @@ class Fault:
     """One fault, which begins after `at` seconds; some kinds last for `seconds`.
 
     `role` and `index` name the member that it strikes. With `during`, it strikes once, `at` seconds after that moment:
-    a move or reload enters a phase, a restore reaches a point, or a checkpoint is complete.
+    a move or reload enters a phase, a restore reaches a point, a push is half applied, or a checkpoint is complete.
     """
 
     at: float
@@ -259,7 +264,8 @@ def scenario_of(seed: int) -> Scenario:
     twice = _protected_twice(Random(f"two parities of {seed}"), parted)
     lagging = _lagging(Random(f"lags of {seed}"), twice)
     adopted = _adopted(Random(f"adoptions of {seed}"), lagging)
-    return _in_rounds(Random(f"rounds of {seed}"), adopted)
+    torn = _torn(Random(f"torn batches of {seed}"), adopted)
+    return _in_rounds(Random(f"rounds of {seed}"), torn)
 
 
 def _adopted(random: Random, base: Scenario) -> Scenario:
@@ -280,6 +286,33 @@ def _adopted(random: Random, base: Scenario) -> Scenario:
         batches=base.batches + random.randint(4, 12),
         placing_seconds=random.choice((3.5, 5.0, 9.0, 20.0)),
         faults=tuple(sorted((*base.faults, *faults))),
+    )
+
+
+def torn_push(worker: int, seconds: float, lost_after: float = 0.005) -> tuple[Fault, Fault]:
+    """Returns faults that lose the first server in the middle of a push, whose worker hangs for `seconds`."""
+    moment = f"{HALF_PUSHED}worker-{worker}"
+    return (
+        Fault(0.0, Kind.HANG, "worker", worker, seconds, during=moment),
+        Fault(lost_after, Kind.KILL, "ps", 0, during=moment),
+    )
+
+
+def _torn(random: Random, base: Scenario) -> Scenario:
+    """In a fifth of the scenarios with parity, tears a push, which goes on after the rebuild while others train."""
+    if not base.parity or random.random() > 0.2:
+        return base
+    workers = random.choice((2, 2, 3))
+    # a worker that hangs for longer may lose its lease
+    faults = torn_push(random.randrange(workers), random.choice((4.5, 5.5, 6.5)), random.choice((0.005, 0.1, 0.5)))
+    return replace(
+        base,
+        workers=workers,
+        batches=base.batches + random.randint(6, 12),
+        max_staleness=random.choice((0, 1, 1, 2)),
+        pull_ahead=random.choice((0, 0, base.pull_ahead)),
+        compute_seconds=random.choice((0.05, 0.1)),
+        faults=tuple(sorted((*(base.faults if random.random() < 0.3 else ()), *faults))),
     )
 
 

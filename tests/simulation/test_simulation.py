@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.simulation.cluster import simulate
 from tests.simulation.mutations import MUTATIONS, broken
-from tests.simulation.scenario import FOR_EVER, PROTECTED, Fault, Kind, scenario_of
+from tests.simulation.scenario import FOR_EVER, PROTECTED, Fault, Kind, Scenario, scenario_of, torn_push
 from tests.simulation.shrink import failure_of, shrunk
 
 from emberscale_jobmaster.parity import MOST_PARTINGS
@@ -29,6 +29,7 @@ FOUND_AT = {
     "a successor answers for its predecessor": 139,
     "what is forgotten is not recorded": 122,
     "gathered pushes are sent without their names": 113,
+    "a repeat needs no pull": 110,
     "a roll-back keeps the generation": 97,
     "a dead lease may push": 64,
     "holders do not agree on the least": 56,
@@ -55,11 +56,16 @@ def test_a_broken_rule_is_found(name: str) -> None:
         assert any(failure_of(scenario_of(seed)) for seed in seeds)
 
 
+def calm() -> Scenario:
+    """Returns a job with parity to which nothing happens but its faults."""
+    quiet = replace(scenario_of(2), drains=(), edits=(), rescales=(), slow=0.0, lossy=0.0, dawdling=0.0)
+    return replace(quiet, parity=1, servers=3, room=3, epochs=1)
+
+
 def parted(seconds: float, *faults: Fault, batches: int = 300) -> JobState:
     """Returns the final state of a job with parity whose first two servers cannot reach each other for a while."""
     fault = Fault(0.5, Kind.PART, "ps", 0, seconds, during=PROTECTED)
-    calm = replace(scenario_of(2), drains=(), edits=(), rescales=(), slow=0.0, lossy=0.0, dawdling=0.0)
-    scenario = replace(calm, parity=1, servers=3, room=3, batches=batches, epochs=1, compute_seconds=0.5, workers=1)
+    scenario = replace(calm(), batches=batches, compute_seconds=0.5, workers=1)
     return unwrap(simulate(replace(scenario, faults=(fault, *faults))).operator.final)
 
 
@@ -78,6 +84,16 @@ def test_servers_that_lose_each_other_again_and_again_end_up_without_parity() ->
     job = parted(60.0, *again, batches=2000)
     assert job.recoveries == MOST_PARTINGS
     assert job.forgone.startswith("servers did not get together 3 times, the last time ps-")
+
+
+def test_a_push_that_only_the_lost_first_server_had_is_pulled_again() -> None:
+    """Its worker hangs until it has a successor, and the other worker has trained on far beyond the bound."""
+    job = replace(calm(), batches=40, compute_seconds=0.1, workers=2, max_staleness=1, pull_ahead=0)
+    trace = simulate(replace(job, faults=torn_push(worker=0, seconds=6.0)), traced=True).world.lines
+    said = [line.split(maxsplit=1)[1] for line in trace]
+    refused = next(line for line in said if "answers PUSH" in line and line.endswith("of worker-0: REFRESH"))
+    assert refused.startswith("ps-0.2 ")
+    assert refused.replace("REFRESH", "REPEATED") in said[said.index(refused) :]
 
 
 def test_the_same_seed_is_the_same_run() -> None:
