@@ -263,7 +263,7 @@ def scenario_of(seed: int) -> Scenario:
     parted = _parted(Random(f"partitions of {seed}"), protected)
     twice = _protected_twice(Random(f"two parities of {seed}"), parted)
     lagging = _lagging(Random(f"lags of {seed}"), twice)
-    adopted = _adopted(Random(f"adoptions of {seed}"), lagging)
+    adopted = _adopted(Random(f"slow successors of {seed}"), lagging)
     torn = _torn(Random(f"torn batches of {seed}"), adopted)
     return _in_rounds(Random(f"rounds of {seed}"), torn)
 
