@@ -124,6 +124,34 @@ def test_two_servers_killed_at_once_are_rebuilt_and_nothing_goes_back(make_job: 
     job.exact_audit()
 
 
+def test_the_others_adopt_the_rows_of_a_server_without_a_successor(make_job: Callable[..., Job]) -> None:
+    job = make_job(with_parity(epochs=ENDLESS) | {"data": {"evaluation": []}, "sharding": {"leaseTimeout": "15s"}})
+    job.start()
+    assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+    before = job.status()
+    starter = job.starter()
+    starter.suspend()  # nobody starts processes, or notices that one has ended
+    try:
+        job.member("ps", 1).kill()
+        assert job.wait_for(partial(has_rebuilt, job, 1))
+        assert has_buckets(job) == [True, False, True]
+        assert job.wait_for(lambda: is_protected(job))
+        assert job.trains_on_since(before)
+    finally:
+        starter.resume()
+    assert job.wait_for(lambda: has_buckets(job) == [True, True, True])
+    assert job.wait_for(lambda: is_protected(job))
+    assert job.status().generation == before.generation
+    finished = job.stop()
+    assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 1)
+
+
+def has_buckets(job: Job) -> list[bool]:
+    """Returns whether each parameter server owns buckets."""
+    owning = {one.member.index for one in job.status().members if one.member.role == pb.PS and one.buckets}
+    return [index in owning for index in range(3)]
+
+
 def test_parity_that_lags_forgets_the_latest_pushes_of_a_lost_server_and_the_books_say_which(
     make_job: Callable[..., Job],
 ) -> None:

@@ -127,6 +127,10 @@ class Job:
         assert self.wait_for(lambda: title in map(_title, self.members(role)))
         return next(one for one in self.members(role) if _title(one) == title)
 
+    def starter(self) -> psutil.Process:
+        """Returns the process that starts parameter servers and workers, and waits for their ends."""
+        return next(one for one in self.children() if "emberscale_trainer.fork_server" in _title(one))
+
     def master_addresses(self) -> list[str]:
         """Returns the address of each master so far, oldest first, from their log."""
         log = self.run_folder / "logs" / "master-0.log"
