@@ -18,6 +18,7 @@ from cluster import (
     audit,
     eventually,
     manifest,
+    most_pods,
     submit,
 )
 from faults import ProcessKiller
@@ -67,6 +68,28 @@ def test_a_drill_shows_that_a_server_is_rebuilt_from_parity(place: Place) -> Non
     job.until("all rows are protected again", lambda _: protected(job), seconds=300)
     eventually(lambda: names_sharers(job), "the condition names servers that share a node", seconds=180)
     rested(job, place)
+
+
+def test_other_servers_adopt_the_rows_of_one_that_has_no_place(place: Place, killer: ProcessKiller) -> None:
+    document = manifest("placeless", place, epochs=ENDLESS, faultTolerance={"strategy": "ErasureCoding", "parity": 1})
+    document["spec"]["ps"]["replicas"] = 3
+    document["spec"]["checkpoint"]["interval"] = "1h"
+    job = submit(document, place)
+    job.until("all rows are protected", lambda _: protected(job), seconds=300)
+    job.wait_for_samples(2_000)
+    with most_pods(place, 1):
+        killer.kill(job.member("ps", 1))
+        job.until("others have its rows", lambda _: told(job, "rows of ps-1 are on ps-0 and ps-2"), seconds=300)
+        job.wait_for_samples(job.samples() + 1)
+        assert len(job.running("ps")) == 2
+        job.until("two servers protect each other", lambda _: protected(job), seconds=300)
+    job.until("its successor has a share", lambda _: told(job, "rows are on 3 parameter servers"), seconds=300)
+    rested(job, place)
+
+
+def told(job: Job, message: str) -> bool | None:
+    """Whether an Event of the job says this."""
+    return any(message in event["message"] for event in job.events()) or None
 
 
 def rehearsed_loss(job: Job) -> dict[str, Any]:

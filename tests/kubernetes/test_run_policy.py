@@ -1,12 +1,11 @@
 """Deadlines and quotas, and what is left of jobs that have ended or been deleted."""
 
-import json
 from typing import Any
 
 import pytest
 
 from api_objects import find
-from cluster import ENDLESS, EVALUATION_RECORDS, Place, assert_exact, eventually, kubectl, manifest, submit
+from cluster import ENDLESS, EVALUATION_RECORDS, Place, assert_exact, eventually, kubectl, manifest, most_pods, submit
 from faults import running
 from installation import REDIS, SYSTEM
 
@@ -72,19 +71,12 @@ def test_a_namespace_is_deleted_at_once_with_its_jobs(installed: str, shared_fol
 
 
 def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "tight"},
-        "spec": {"hard": {"pods": "2"}},
-    }
-    kubectl("apply", "-n", place.namespace, "-f", "-", stdin=json.dumps(quota))
-    job = submit(manifest("squeezed", place, epochs=ENDLESS), place)
+    with most_pods(place, 2):
+        job = submit(manifest("squeezed", place, epochs=ENDLESS), place)
 
-    def said() -> bool:
-        condition = job.condition("Progressing")
-        return bool(condition and condition["status"] == "False" and condition["reason"] == "QuotaExceeded")
+        def said() -> bool:
+            condition = job.condition("Progressing")
+            return bool(condition and condition["status"] == "False" and condition["reason"] == "QuotaExceeded")
 
-    eventually(lambda: said() or None, "the job says that a quota keeps it", seconds=180)
-    kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
+        eventually(lambda: said() or None, "the job says that a quota keeps it", seconds=180)
     job.wait_for_samples(1)

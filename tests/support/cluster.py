@@ -6,7 +6,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,6 +93,22 @@ class Place:
 
     namespace: str
     folder: str
+
+
+@contextmanager
+def most_pods(place: Place, most: int) -> Iterator[None]:
+    """Has the cluster refuse new pods beyond a number; those that run stay."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "pods"},
+        "spec": {"hard": {"pods": most}},
+    }
+    apply(quota, namespace=place.namespace)
+    try:
+        yield
+    finally:
+        kubectl("delete", "resourcequota", "pods", "-n", place.namespace)
 
 
 @dataclass(frozen=True)
