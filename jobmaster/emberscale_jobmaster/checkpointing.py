@@ -14,6 +14,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.status import CheckpointCost
 from emberscale_api.readable import duration_text
+from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.chains import COSTS_KEPT, Chain
@@ -53,6 +54,7 @@ from emberscale_jobmaster.state import (
     applied_batches,
     checkpoint_interval,
     committed_samples,
+    leaves,
     newest_flash,
 )
 
@@ -77,7 +79,8 @@ _PREFIXES = {CheckpointPurpose.FLASH: FLASH_PREFIX, CheckpointPurpose.PRIORITY: 
 """Prefixes of the ids of checkpoints that do not count as checkpoints of the folder."""
 _PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
 _LIMITED = (CheckpointPurpose.PERIODIC, CheckpointPurpose.PRIORITY)
-"""What is written to the folder at the bandwidth of the manifest: the job waits for all others."""
+"""What is written to the folder at the bandwidth of the manifest, except by servers that leave: the job waits for all
+others."""
 _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
 
 
@@ -240,7 +243,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
             ),
         )
     server = next(one for one in operation.servers if one.index == whom)
-    return (CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS),)
+    return (CallServer(operation.id, serial, server, _request(state, operation, server), CALL_SECONDS),)
 
 
 def clean_up(operation: Checkpointing) -> tuple[Effect, ...]:
@@ -480,16 +483,16 @@ def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPu
             return taking.purpose not in state.troubles
 
 
-def _request(operation: Checkpointing, whom: int) -> ServerRequest:
+def _request(state: JobState, operation: Checkpointing, server: PsAddress) -> ServerRequest:
     barrier = operation.barrier
     if operation.phase is CheckpointPhase.SAVE:
-        return SavedCall(barrier.generation, barrier.number, WAIT_SECONDS)
+        return SavedCall(barrier.generation, barrier.number, WAIT_SECONDS, at_full_speed=leaves(state, server))
     match barrier.phase:
         case BarrierPhase.HOLD:
             version = operation.image.version
             return HoldCall(barrier.generation, version, barrier.number, HOLD_SECONDS, operation.checkpoint)
         case BarrierPhase.SETTLE:
-            settle = barrier.settling(whom)
+            settle = barrier.settling(server.index)
             return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)
         case _:
             return SnapshotCall(

@@ -16,7 +16,6 @@ from emberscale_api.readable import duration_text
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.losses import may_own
 from emberscale_jobmaster.membership import Drain, DrainPhase
-from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares
 
 
@@ -45,11 +44,7 @@ def may_go(state: JobState, index: int, incarnation: str) -> bool:
     """Whether the job would lose nothing with this process."""
     if state.over:
         return True
-    writes = any(
-        taking.phase is CheckpointPhase.SAVE
-        and (index, incarnation) in {(one.index, one.incarnation) for one in taking.servers}
-        for taking in state.checkpointings
-    )
+    writes = any(taking.awaits_files_of(index, incarnation) for taking in state.checkpointings)
     return not writes and not may_own(state, index, incarnation)
 
 

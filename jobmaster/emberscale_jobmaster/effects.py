@@ -97,11 +97,12 @@ class ResumeCall:
 
 @dataclass(frozen=True)
 class SavedCall:
-    """Report how much of a barrier's snapshot is written."""
+    """Report how much of a barrier's snapshot is written; write the rest without a limit if `at_full_speed`."""
 
     generation: int
     barrier: int
     wait_seconds: float
+    at_full_speed: bool = False
 
 
 @dataclass(frozen=True)

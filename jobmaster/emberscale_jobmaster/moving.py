@@ -384,8 +384,11 @@ def _may_hold(state: JobState, move: Move, now: float) -> bool:
     """Whether all rows are copied, and no checkpoint holds pushes or needs servers that are about to leave."""
     if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties) or state.rests(KIND, now):
         return False
-    in_the_way = {CheckpointPhase.BARRIER, CheckpointPhase.SAVE} if is_copied(state) else {CheckpointPhase.BARRIER}
-    return not any(taking.phase in in_the_way for taking in state.checkpointings)
+    return not any(
+        taking.phase is CheckpointPhase.BARRIER
+        or any(taking.awaits_files_of(one.index, one.incarnation) for one in move.leavers)
+        for taking in state.checkpointings
+    )
 
 
 def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:

@@ -260,6 +260,11 @@ class Checkpointing:
         """The servers that save their rows in it."""
         return self.barrier.servers
 
+    def awaits_files_of(self, index: int, incarnation: str) -> bool:
+        """Whether this process of a parameter server has yet to write files of it."""
+        writes = self.phase is CheckpointPhase.SAVE and index not in self.files
+        return writes and (index, incarnation) in {(one.index, one.incarnation) for one in self.servers}
+
     @property
     def most_written(self) -> int:
         """The bytes in the files of the server that wrote most."""

@@ -391,6 +391,13 @@ def _is_drained(state: JobState, index: int) -> bool:
     return process is None or not process.alive or process.incarnation == drain.incarnation
 
 
+def leaves(state: JobState, server: PsAddress) -> bool:
+    """Whether this server is to go: it is being drained, or will own nothing once a move has ended."""
+    drain = state.drains.get(server.index)
+    is_drained = drain is not None and drain.incarnation == server.incarnation
+    return is_drained or (state.move is not None and server in state.move.leavers)
+
+
 def limits_of(shares: tuple[float, ...]) -> tuple[int, ...] | None:
     """Returns the limits with which `placed` follows shares, to a thousandth; None: all are equal."""
     return tuple(max(1, round(share * 1000)) if share > 0.0 else 0 for share in shares) or None

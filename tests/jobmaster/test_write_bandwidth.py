@@ -1,5 +1,9 @@
 """Which checkpoints are written at a limited bandwidth, what does not wait for them, and when the limit is too low."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.driven_master import Fault
@@ -7,10 +11,11 @@ from tests.jobmaster.storage_double import StorageDouble
 
 from emberscale_api.checkpoint import is_flash, is_priority
 from emberscale_api.frozen import replace
-from emberscale_jobmaster import checkpointing
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster import checkpointing, draining
 from emberscale_jobmaster.checkpointing import SAVE_SECONDS, SLOWED, STALLED_SECONDS
-from emberscale_jobmaster.effects import CheckpointTaken
-from emberscale_jobmaster.events import Saved
+from emberscale_jobmaster.effects import CallServer, CheckpointTaken, SavedCall
+from emberscale_jobmaster.events import DrainWanted, Saved, ServerAnswered
 from emberscale_jobmaster.observations import Observations, ServerReport
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import JobState
@@ -80,6 +85,60 @@ def test_it_waits_for_one_of_full_speed_that_makes_progress() -> None:
     driven.train_all()
     driven.pass_time(STALLED_SECONDS / 3)
     assert [one.purpose for one in driven.job.checkpointings] == [CheckpointPurpose.PERIODIC]
+
+
+def drain_last(driven: Driven) -> None:
+    last = driven.ps[2].member
+    driven.tell(DrainWanted(now=driven.now, index=last.index, incarnation=last.incarnation, why="a test"))
+
+
+def scale_in(driven: Driven) -> None:
+    driven.plan(servers=2)
+
+
+def asked_for_full_speed(driven: Driven) -> list[bool]:
+    """All servers report progress; returns whether each is then asked to go on at full speed, by index."""
+    calls = [call for call in driven.unanswered if isinstance(call, CallServer)]
+    driven.unanswered.clear()
+    for call in calls:
+        (taking,) = driven.job.checkpointings
+        answer = Saved(done=False, written_bytes=taking.written.get(call.server.index, 0) + 1)
+        where: dict[str, Any] = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
+        driven.tell(ServerAnswered(now=driven.now, answer=answer, **where))
+    asked = [call for call in driven.unanswered if isinstance(call, CallServer)]
+    saving = {call.server.index: call.request for call in asked if isinstance(call.request, SavedCall)}
+    return [request.at_full_speed for _, request in sorted(saving.items())]
+
+
+@pytest.mark.parametrize("leave", [drain_last, scale_in])
+def test_a_server_that_leaves_writes_at_full_speed_and_goes_while_the_others_write_at_the_limit(
+    leave: Callable[[Driven], None],
+) -> None:
+    driven = limited(sizes_open=True)
+    driven.plan(servers=3)
+    leaver = driven.join(Role.PS, 2)
+    driven.train(3)
+    driven.faults = {("Saved", index): Fault(hangs=True, times=1000) for index in driven.ps}
+    driven.pass_time(INTERVAL + 2)
+    assert asked_for_full_speed(driven) == [False, False, False]
+    leave(driven)
+    assert asked_for_full_speed(driven) == [False, False, True]
+    driven.pass_time(5)
+    assert not draining.may_go(driven.job, 2, leaver.incarnation)
+    driven.faults.clear()
+    *others, last = [call for call in driven.unanswered if isinstance(call, CallServer)]
+    driven.answer(last)
+    driven.pass_time(5)
+    assert draining.may_go(driven.job, 2, leaver.incarnation)
+    driven.kill(Role.PS, 2)
+    driven.train(3)
+    (taking,) = driven.job.checkpointings
+    for call in others:
+        driven.answer(call)
+    assert driven.job.checkpoint == taking.checkpoint
+    writers = {Path(file.path).parent.name for file in driven.storage.written[taking.checkpoint].files}
+    assert writers == {"ps-0", "ps-1", "ps-2"}
+    assert driven.job.recoveries == 0
 
 
 def test_at_most_one_is_written_however_late_it_is() -> None:

@@ -2977,12 +2977,15 @@ class GetSavedRequest(_message.Message):
     BARRIER_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    AT_FULL_SPEED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     barrier: _builtins.int
     """in which the snapshot was taken"""
     wait_seconds: _builtins.float
     incarnation: _builtins.str
     """as in Barrier"""
+    at_full_speed: _builtins.bool
+    """write the rest without a limit: a departure waits for it"""
     def __init__(
         self,
         *,
@@ -2990,10 +2993,11 @@ class GetSavedRequest(_message.Message):
         barrier: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
         incarnation: _builtins.str = ...,
+        at_full_speed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "generation", b"generation", "incarnation", b"incarnation", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_full_speed", b"at_full_speed", "barrier", b"barrier", "generation", b"generation", "incarnation", b"incarnation", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,8 +69,9 @@ class TimedWork(Work):
         super().__init__(limit=None if rate is None else WriteLimit(TokenBucket(self.clock), rate))
         self.files: list[tuple[float, int]] = []
 
-    def pause(self, seconds: float) -> None:
+    def await_turn(self, seconds: float) -> float:
         self.clock.now += seconds
+        return seconds
 
     def advance(self, count: int) -> None:
         super().advance(count)
@@ -130,6 +131,26 @@ def test_a_save_without_a_limit_never_waits(tables: TableStore, tmp_path: Path) 
     save(tables, tmp_path / "00000001", work)
     assert work.clock.now == 0.0
     assert max(size for _, size in work.files) > 16 * MIB
+
+
+def test_a_save_that_waits_goes_on_at_full_speed_once_its_limit_is_lifted(tables: TableStore, tmp_path: Path) -> None:
+    waits = threading.Event()
+
+    class WatchedWork(Work):
+        def await_turn(self, seconds: float) -> float:
+            waits.set()
+            return super().await_turn(seconds)
+
+    bucket = TokenBucket()
+    bucket.take(1 << 50, MIB)
+    work = WatchedWork(limit=WriteLimit(bucket, MIB))
+    writer = threading.Thread(target=save, args=(tables, tmp_path / "00000001", work), daemon=True)
+    writer.start()
+    assert waits.wait(60)
+    work.lift_limit()
+    writer.join(60)
+    assert not writer.is_alive()
+    assert work.moved_bytes == sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
 
 
 def test_a_save_that_waits_ends_once_it_is_abandoned(tables: TableStore, tmp_path: Path) -> None:

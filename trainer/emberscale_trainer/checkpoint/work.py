@@ -97,6 +97,7 @@ class Work:
         self._patience_seconds = patience_seconds
         self._missing_seconds = MISSING_SECONDS if missing_seconds is None else missing_seconds
         self._abandoned = threading.Event()
+        self._is_unlimited = threading.Event()
         self._counting = threading.Lock()
         self.moved_bytes = 0
         self.examined_rows = 0
@@ -106,18 +107,30 @@ class Work:
     def abandon(self) -> None:
         """Makes the work end soon, with AbandonedError."""
         self._abandoned.set()
+        self.lift_limit()
+
+    def lift_limit(self) -> None:
+        """Lets the writer go on at full speed, at once if it waits for bandwidth. Another thread may call this."""
+        self._is_unlimited.set()
 
     def pause(self, seconds: float) -> None:
         """Waits. Raises AbandonedError, as soon as the work is abandoned."""
         if self._abandoned.wait(seconds):
             raise AbandonedError
 
+    def await_turn(self, seconds: float) -> float:
+        """Waits, but no longer than the limit applies or the work is wanted; returns the seconds waited."""
+        began = time.monotonic()
+        self._is_unlimited.wait(seconds)
+        return time.monotonic() - began
+
     def await_bandwidth(self, size: int) -> None:
         """Waits until a file of `size` bytes may be written. Raises AbandonedError."""
-        if self.limit is not None:
-            seconds = self.limit.bucket.take(size, self.limit.bytes_per_second)
-            self.pause(seconds)
-            self.waited_seconds += seconds
+        if self.limit is None:
+            return
+        if not self._is_unlimited.is_set():
+            self.waited_seconds += self.await_turn(self.limit.bucket.take(size, self.limit.bytes_per_second))
+        self.pause(0.0)
 
     def advance(self, count: int) -> None:
         """Counts bytes that were read or written. May be called by several threads. Raises AbandonedError."""

@@ -220,11 +220,13 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         return message_of(master_pb2.SnapshotReply, outcome, applied=_applied_to_proto(outcome.applied))
 
     def GetSaved(self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext) -> master_pb2.GetSavedReply:
-        """Reports how much of a snapshot is written."""
+        """Reports how much of a snapshot is written; lifts the limit of its writer for a master that asks for that."""
         with self._told(context, request.incarnation):
             save = self._saves.of(request.generation, request.barrier)
             if save is None:
                 raise NotHeldError(f"no snapshot of barrier {request.barrier} is being written here")
+            if request.at_full_speed:
+                save.work.lift_limit()
             work, files = save.work, save.result(request.wait_seconds)
         return message_of(
             master_pb2.GetSavedReply, work, done=files is not None, written_bytes=work.moved_bytes, files=files or ()

@@ -115,8 +115,12 @@ class Server:
         )
         return self.control.Snapshot(request, CONTEXT)
 
-    def saved(self, number: int = 1, wait: float = SECONDS, generation: int = 1) -> master_pb2.GetSavedReply:
-        request = master_pb2.GetSavedRequest(generation=generation, barrier=number, wait_seconds=wait, incarnation="i")
+    def saved(
+        self, number: int = 1, wait: float = SECONDS, generation: int = 1, *, at_full_speed: bool = False
+    ) -> master_pb2.GetSavedReply:
+        request = master_pb2.GetSavedRequest(
+            generation=generation, barrier=number, wait_seconds=wait, incarnation="i", at_full_speed=at_full_speed
+        )
         return self.control.GetSaved(request, CONTEXT)
 
 

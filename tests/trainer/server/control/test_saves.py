@@ -39,7 +39,12 @@ def test_saves_of_limited_bandwidth_share_it_and_others_do_not_wait(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(work.Work, "pause", lambda _, seconds: waits.append(seconds))
+
+    def await_turn(_: work.Work, seconds: float) -> float:
+        waits.append(seconds)
+        return seconds
+
+    monkeypatch.setattr(work.Work, "await_turn", await_turn)
     server.assign()
     longest, written = [], []
     for number, rate in enumerate((1, 0, 1), start=1):
@@ -55,6 +60,18 @@ def test_saves_of_limited_bandwidth_share_it_and_others_do_not_wait(
     assert 0.0 < longest[0] < written[0]
     assert longest[1] == 0.0
     assert longest[2] > written[0]
+
+
+def test_a_save_of_limited_bandwidth_goes_on_at_full_speed_once_the_master_asks_for_that(
+    server: Server, tmp_path: Path
+) -> None:
+    server.assign()
+    server.push(0)
+    server.hold()
+    server.settle()
+    server.snapshot(tmp_path / "one", bytes_per_second=1)
+    assert not server.saved(wait=0).done
+    assert server.saved(at_full_speed=True).done
 
 
 def test_a_snapshot_holds_what_was_settled_and_its_answer_can_be_asked_for_again(
