@@ -164,12 +164,18 @@ class Tenants:
         if self._flash is not None:
             await self._flash.sweep(jobs)
         try:
-            for job_uid in await self._roster.find_gone(jobs):
-                self.release(job_uid)
-                await self._remove(job_uid)
-                _log.info("redis_state_removed", job_uid=job_uid)
+            gone = await self._roster.find_gone(jobs)
         except (RedisError, OSError) as error:
             self._tell(str(error))
+            return
+        for job_uid in gone:
+            self.release(job_uid)
+            try:
+                await self._remove(job_uid)
+            except (RedisError, OSError) as error:
+                _log.warning("redis_state_not_removed", job_uid=job_uid, problem=str(error))
+            else:
+                _log.info("redis_state_removed", job_uid=job_uid)
 
     async def close(self) -> None:
         """Ends the connections."""

@@ -221,8 +221,9 @@ async def test_operators_of_different_namespaces_share_a_redis(server: Server) -
 async def test_a_redis_that_is_full_gets_users_and_later_their_namespaces_and_loses_what_is_gone(
     server: Server,
 ) -> None:
-    async with server.operator("gone"):
-        server.write("gone")
+    async with server.operator("gone", "gone-too"):
+        for job in ("gone", "gone-too"):
+            server.write(job)
     server.admin.config_set("maxmemory", 1)
     async with server.operator("job-1") as tenants:
         await tenants.sweep({"ours": ["job-1"]})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 from tests.operator.kubernetes.redis_servers import StateRedis
 
 from emberscale_api.compatibility import StateKeys
@@ -168,3 +169,28 @@ async def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Stat
         server.start()
         await tenants.look()
         assert tenants.up
+
+
+async def test_a_job_that_cannot_be_swept_is_told_of_and_keeps_no_other_job_from_being_swept(
+    server: StateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {"gone-1", "gone-2", "gone-3"}
+    async with server.operator(*gone):
+        pass
+    remove, tried = Tenants._remove, []
+
+    async def fails_at_first(tenants: Tenants, job_uid: str) -> None:
+        tried.append(job_uid)
+        if len(tried) == 1:
+            raise redis.exceptions.TimeoutError("Redis is busy")
+        await remove(tenants, job_uid)
+
+    monkeypatch.setattr(Tenants, "_remove", fails_at_first)
+    async with server.operator() as tenants:
+        with capture_logs() as logs:
+            await tenants.sweep({"ours": []})
+        told = {(entry["job_uid"], entry["problem"]) for entry in logs if entry["event"] == "redis_state_not_removed"}
+        assert told == {(tried[0], "Redis is busy")}
+        assert server.users() == {"default", server.user_of(tried[0])}
+        await tenants.sweep({"ours": []})
+        assert server.users() == {"default"}
