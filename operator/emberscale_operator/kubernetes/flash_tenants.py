@@ -49,6 +49,7 @@ class FlashTenants:
         self._roster = Roster(url, flash_user(installation, ""), flash_rules)
         self._redis = self._roster.redis
         self._installation = installation
+        self._looking = asyncio.Lock()
         self._gone: set[str] = set()
         self._run_id = ""
         self._problem = ""
@@ -70,25 +71,17 @@ class FlashTenants:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Creates missing users, and removes what deleted jobs left."""
-        try:
-            server = cast(Mapping[str, Any], await self._redis.info("server"))
-            if server["run_id"] != self._run_id:
-                self._roster.missing = set(self._roster.admitted)
-                self._run_id = server["run_id"]
-            if due := self._roster.due():
-                await self._roster.enter(due)
-                self._roster.settle(due)
-            for job_uid in tuple(self._gone):
-                await self._redis.acl_deluser(flash_user(self._installation, job_uid))
-                found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
-                async for key in found:
-                    await self._redis.unlink(key)
-                await self._redis.hdel(self._roster.key, job_uid)
-                self._gone.discard(job_uid)
-            self._problem = ""
-        except (RedisError, OSError) as error:
-            self._tell(str(error))
+        """Creates missing users, and removes what deleted jobs left, once an earlier look has ended.
+
+        Of two looks at once, one could remove a deleted job before the other makes its user.
+        """
+        async with self._looking:
+            try:
+                await self._make()
+                await self._clear()
+                self._problem = ""
+            except (RedisError, OSError) as error:
+                self._tell(str(error))
 
     async def sweep(self, jobs: Mapping[str, Collection[str]]) -> None:
         """Removes remains of jobs that were deleted while no operator ran; `jobs` are as in `Roster.find_gone`."""
@@ -100,6 +93,24 @@ class FlashTenants:
     async def close(self) -> None:
         """Ends the connections."""
         await self._redis.aclose()
+
+    async def _make(self) -> None:
+        server = cast(Mapping[str, Any], await self._redis.info("server"))
+        if server["run_id"] != self._run_id:
+            self._roster.missing = set(self._roster.admitted)
+            self._run_id = server["run_id"]
+        if due := self._roster.due():
+            await self._roster.enter(due)
+            self._roster.settle(due)
+
+    async def _clear(self) -> None:
+        for job_uid in tuple(self._gone):
+            await self._redis.acl_deluser(flash_user(self._installation, job_uid))
+            found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
+            async for key in found:
+                await self._redis.unlink(key)
+            await self._redis.hdel(self._roster.key, job_uid)
+            self._gone.discard(job_uid)
 
     def _tell(self, problem: str) -> None:
         if problem != self._problem:
