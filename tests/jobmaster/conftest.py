@@ -16,7 +16,6 @@ from tests.jobmaster.fakes import (
     Caller,
     FakePs,
     FakeWorker,
-    RedisServer,
     free_port,
     heartbeats,
     job,
@@ -33,31 +32,31 @@ from emberscale_jobmaster.status import job_status
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from eventually import eventually
 from identities import identity_of
+from redis_process import RedisProcess
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    with _durable(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+def own_redis(tmp_path: Path) -> Iterator[RedisProcess]:
     """A Redis that the test may kill."""
-    folder = tmp_path / "redis"
-    folder.mkdir()
-    server = RedisServer(folder)
-    server.start()
-    yield server
-    server.kill()
+    with _durable(tmp_path / "redis") as server:
+        yield server
+
+
+def _durable(folder: Path) -> RedisProcess:
+    """Returns a redis-server whose data survives a kill."""
+    return RedisProcess(folder, "--appendonly", "yes", "--appendfsync", "always", has_port=True)
 
 
 class Cluster:
     """One job: a master, in this process or its own, and fakes of everything else. Ends all it has started."""
 
-    def __init__(self, folder: Path, redis_server: RedisServer) -> None:
+    def __init__(self, folder: Path, redis_server: RedisProcess) -> None:
         self.folder = folder
         self.redis = redis_server
         self.port = free_port()
@@ -264,7 +263,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, redis_server: RedisServer) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, redis_server: RedisProcess) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path, redis_server)
     cluster.configure()
     yield cluster

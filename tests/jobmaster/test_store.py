@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from tests.jobmaster.fakes import RedisServer, free_port, job
+from tests.jobmaster.fakes import free_port, job
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.compatibility import StateKeys
@@ -36,6 +36,7 @@ from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 from eventually import eventually, unwrap
+from redis_process import RedisProcess
 
 
 def rich_state() -> JobState:
@@ -104,7 +105,7 @@ def _checkpointing() -> Checkpointing:
     )
 
 
-def test_a_state_reads_back_as_it_was_saved(redis_server: RedisServer) -> None:
+def test_a_state_reads_back_as_it_was_saved(redis_server: RedisProcess) -> None:
     uid = uuid.uuid4().hex
     first, second = JobStore(redis_server.url, uid), JobStore(redis_server.url, uid)
     assert first.open() is None
@@ -113,7 +114,7 @@ def test_a_state_reads_back_as_it_was_saved(redis_server: RedisServer) -> None:
     assert repr(second.open()) == repr(rich_state())
 
 
-def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None:
+def test_of_two_masters_only_the_newer_writes(redis_server: RedisProcess) -> None:
     uid = uuid.uuid4().hex
     old, new = JobStore(redis_server.url, uid), JobStore(redis_server.url, uid)
     old.open()
@@ -130,7 +131,7 @@ def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None
 
 
 def test_a_master_that_is_deposed_at_any_point_of_a_save_writes_nothing(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
     interrupt: dict[int, Callable[[], object]] = {}
@@ -160,7 +161,7 @@ def test_a_master_that_is_deposed_at_any_point_of_a_save_writes_nothing(
         assert JobStore(redis_server.url, uid).open() == takeover.initial(wall=1.0)
 
 
-def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisServer) -> None:
+def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisProcess) -> None:
     uid = uuid.uuid4().hex
     deposed: list[bool] = []
     runtime = JobRuntime(job(), uid, JobStore(redis_server.url, uid), on_deposed=lambda: deposed.append(True))
@@ -175,7 +176,7 @@ def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: Redi
     runtime.close()
 
 
-def test_what_was_written_ahead_reads_back(redis_server: RedisServer) -> None:
+def test_what_was_written_ahead_reads_back(redis_server: RedisProcess) -> None:
     uid = uuid.uuid4().hex
     store = JobStore(redis_server.url, uid)
     store.open()
@@ -187,7 +188,7 @@ def test_what_was_written_ahead_reads_back(redis_server: RedisServer) -> None:
     assert again.bad_records() == {("s3://bucket/day:1", 7), ("/day", 9)}
 
 
-def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisServer) -> None:
+def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisProcess) -> None:
     store = JobStore(own_redis.url, "uid")
     store.open()
     store.save_blocks("Training", 0, b"blocks")
@@ -201,7 +202,7 @@ def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisServer) -> No
     assert (again.term, again.blocks(), again.bad_records()) == (2, {("Training", 0): b"blocks"}, {("/day", 9)})
 
 
-def test_a_redis_that_lost_its_last_writes_gets_blocks_and_bad_records_back(redis_server: RedisServer) -> None:
+def test_a_redis_that_lost_its_last_writes_gets_blocks_and_bad_records_back(redis_server: RedisProcess) -> None:
     uid = uuid.uuid4().hex
     client, keys = redis.Redis.from_url(redis_server.url), StateKeys.of(uid)
     store = JobStore(redis_server.url, uid)
@@ -223,7 +224,7 @@ def test_a_redis_that_lost_its_last_writes_gets_blocks_and_bad_records_back(redi
 
 
 def test_a_redis_that_lost_nothing_is_written_the_state_alone(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = JobStore(redis_server.url, uuid.uuid4().hex)
     store.open()
@@ -239,7 +240,7 @@ def test_a_redis_that_lost_nothing_is_written_the_state_alone(
 
 
 def test_blocks_that_arrive_while_others_are_rewritten_are_kept(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = JobStore(own_redis.url, "uid")
     store.open()
@@ -269,7 +270,7 @@ def test_a_redis_that_is_away_is_named_without_its_password() -> None:
     assert "secret" not in str(raised.value)
 
 
-def test_a_state_of_something_else_is_not_taken_for_ours(redis_server: RedisServer) -> None:
+def test_a_state_of_something_else_is_not_taken_for_ours(redis_server: RedisProcess) -> None:
     uid = uuid.uuid4().hex
     redis.Redis.from_url(redis_server.url).set(f"emberscale:{uid}:state", '{"clock": "noon"}')
     with pytest.raises(UnreadableStateError, match=f"emberscale:{uid}:state"):

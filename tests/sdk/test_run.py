@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from emberscale._cli import app
 from emberscale._run.interruption import Interruption
 from eventually import eventually
-from flash_server import FlashServer
+from redis_process import FlashServer
 
 # half a dozen processes start, on a machine that may be busy; no test passes because of a timeout
 _PATIENCE = 240
@@ -266,15 +266,12 @@ def test_a_port_that_is_taken_is_named(manifest: Path, tmp_path: Path) -> None:
 
 
 def test_a_shared_redis_is_used_if_one_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
-    shared = FlashServer(tmp_path / "redis")
-    try:
+    with FlashServer(tmp_path / "redis") as shared:
         code, out, err = finish(start("run", str(manifest), "--redis", shared.url, "-o", "json"))
         assert code == 0, err
         assert "redis-0" not in read_summary(out)["peak_memory_bytes"]
         assert int(shared.client.get("samples")) == 100_000  # type: ignore[arg-type]  # the client is not asynchronous
         assert os.listdir(tmp_path / "runs" / "toy" / "state") == ["manifest.json"]
-    finally:
-        shared.kill()
 
 
 def test_a_signal_before_the_job_runs_ends_the_command() -> None:

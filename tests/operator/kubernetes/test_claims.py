@@ -94,10 +94,10 @@ async def test_a_brain_that_was_away_hears_of_jobs_that_went_meanwhile(run_brain
 async def test_an_operator_tells_of_jobs_that_go_while_it_runs_and_of_those_that_went_before(
     run_brain: Run, tmp_path: Path
 ) -> None:
-    brain, redis, jobs = run_brain(), StateRedis(tmp_path), ("went", "goes", "stays")
+    brain, jobs = run_brain(), ("went", "goes", "stays")
     for job in jobs:
         submit(brain, job)
-    try:
+    with StateRedis(tmp_path) as redis:
         async with redis.operator(*jobs):
             pass
         async with claims_of(brain) as claims:
@@ -107,5 +107,3 @@ async def test_an_operator_tells_of_jobs_that_go_while_it_runs_and_of_those_that
             await tenants.remove("goes")
             await until(lambda: claimed(brain, *jobs) == {"stays"})
             await tenants.close()
-    finally:
-        redis.end()

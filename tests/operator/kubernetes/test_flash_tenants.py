@@ -14,9 +14,8 @@ from emberscale_operator.kubernetes.roster import Roster
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FlashRedis]:
-    started = FlashRedis(tmp_path)
-    yield started
-    started.end()
+    with FlashRedis(tmp_path) as started:
+        yield started
 
 
 async def test_servers_and_masters_work_as_the_jobs_user(server: FlashRedis) -> None:

@@ -20,9 +20,8 @@ Server = RedisServer[Any]
 
 @pytest.fixture(params=[StateRedis, FlashRedis])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    started: Server = request.param(tmp_path)
-    yield started
-    started.end()
+    with request.param(tmp_path) as started:
+        yield started
 
 
 def reach(server: Server, job: str, password: str = "") -> None:
@@ -43,7 +42,7 @@ async def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(serve
 
 async def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Server) -> None:
     async with server.operator("job-1") as tenants:
-        server.end()
+        server.kill()
         await tenants.look()
         server.start()
         assert not server.has_user_of("job-1")
@@ -55,7 +54,7 @@ async def test_an_operator_looks_at_redis_again_and_again(server: Server, monkey
     async with server.operator("job-1") as tenants:
         monkeypatch.setattr(f"{type(tenants).__module__}._LOOK_SECONDS", 0.01)
         keeps = asyncio.create_task(tenants.keep())
-        server.end()
+        server.kill()
         server.start()
         await until(lambda: server.has_user_of("job-1"))
         keeps.cancel()
@@ -75,7 +74,7 @@ async def test_a_redis_that_has_forgotten_the_users_does_not_get_that_of_a_delet
     async with server.operator("job-1", "job-2") as tenants:
         await server.remove(tenants, "job-1")
         await tenants.look()
-        server.end()
+        server.kill()
         await tenants.look()
         server.start()
         await tenants.look()

@@ -20,9 +20,8 @@ from eventually import until, unwrap
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StateRedis]:
-    started = StateRedis(tmp_path)
-    yield started
-    started.end()
+    with StateRedis(tmp_path) as started:
+        yield started
 
 
 async def test_a_masters_store_works_as_the_jobs_user(server: StateRedis) -> None:
@@ -163,7 +162,7 @@ async def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Stat
         server.admin.config_set("maxmemory", 64 << 20)
         await tenants.look()
         assert 0.0 < unwrap(tenants.fill) < 0.5
-        server.end()
+        server.kill()
         await tenants.look()
         assert not tenants.up
         server.start()

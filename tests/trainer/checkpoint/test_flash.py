@@ -31,8 +31,8 @@ from emberscale_trainer.checkpoint import (
 from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from examples import examples
-from flash_server import FlashServer
 from master_stand_in import checkpoint_manifest, owned, write_manifest, write_snapshot
+from redis_process import FlashServer
 from snapshots import all_records_of, rows_of_bucket
 
 SPECS = (
@@ -49,9 +49,8 @@ Contents = dict[tuple[int, int], bytes]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlashServer]:
-    server = FlashServer(tmp_path_factory.mktemp("flash"))
-    yield server
-    server.kill()
+    with FlashServer(tmp_path_factory.mktemp("flash")) as server:
+        yield server
 
 
 class Trained:
@@ -308,8 +307,7 @@ def test_rows_beyond_max_bytes_are_refused_with_the_field_to_raise(server: Flash
 
 
 def test_a_full_redis_keeps_nothing_of_what_it_refused(tmp_path: Path) -> None:
-    small = FlashServer(tmp_path / "redis", maxmemory=6 << 20)
-    try:
+    with FlashServer(tmp_path / "redis", maxmemory=6 << 20) as small:
         trained = Trained(small.url)
         trained.push(list(range(200_000)))
         with pytest.raises(FlashUnusableError, match="full"):
@@ -318,16 +316,13 @@ def test_a_full_redis_keeps_nothing_of_what_it_refused(tmp_path: Path) -> None:
         trained.tables.retire(0, np.arange(1000, 200_000))
         trained.tables.retire(1, np.arange(1000, 200_000))
         assert trained.save("flash-00000002")
-    finally:
-        small.kill()
 
 
 def test_a_redis_that_hangs_is_given_up_and_used_again_once_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash_redis, "PATIENCE_SECONDS", 0.5)
-    slow = FlashServer(tmp_path / "redis")
-    try:
+    with FlashServer(tmp_path / "redis") as slow:
         trained = Trained(slow.url)
         trained.push(list(range(1000)))
         trained.save("flash-00000001")
@@ -339,13 +334,10 @@ def test_a_redis_that_hangs_is_given_up_and_used_again_once_it_answers(
         files = trained.save("flash-00000003")
         complete(slow, "flash-00000003", 1, files)
         assert restored(flash(slow, "flash-00000003")) == trained.contents()
-    finally:
-        slow.kill()
 
 
 def test_a_redis_that_came_back_empty_gets_a_new_base(tmp_path: Path) -> None:
-    lost = FlashServer(tmp_path / "redis")
-    try:
+    with FlashServer(tmp_path / "redis") as lost:
         trained = Trained(lost.url)
         trained.push(list(range(1000)))
         trained.save("flash-00000001")
@@ -355,8 +347,6 @@ def test_a_redis_that_came_back_empty_gets_a_new_base(tmp_path: Path) -> None:
             trained.save("flash-00000002")
         complete(lost, "flash-00000003", 1, trained.save("flash-00000003"))
         assert restored(flash(lost, "flash-00000003")) == trained.contents()
-    finally:
-        lost.kill()
 
 
 def test_what_a_broken_connection_left_is_swept_with_the_next_checkpoint(server: FlashServer) -> None:
@@ -379,8 +369,7 @@ def test_what_a_broken_connection_left_is_swept_with_the_next_checkpoint(server:
 def test_what_a_hung_redis_takes_in_after_all_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once Redis runs again, it reads what was sent before it hung, although the sender gave up long ago."""
     monkeypatch.setattr(flash_redis, "PATIENCE_SECONDS", 0.5)
-    slow = FlashServer(tmp_path / "redis")
-    try:
+    with FlashServer(tmp_path / "redis") as slow:
         trained = Trained(slow.url)
         trained.push(list(range(1000)))
         first = trained.save("flash-00000001")
@@ -392,8 +381,6 @@ def test_what_a_hung_redis_takes_in_after_all_is_swept(tmp_path: Path, monkeypat
         slow.process.send_signal(signal.SIGCONT)
         third = trained.save("flash-00000003")
         assert files_in(slow) == files_of("flash-00000001", first) | files_of("flash-00000003", third)
-    finally:
-        slow.kill()
 
 
 @pytest.mark.parametrize("files", [1, 2, 3, 4])
@@ -448,8 +435,7 @@ def test_nothing_goes_that_a_manifest_names_before_the_manifest_goes(server: Fla
 
 
 def test_a_full_redis_keeps_the_last_checkpoint_until_a_base_needs_its_room(tmp_path: Path) -> None:
-    small = FlashServer(tmp_path / "redis", maxmemory=8 << 20)
-    try:
+    with FlashServer(tmp_path / "redis", maxmemory=8 << 20) as small:
         trained = Trained(small.url)
         trained.push(list(range(20_000)))
         complete(small, "flash-00000001", 1, trained.save("flash-00000001"))
@@ -460,8 +446,6 @@ def test_a_full_redis_keeps_the_last_checkpoint_until_a_base_needs_its_room(tmp_
             with pytest.raises(FlashUnusableError, match="full"):
                 trained.save(f"flash-{number:08d}")
         assert small.client.dbsize() == 0
-    finally:
-        small.kill()
 
 
 def test_an_increment_has_its_base_kept_for_as_long_as_itself(server: FlashServer) -> None:
@@ -502,10 +486,9 @@ def test_a_chain_of_very_many_small_increments_begins_anew(server: FlashServer) 
 
 def test_a_redis_that_is_gone_leaves_no_snapshot_open(tmp_path: Path) -> None:
     """An open snapshot would copy the old bytes of every row that changes, until the next attempt."""
-    gone = FlashServer(tmp_path / "redis")
-    trained = Trained(gone.url)
-    trained.push(list(range(100)))
-    gone.kill()
+    with FlashServer(tmp_path / "redis") as gone:
+        trained = Trained(gone.url)
+        trained.push(list(range(100)))
     with trained.lock:
         draft = trained.writer.begin(trained.tables, trained.lock, ROOM)
     with pytest.raises(FlashUnusableError):

@@ -13,7 +13,7 @@ from emberscale_api.rpc import master_pb2
 from emberscale_api.wire import Status
 from emberscale_trainer.checkpoint import work
 from emberscale_trainer.server.saves import FlashStore
-from flash_server import FlashServer
+from redis_process import FlashServer
 from trained_run import TrainedRun
 
 
@@ -94,8 +94,7 @@ def test_a_snapshot_holds_what_was_settled_and_its_answer_can_be_asked_for_again
 
 
 def test_the_master_hears_what_to_do_about_a_full_redis(tmp_path: Path) -> None:
-    small = FlashServer(tmp_path, maxmemory=1)
-    try:
+    with FlashServer(tmp_path, maxmemory=1) as small:
         server = Server(FlashStore(small.url, "job-uid"))
         server.assign()
         server.push(0)
@@ -106,8 +105,6 @@ def test_the_master_hears_what_to_do_about_a_full_redis(tmp_path: Path) -> None:
         with pytest.raises(RefusedError, match=r"or lower spec\.checkpoint\.flash\.maxBytes") as full:
             server.saved()
         assert full.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    finally:
-        small.kill()
 
 
 def test_a_save_that_hangs_is_told_of_in_time_and_given_up_for_a_later_snapshot(
