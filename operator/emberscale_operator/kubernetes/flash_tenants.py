@@ -64,10 +64,12 @@ class FlashTenants:
         self._gone.add(job_uid)
 
     async def keep(self) -> None:
-        """Looks at Redis for ever."""
+        """Looks at Redis until it is cancelled."""
         task = cast(asyncio.Task[None], asyncio.current_task())
-        while not task.cancelling():
+        while True:
             await self.look()
+            if task.cancelling():  # redis-py, by asyncio.wait_for, may lose a cancellation before Python 3.12
+                return
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look(self) -> None:

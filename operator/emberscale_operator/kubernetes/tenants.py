@@ -117,9 +117,11 @@ class Tenants:
     async def keep(self) -> None:
         """Looks at Redis until it is cancelled."""
         task = cast(asyncio.Task[None], asyncio.current_task())
-        while not task.cancelling():  # redis-py, by asyncio.wait_for, may lose a cancellation before Python 3.12
+        while True:
             self._news.clear()
             await self.look()
+            if task.cancelling():  # redis-py, by asyncio.wait_for, may lose a cancellation before Python 3.12
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._news.wait()

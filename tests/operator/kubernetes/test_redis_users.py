@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,25 @@ async def test_an_operator_looks_at_redis_again_and_again(server: Server, monkey
         server.kill()
         server.start()
         await until(lambda: server.has_user_of("job-1"))
+        keeps.cancel()
+        await asyncio.gather(keeps, return_exceptions=True)
+
+
+async def test_an_operator_that_ends_while_it_looks_ends_at_once_though_the_look_loses_that(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = asyncio.Event()
+
+    async def lose_the_cancellation() -> None:
+        looks.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async with server.operator() as tenants:
+        monkeypatch.setattr(f"{type(tenants).__module__}._LOOK_SECONDS", 3600.0)
+        monkeypatch.setattr(tenants, "look", lose_the_cancellation)
+        keeps = asyncio.create_task(tenants.keep())
+        await looks.wait()
         keeps.cancel()
         await asyncio.gather(keeps, return_exceptions=True)
 
