@@ -202,6 +202,7 @@ class SimulatedGroup:
         self._pending += tuple(one for one in changed if one[0] < self._logged)
         if self._lag.pushed(batch, 0):
             self._send_deltas()
+        self._changed.notify()
 
     def _send_deltas(self, deltas: Deltas = (), *, withdraws: bool = False) -> None:
         number, deltas = self.core.put(), self._pending + deltas
@@ -281,6 +282,13 @@ class SimulatedGroup:
             self._send_deltas(self._rows(self._logged, until))
             self._logged = until if until <= last else _EVERY_SLOT
             yield from self.await_holders()
+        while not self._server.core.is_uniform:
+            yield self._changed
+            if not self.core.is_filling:
+                return
+        if self._lag.has_gathered:
+            self._send_deltas()
+        yield from self.await_holders()
         self.core.filled()
 
     def _rows(self, first: int, stop: int) -> Deltas:

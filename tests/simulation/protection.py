@@ -39,8 +39,7 @@ class SimulatedProtection:
     @property
     def version(self) -> int:
         """The version of the table under which all rows are protected; 0 if they are not."""
-        is_whole = self.group is not None and self.group.core.is_whole and self._server.core.is_uniform
-        return self.group.table.version if self.group is not None and is_whole else 0
+        return self.group.table.version if self.group is not None and self.group.core.is_whole else 0
 
     @property
     def trouble(self) -> ParityTrouble | None:

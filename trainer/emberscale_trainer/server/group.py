@@ -86,7 +86,7 @@ class GroupCore(Generic[_Deltas]):
         self.has_met = True
 
     def filled(self) -> None:
-        """Notes that the holders have all earlier rows."""
+        """Notes that the holders have all earlier rows, and know the batches in them."""
         self._whole = True
 
     def stored(self, acknowledged: Mapping[int, int]) -> int:

@@ -292,8 +292,10 @@ class Group:
         try:
             self._meet()
             self._fill()
+            self._note_whole()
             while not self._sends_no_more.wait(_FLUSH_SECONDS):
                 self.send_what_is_due(time.monotonic())
+                self._note_whole()
         except BaseException as error:
             self._part(f"its changes can no longer be sent: {error!r}")
             _log.critical("protection_failed", version=self.table.version, problem=repr(error))
@@ -349,6 +351,23 @@ class Group:
                 continue
             self._problem = ""
             self.await_holders()
+
+    def _note_whole(self) -> None:
+        """Notes that all rows are protected, once they have the same batches and all holders know these.
+
+        The record that others hold is of all rows: a batch that only a part of them has is not in it, and would be
+        applied to that part again.
+        """
+        with self._state.lock:
+            if not self.core.is_filling or self.core.is_whole or not self._state.core.is_uniform:
+                return
+            if self._has_pending():
+                try:
+                    self._send_deltas()
+                except MemoryError as error:
+                    _log.warning("changes_not_sent_for_parity", problem=str(error))
+                    return
+        self.await_holders()
         with self.changed:
             self.core.filled()
             self.changed.notify_all()

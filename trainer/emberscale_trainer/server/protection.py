@@ -41,13 +41,9 @@ class RowProtection:
 
     @property
     def version(self) -> int:
-        """The version of the routing table under which all rows of this server are protected; 0: none.
-
-        Rows with different batches are not: the record that others keep of the batches in them is of all rows.
-        """
+        """The version of the routing table under which all rows of this server are protected; 0: none."""
         group = self.group
-        is_whole = group is not None and group.core.is_whole and self._state.core.is_uniform
-        return group.table.version if group is not None and is_whole else 0
+        return group.table.version if group is not None and group.core.is_whole else 0
 
     @property
     def trouble(self) -> ParityTrouble | None:

@@ -18,7 +18,7 @@ from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import Reader, TableStore, keys_of
-from eventually import unwrap
+from eventually import eventually, unwrap
 from moves import SECONDS, TABLES, Batch, MovingServer, table_of, trained_tables
 from snapshots import all_rows, records_of
 from waiting import noted_call, wait_at
@@ -38,7 +38,8 @@ class Servers:
     def __init__(self, folder: Path, count: int, parity: int = 1, lag: LagBound | None = None) -> None:
         self._folder = folder
         self._parity = parity
-        self._lag = lag
+        self.lag = lag
+        """Of the groups that are formed next."""
         self.made = [MovingServer(index, folder) for index in range(count)]
         self.serving = list(self.made)
         self.table = table_of(1, [server.address for server in self.serving])
@@ -53,11 +54,11 @@ class Servers:
             server.assign(self.table, store)
 
     def protect(self) -> None:
-        """Forms the group of every server; returns when all rows are protected."""
+        """Forms the group of every server; returns when all rows that have the same batches are protected."""
         for server in self.left:
-            server.mover.protection.form(self.table, server.index, self._parity, self._lag)
+            server.mover.protection.form(self.table, server.index, self._parity, self.lag)
         for server in self.left:
-            if server.mover.protection.group is not None:
+            if server.mover.protection.group is not None and server.state.core.is_uniform:
                 await_protection(server)
 
     @property
@@ -210,6 +211,12 @@ def group_of(server: MovingServer) -> Group:
 def await_protection(server: MovingServer) -> None:
     group = group_of(server)
     wait_at(group.changed, lambda: group.core.is_whole)
+
+
+def await_fill(server: MovingServer) -> None:
+    """Waits until all earlier rows are part of an item: later pushes are not."""
+    log = group_of(server)._log
+    eventually(lambda: log.is_whole, "all rows are sent")
 
 
 def await_refusal(server: MovingServer, holder: int) -> None:

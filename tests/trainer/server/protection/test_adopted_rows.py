@@ -1,14 +1,17 @@
 """Servers that are left adopt the rows of lost ones to the bit, also where only some had applied a batch."""
 
+import math
 from collections.abc import Callable
 from itertools import combinations
 
 import pytest
-from tests.trainer.server.protection.conftest import Servers, ranges_of
+from tests.trainer.server.protection.conftest import Servers, await_fill, await_protection, ranges_of
 
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server import parity_group
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.lag import LagBound
 from moves import TABLES, Batch
 
 
@@ -42,14 +45,18 @@ def test_survivors_have_the_rows_of_two_lost_servers_to_the_bit(
         servers.close()
 
 
-def torn(servers: Servers) -> tuple[Batch, Batch]:
-    """ps-1 is lost after it alone has applied one batch, and ps-0 alone another; ps-0 and ps-2 adopt its rows."""
+def torn(servers: Servers, lag: LagBound | None = None) -> tuple[Batch, Batch]:
+    """ps-1 is lost after it alone has applied one batch, and ps-0 alone another; ps-0 and ps-2 adopt its rows.
+
+    From then on, parity may lag.
+    """
     servers.protect()
     servers.push(servers.batch())
     ahead, behind = servers.batch(), servers.batch()
     assert servers.push(ahead, 1) == [Status.OK]
     assert servers.push(behind, 0) == [Status.OK]
     before = servers.table
+    servers.lag = lag
     servers.adopt(1)
     servers.check()
     adopted = Ownership.of(before, 1).within(Ownership.of(servers.table, 0))
@@ -97,7 +104,28 @@ def test_no_barrier_sees_rows_with_different_batches(make_servers: Callable[...,
         state.hold(1, version, 9, 10.0)
     push(servers, ahead, 0, own)
     assert [*state.hold(1, version, 9, 10.0).ranges(0)] == [(0, 3)]
+    await_protection(servers.serving[0])
     assert protection.version == version
+
+
+def test_rows_are_protected_only_once_others_know_that_a_torn_batch_is_complete(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parity_group, "_GATHER_SECONDS", math.inf)
+    servers = make_servers(3)
+    first = servers.table
+    ahead, behind = torn(servers, lag=LagBound(item_pushes=64))
+    for index in (0, 2):
+        await_fill(servers.serving[index])
+        own, all_owned = Ownership.of(first, index), Ownership.of(servers.table, index)
+        push(servers, ahead, index, own)
+        push(servers, behind, index, all_owned.without(own) if index == 0 else all_owned)
+    for index in (0, 2):
+        await_protection(servers.serving[index])
+        assert servers.serving[index].mover.protection.version == servers.table.version
+    rest = servers.adopt(0)
+    assert ranges_of(rest[0]) == ((0, 3),), "its rows have all three, and would get one twice"
+    servers.check()
 
 
 def test_an_adopter_that_is_lost_later_is_adopted_itself(make_servers: Callable[..., Servers]) -> None:
