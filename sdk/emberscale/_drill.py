@@ -61,7 +61,7 @@ class DrillReport:
     * `unprotected_seconds`: from the kill until any one server could be lost again; None also without parity.
     * `regained_seconds`: from the kill until the job had as many samples as before it.
     * `before`, `meanwhile`: samples/s, until the kill, and from it to the end of the drill.
-    * `rebuild_seconds`: as the master counts them, from when it noticed. `rebuild_bytes`: sent to the successor.
+    * `rebuild_seconds`: as the master counts them, from when it noticed. `rebuild_bytes`: of the rebuilt rows.
     * `rolled_back`: whether the job went back to a checkpoint; `repeated_samples` are then trained again.
     * `forgotten`: the portion of lost samples that the loss has added, where the lost server alone went back, or its
       parity lagged.

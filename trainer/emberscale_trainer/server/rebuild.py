@@ -92,5 +92,6 @@ class Rebuild(RowSending):
     def _give(self, peer: int, item: Item) -> None:
         if peer == self._me:
             self._receive(item)
+            self._count(item)
         else:
             self._put(peer, item)

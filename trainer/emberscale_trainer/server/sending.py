@@ -21,6 +21,7 @@ class CopyProgress:
     """A server's progress with the rows that it gives away.
 
     * `ready`: what remains fits into a barrier; in a rebuild, all rows are sent.
+    * `copied_bytes`: what was sent, and in a rebuild also what the server adopted of the rows that it rebuilt itself.
     * `rounds`: the finished rounds. In a rebuild, the pieces of its own rows that the server took out of the parity,
       and of parity that it sent to other holders.
     * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server, by its index.
@@ -87,6 +88,10 @@ class RowSending:
 
     def _put(self, peer: int, item: Item) -> None:
         self._senders[peer].put(item, _STALLED_SECONDS)
+        self._count(item)
+
+    def _count(self, item: Item) -> None:
+        """Counts an item that has its place, as progress."""
         with self._changed:
             self._progress = replace(self._progress, copied_bytes=self._progress.copied_bytes + item.nbytes)
 

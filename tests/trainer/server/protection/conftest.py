@@ -50,6 +50,8 @@ class Servers:
         self.batches = 0
         self.gone: set[int] = set()
         """Lost servers without a successor."""
+        self.adopted_bytes = 0
+        """What the servers reported of the last adoption."""
         for server, store in zip(self.serving, self.stores, strict=True):
             server.assign(self.table, store)
 
@@ -153,6 +155,7 @@ class Servers:
         with ThreadPoolExecutor(len(self.left)) as threads:
             said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), self.left)]
         assert all(one.ready for one in said)
+        self.adopted_bytes = sum(one.copied_bytes for one in said)
         rebuilt: Mapping[int, AppliedBatches] = said[0].rebuilt
         records = [(Ownership.of(before, index), rebuilt[index]) for index in lost]
         for server in self.left:

@@ -45,6 +45,14 @@ def test_survivors_have_the_rows_of_two_lost_servers_to_the_bit(
         servers.close()
 
 
+def test_rows_that_a_server_rebuilds_for_itself_count(make_servers: Callable[..., Servers]) -> None:
+    servers = make_servers(2)
+    servers.protect()
+    servers.push(servers.batch())
+    servers.adopt(1)
+    assert servers.adopted_bytes > 0
+
+
 def torn(servers: Servers, lag: LagBound | None = None) -> tuple[Batch, Batch]:
     """ps-1 is lost after it alone has applied one batch, and ps-0 alone another; ps-0 and ps-2 adopt its rows.
 
