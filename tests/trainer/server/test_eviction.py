@@ -15,6 +15,7 @@ from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Eviction, Sweep, TableStore
+from emberscale_trainer.table.eviction import _Rule
 from moves import EVERYTHING, SECONDS, await_removal, table_that_owns
 
 SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=0.1)
@@ -51,6 +52,12 @@ def refusing(refuses: Callable[[], bool]) -> Callable[[Eviction, Sweep], int]:
         return sweep(eviction, due)
 
     return attempt
+
+
+def test_a_row_from_a_server_with_a_later_batch_is_no_less_frequent_for_that() -> None:
+    rule = _Rule(EvictionSpec(max_rows=2 * BUCKETS))
+    marks = np.array([(1, 1, 5), (2, 1, 6), (3, 4, 11)])
+    assert rule.leaving(np.array([0]), np.array([3]), marks, 10).tolist() == [1]
 
 
 def test_rows_for_whose_eviction_there_was_no_memory_leave_without_another_push(

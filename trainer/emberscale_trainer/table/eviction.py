@@ -79,7 +79,7 @@ class _Rule:
         `sizes`, int64 [buckets], is the number of rows of each bucket; `marks`, int64 [rows, 3], is (key, pushes,
         touched) of each row.
         """
-        ages = clock - marks[:, 2]
+        ages = np.maximum(0, clock - marks[:, 2])  # rows from a lost server may have a batch that this one lacks
         stale = np.zeros(len(marks), np.bool_) if self._ttl is None else ages >= self._ttl
         if self._shares is None:
             expired: NDArray[np.int64] = marks[stale, 0]
