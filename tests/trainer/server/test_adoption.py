@@ -13,7 +13,7 @@ from emberscale_api.wire import Flag, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.adoption import bytes_to_adopt, combined
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import ServerCore
+from emberscale_trainer.server.core import Assignment, ServerCore
 from moves import table_of
 
 
@@ -77,6 +77,16 @@ def test_no_barrier_is_held_until_all_rows_have_the_same_batches() -> None:
         core.hold(1, 2, 9, 10.0, 0.0)
     push(core, header(1, version=2))
     assert core.hold(1, 2, 9, 10.0, 0.0).ranges(0) == [(0, 2)]
+
+
+def test_rows_are_not_adopted_without_the_batches_in_them() -> None:
+    core, wanted = ServerCore(), Assignment(1, 1, "")
+    core.assign(wanted)
+    core.adopt(wanted, share(0, 2), AppliedBatches(), None)
+    core.prepare(7, 1, table_of(2), 0, 0.0, lost=(1,))
+    with pytest.raises(NotHeldError, match="does not say which batches the adopted rows have"):
+        core.switch(1, 7, 7, AppliedBatches(), None, 0.0)
+    assert core.known == (1, 1)
 
 
 def test_adopted_rows_take_memory_in_proportion_to_buckets_and_parity_with_fewer_servers_takes_more() -> None:

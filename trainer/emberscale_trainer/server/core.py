@@ -490,7 +490,7 @@ class ServerCore:
         else:
             serving = self._of(generation)
             call = f"switch {move}"
-            if rebuilt:
+            if rebuilt or (transfer.lost and transfer.gained):
                 self._adopt_rebuilt(serving, rebuilt)
             outcome = (
                 self._barrier.finish(number, call, serving.applied, now)
@@ -511,6 +511,8 @@ class ServerCore:
         return outcome, transfer
 
     def _adopt_rebuilt(self, serving: _Serving, rebuilt: Sequence[tuple[Ownership, AppliedBatches]]) -> None:
+        if not rebuilt:  # as by a master of an earlier version
+            raise NotHeldError("the switch does not say which batches the adopted rows have")
         if serving.partly:  # a group that keeps parity never counts as whole meanwhile
             raise NotHeldError("batches are yet to be applied to rows that were adopted here before")
         serving.applied, serving.partly = combined([(serving.owned, serving.applied), *rebuilt])
