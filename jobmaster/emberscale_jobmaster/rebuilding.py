@@ -229,6 +229,10 @@ def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now
     lost, state = state.rebuilding, state.without(move)
     if lost is None or lost.attempts >= MOST_ATTEMPTS:
         return _roll_back(state, spec, f"the rows could not be rebuilt: {problem}")
+    if move.is_adoption:
+        successors = "a successor" if len(lost.lost) == 1 else "successors"
+        message = f"the other servers do not adopt the rows of {lost.names}, which wait for {successors}: {problem}"
+        state = reshaping.note_step(state, "Degraded", message, 0.0)
     awaits_successors = lost.awaits_successors or move.is_adoption
     return replace(state, rebuilding=replace(lost, next_at=now + AGAIN_SECONDS, awaits_successors=awaits_successors))
 

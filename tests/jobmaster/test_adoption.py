@@ -113,6 +113,9 @@ def test_survivors_without_the_memory_wait_for_the_successor() -> None:
     driven.pass_time(30)
     assert driven.job.move is None
     assert driven.job.rebuilding is not None
+    step = driven.job.scaling.steps[-1]
+    assert step.reason == "Degraded"
+    assert "the other servers do not adopt the rows of ps-1, which wait for a successor: ps-2: " in step.message
     driven.join(Role.PS, 1)
     driven.pass_time(3)
     assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 1)
