@@ -16,6 +16,7 @@ from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.lag import LagBound
 from emberscale_trainer.server.parity_group import Group
+from emberscale_trainer.server.sending import CopyProgress
 from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from eventually import eventually, unwrap
@@ -140,21 +141,8 @@ class Servers:
 
     def adopt(self, *lost: int) -> Mapping[int, AppliedBatches]:
         """Loses servers, whose rows the others adopt; returns the batches in the rows of each."""
-        self.gone |= {*lost}
         before, number = self.table, self.table.version + 1
-        survivors = cycle(server.index for server in self.left)
-        after = replace(
-            before,
-            version=number,
-            bucket_owners=tuple(next(survivors) if owner in lost else owner for owner in before.bucket_owners),
-            piece_owners=tuple(next(survivors) if owner in lost else owner for owner in before.piece_owners),
-        )
-        for server in self.left:
-            server.state.prepare(number, before.version, after, server.index, lost=lost)
-            assert server.state.prepared(number, SECONDS)
-        with ThreadPoolExecutor(len(self.left)) as threads:
-            said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), self.left)]
-        assert all(one.ready for one in said)
+        after, said = self.copy_to_survivors(number, *lost)
         self.adopted_bytes = sum(one.copied_bytes for one in said)
         rebuilt: Mapping[int, AppliedBatches] = said[0].rebuilt
         records = [(Ownership.of(before, index), rebuilt[index]) for index in lost]
@@ -164,6 +152,28 @@ class Servers:
         self.table = after
         self.protect()
         return rebuilt
+
+    def copy_to_survivors(self, number: int, *lost: int) -> tuple[RoutingTable, list[CopyProgress]]:
+        """Loses servers, and rebuilds them for the others by a move of this number, which is left before its switch.
+
+        Returns the table of the move, and what each of the others reports.
+        """
+        self.gone |= {*lost}
+        before = self.table
+        survivors = cycle(server.index for server in self.left)
+        after = replace(
+            before,
+            version=before.version + 1,
+            bucket_owners=tuple(next(survivors) if owner in lost else owner for owner in before.bucket_owners),
+            piece_owners=tuple(next(survivors) if owner in lost else owner for owner in before.piece_owners),
+        )
+        for server in self.left:
+            server.state.prepare(number, before.version, after, server.index, lost=lost)
+            assert server.state.prepared(number, SECONDS)
+        with ThreadPoolExecutor(len(self.left)) as threads:
+            said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), self.left)]
+        assert all(one.ready for one in said)
+        return after, said
 
     def _give_to_twin(self, index: int, lost: Sequence[int], table: RoutingTable) -> None:
         owned = Ownership.of(table, index)

@@ -12,7 +12,7 @@ from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server import parity_group
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.lag import LagBound
-from moves import TABLES, Batch
+from moves import TABLES, Batch, await_removal
 
 
 def test_survivors_have_the_rows_of_a_lost_server_to_the_bit(make_servers: Callable[..., Servers]) -> None:
@@ -43,6 +43,28 @@ def test_survivors_have_the_rows_of_two_lost_servers_to_the_bit(
         assert set(servers.push(servers.batch())) == {Status.OK}
         servers.check()
         servers.close()
+
+
+@pytest.mark.parametrize("lost", [(1,), (1, 2)])
+def test_successors_get_rows_that_the_others_failed_to_adopt(
+    make_servers: Callable[..., Servers], lost: tuple[int, ...]
+) -> None:
+    servers = make_servers(4, parity=2)
+    servers.protect()
+    for _ in range(3):
+        servers.push(servers.batch())
+    servers.copy_to_survivors(2, *lost)
+    for server in servers.left:
+        server.mover.abandon(2)
+        await_removal(servers.stores[server.index], Ownership.of(servers.table, server.index))
+    servers.check()
+    servers.gone.clear()
+    joined, table = servers.successors(*lost)
+    rebuilt = servers.rebuild(joined, table, 3)
+    servers.switch(joined, table, 3, rebuilt[0])
+    servers.check()
+    assert set(servers.push(servers.batch())) == {Status.OK}
+    servers.check()
 
 
 def test_rows_that_a_server_rebuilds_for_itself_count(make_servers: Callable[..., Servers]) -> None:
