@@ -5,6 +5,7 @@ from tests.trainer.server.control.conftest import CONTEXT, SECONDS, RefusedError
 
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy
 from emberscale_api.rpc import master_pb2
+from emberscale_api.wire import Header, Kind
 from eventually import unwrap
 
 
@@ -88,3 +89,31 @@ def test_a_server_adopts_no_rows_that_do_not_fit_into_its_memory(server: Server)
         server.control.Prepare(prepare, CONTEXT)
     server.memory_left = 1 << 30
     assert server.control.Prepare(prepare, CONTEXT).done
+
+
+def test_adopted_rows_have_the_batches_that_the_switch_names(server: Server) -> None:
+    routing = server.routing(1, 1)
+    routing.servers.add(index=1, incarnation="i1", data_address="127.0.0.1:1")
+    routing.bucket_owners[:512] = [1] * 512
+    assign = master_pb2.AssignRequest(
+        routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS, parity=1
+    )
+    assert server.control.Assign(assign, CONTEXT).done
+    routing.version = 2
+    routing.bucket_owners[:512] = [0] * 512
+    prepare = master_pb2.PrepareRequest(
+        move=1, since=1, routing=routing, manifest_json=server.job.to_json(), incarnation="i", lost=[1]
+    )
+    assert server.control.Prepare(prepare, CONTEXT).done
+    applied = [master_pb2.AppliedBatches(epoch=0, ranges=[0, 2])]
+    switch = master_pb2.SwitchRequest(
+        barrier=master_pb2.Barrier(generation=1, number=1, incarnation="i"),
+        move=1,
+        rebuilt=[master_pb2.RebuiltRows(server=1, applied=applied)],
+    )
+    for _ in range(2):  # the first answer may be lost
+        server.control.Switch(switch, CONTEXT)
+        for batch in (0, 1):
+            lacking = unwrap(server.state.core.lacking(Header(Kind.PUSH, generation=1, version=2, batch=batch)))
+            assert lacking.buckets.tolist() == [False] * 512 + [True] * 512
+        assert server.state.core.lacking(Header(Kind.PUSH, generation=1, version=2, batch=2)) is None
