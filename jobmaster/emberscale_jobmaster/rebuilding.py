@@ -203,7 +203,8 @@ def _may_adopt(state: JobState, lost: Rebuilding) -> bool:
     """Whether the survivors may take over the rows: all know how, and none has failed to."""
     left = [server.index for server in state.routing.table.owners if server.index not in lost.lost]
     processes = [state.members.process(Role.PS, index) for index in left]
-    return not lost.awaits_successors and all(process is not None and process.adopts_rows for process in processes)
+    can_adopt = bool(processes) and all(process is not None and process.adopts_rows for process in processes)
+    return can_adopt and not lost.awaits_successors
 
 
 def _shares_without(state: JobState, lost: Rebuilding) -> tuple[float, ...]:

@@ -1734,9 +1734,9 @@ class ProtectionStatus(_message.Message):
     rebuilds: _builtins.int
     """so far"""
     seconds: _builtins.float
-    """that the last one took, from the loss to the routing table with the successor"""
+    """that the last one took, from the loss to the routing table with the new owners"""
     bytes: _builtins.int
-    """that it sent to the successor"""
+    """that came to the new owners"""
     rebuilt: _builtins.str
     """the server that was rebuilt last"""
     given_up: _builtins.bool

@@ -73,7 +73,7 @@ def test_a_round_with_such_a_batch_is_split() -> None:
 
 def test_no_barrier_is_held_until_all_rows_have_the_same_batches() -> None:
     core = adopting({0, 1}, {0})
-    with pytest.raises(NotHeldError, match="1 batches are yet to be applied"):
+    with pytest.raises(NotHeldError, match="some rows lack 1 batch that others have"):
         core.hold(1, 2, 9, 10.0, 0.0)
     push(core, header(1, version=2))
     assert core.hold(1, 2, 9, 10.0, 0.0).ranges(0) == [(0, 2)]

@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.readable import count_text
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
@@ -369,7 +370,8 @@ class ServerCore:
         if version > serving.version:
             raise NotHeldError(f"version {version} is not served here")
         if serving.partly:
-            raise NotHeldError(f"{len(serving.partly)} batches are yet to be applied to rows that were adopted here")
+            batches = count_text(len(serving.partly), "batch", "batches")
+            raise NotHeldError(f"some rows lack {batches} that others have, since they were adopted here")
         if checkpoint and checkpoint <= self._checkpoint[0] and self._checkpoint != (checkpoint, number):
             raise LaterError(f"checkpoint {self._checkpoint[0]} was begun here, and {checkpoint} is not later")
         self._barrier.hold(number, seconds, now)

@@ -130,7 +130,7 @@ def test_no_barrier_sees_rows_with_different_batches(make_servers: Callable[...,
     protection, own = servers.serving[0].mover.protection, Ownership.of(first, 0)
     assert protection.version == 0, "nobody could tell which rows have which batches"
     push(servers, behind, 0, Ownership.of(servers.table, 0).without(own))
-    with pytest.raises(NotHeldError, match="1 batches are yet to be applied to rows that were adopted here"):
+    with pytest.raises(NotHeldError, match="some rows lack 1 batch that others have, since they were adopted here"):
         state.hold(1, version, 9, 10.0)
     push(servers, ahead, 0, own)
     assert [*state.hold(1, version, 9, 10.0).ranges(0)] == [(0, 3)]
