@@ -369,14 +369,14 @@ def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
     A server that is being drained, or whose rows others have adopted, has the share 0 until another process has taken
     its place.
     """
-    away = {index for index in range(servers) if _is_drained(state, index) or _is_succeeded(state, index)}
+    away = {index for index in range(servers) if _is_drained(state, index) or _is_vacant(state, index)}
     if not away and not state.shares:
         return ()
     shares = tuple(0.0 if index in away else state.shares.get(index, 1.0) for index in range(servers))
     return shares if max(shares, default=0.0) > 0.0 and len(set(shares)) > 1 else ()
 
 
-def _is_succeeded(state: JobState, index: int) -> bool:
+def _is_vacant(state: JobState, index: int) -> bool:
     """Whether a server of the routing table owns nothing and has no process."""
     table = state.routing.table
     is_routed = state.routing.ready and index < len(table.servers) and table.servers[index] not in table.owners

@@ -118,11 +118,9 @@ async def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_n
         assert tenants.sizes == {}
 
 
-async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
-    server: StateRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.admin.config_set("maxmemory", 24 << 20)
-    remove, tried = Tenants._remove, []
+def failing_at_first(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Has Redis not answer the first removal of a job; returns the jobs whose removal was tried."""
+    remove, tried = Tenants._remove, list[str]()
 
     async def fails_at_first(tenants: Tenants, job_uid: str) -> None:
         tried.append(job_uid)
@@ -131,6 +129,14 @@ async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
         await remove(tenants, job_uid)
 
     monkeypatch.setattr(Tenants, "_remove", fails_at_first)
+    return tried
+
+
+async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
+    server: StateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.admin.config_set("maxmemory", 24 << 20)
+    tried = failing_at_first(monkeypatch)
     async with server.operator("mallory") as tenants:
         for number in range(16):
             server.admin.hset(StateKeys.of("mallory").blocks, str(number), "x" * (3 << 18))
@@ -176,15 +182,7 @@ async def test_a_job_that_cannot_be_swept_is_told_of_and_keeps_no_other_job_from
     gone = {"gone-1", "gone-2", "gone-3"}
     async with server.operator(*gone):
         pass
-    remove, tried = Tenants._remove, []
-
-    async def fails_at_first(tenants: Tenants, job_uid: str) -> None:
-        tried.append(job_uid)
-        if len(tried) == 1:
-            raise redis.exceptions.TimeoutError("Redis is busy")
-        await remove(tenants, job_uid)
-
-    monkeypatch.setattr(Tenants, "_remove", fails_at_first)
+    tried = failing_at_first(monkeypatch)
     async with server.operator() as tenants:
         with capture_logs() as logs:
             await tenants.sweep({"ours": []})

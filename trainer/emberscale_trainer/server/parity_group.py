@@ -223,17 +223,21 @@ class Group:
     def _flush(self) -> None:
         """Sends pending changes; leaves them for later if memory is short."""
         with self._state.lock:
-            if not self.core.is_filling or not self._has_pending():
-                return
-            try:
-                self._send_deltas()
-            except MemoryError as error:
-                _log.warning("changes_not_sent_for_parity", problem=str(error))
+            if not self.core.is_filling or not self._has_pending() or not self._try_to_send():
                 return
         self.await_holders()
 
     def _has_pending(self) -> bool:
         return bool(self._log.pending_bytes) or self._lag.has_gathered
+
+    def _try_to_send(self) -> bool:
+        """Sends pending changes; returns False, and leaves them for later, if memory is short."""
+        try:
+            self._send_deltas()
+        except MemoryError as error:
+            _log.warning("changes_not_sent_for_parity", problem=str(error))
+            return False
+        return True
 
     def _send_deltas(self, *, withdraws: bool = False) -> None:
         """Sends the pending deltas, with the batches that they are of. Raises MemoryError if it cannot take them.
@@ -361,12 +365,8 @@ class Group:
         with self._state.lock:
             if not self.core.is_filling or self.core.is_whole or not self._state.core.is_uniform:
                 return
-            if self._has_pending():
-                try:
-                    self._send_deltas()
-                except MemoryError as error:
-                    _log.warning("changes_not_sent_for_parity", problem=str(error))
-                    return
+            if self._has_pending() and not self._try_to_send():
+                return
         self.await_holders()
         with self.changed:
             self.core.filled()

@@ -71,19 +71,23 @@ def test_a_master_that_does_not_know_async_rebuilds_nothing_from_parity_that_lag
     assert server.control.Prepare(prepare, CONTEXT).done
 
 
-def test_a_server_adopts_no_rows_that_do_not_fit_into_its_memory(server: Server) -> None:
+def adoption(server: Server) -> master_pb2.PrepareRequest:
+    """Returns the call by which a server is to adopt the other half of all buckets, whose owner is lost."""
     routing = server.routing(1, 1)
     routing.servers.add(index=1, incarnation="i1", data_address="127.0.0.1:1")
     routing.bucket_owners[:512] = [1] * 512
-    assign = master_pb2.AssignRequest(
-        routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS, parity=1
-    )
+    manifest = server.job.to_json()
+    assign = master_pb2.AssignRequest(routing=routing, manifest_json=manifest, wait_seconds=SECONDS, parity=1)
     assert server.control.Assign(assign, CONTEXT).done
     routing.version = 2
     routing.bucket_owners[:512] = [0] * 512
-    prepare = master_pb2.PrepareRequest(
-        move=1, since=1, routing=routing, manifest_json=server.job.to_json(), incarnation="i", lost=[1]
+    return master_pb2.PrepareRequest(
+        move=1, since=1, routing=routing, manifest_json=manifest, incarnation="i", lost=[1]
     )
+
+
+def test_a_server_adopts_no_rows_that_do_not_fit_into_its_memory(server: Server) -> None:
+    prepare = adoption(server)
     server.memory_left = 1000
     with pytest.raises(RefusedError, match=r"adopting rows takes about .* of memory, and 1,000 bytes are left"):
         server.control.Prepare(prepare, CONTEXT)
@@ -92,18 +96,7 @@ def test_a_server_adopts_no_rows_that_do_not_fit_into_its_memory(server: Server)
 
 
 def test_adopted_rows_have_the_batches_that_the_switch_names(server: Server) -> None:
-    routing = server.routing(1, 1)
-    routing.servers.add(index=1, incarnation="i1", data_address="127.0.0.1:1")
-    routing.bucket_owners[:512] = [1] * 512
-    assign = master_pb2.AssignRequest(
-        routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS, parity=1
-    )
-    assert server.control.Assign(assign, CONTEXT).done
-    routing.version = 2
-    routing.bucket_owners[:512] = [0] * 512
-    prepare = master_pb2.PrepareRequest(
-        move=1, since=1, routing=routing, manifest_json=server.job.to_json(), incarnation="i", lost=[1]
-    )
+    prepare = adoption(server)
     assert server.control.Prepare(prepare, CONTEXT).done
     applied = [master_pb2.AppliedBatches(epoch=0, ranges=[0, 2])]
     switch = master_pb2.SwitchRequest(
