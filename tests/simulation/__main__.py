@@ -14,7 +14,8 @@ from multiprocessing import Pool
 
 from tests.simulation.cluster import Cluster, simulate
 from tests.simulation.mutations import MUTATIONS, broken
-from tests.simulation.scenario import Scenario, scenario_of
+from tests.simulation.random_scenario import scenario_of
+from tests.simulation.scenario import Scenario
 from tests.simulation.shrink import failure_of, shrunk
 
 _CHUNK = 20

@@ -28,8 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tests.simulation.folder import Manifest
-from tests.simulation.scenario import (
+from tests.simulation.faults import (
     ADOPTED,
     DEGRADED,
     HALF_PUSHED,
@@ -43,6 +42,7 @@ from tests.simulation.scenario import (
     SAVED,
     SWITCHED,
 )
+from tests.simulation.folder import Manifest
 from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched, touching
 from tests.simulation.world import SimulationError
 

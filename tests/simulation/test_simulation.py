@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 from tests.simulation.cluster import simulate
+from tests.simulation.faults import FOR_EVER, PROTECTED, Fault, Kind, torn_push
 from tests.simulation.mutations import MUTATIONS, broken
-from tests.simulation.scenario import FOR_EVER, PROTECTED, Fault, Kind, Scenario, scenario_of, torn_push
+from tests.simulation.random_scenario import scenario_of
+from tests.simulation.scenario import Scenario
 from tests.simulation.shrink import failure_of, shrunk
 
 from emberscale_jobmaster.parity import MOST_PARTINGS
