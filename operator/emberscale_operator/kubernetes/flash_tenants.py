@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from emberscale_api.compatibility import FlashKeys
 from emberscale_operator.kubernetes.names import digest
-from emberscale_operator.kubernetes.roster import Roster, acl_rules
+from emberscale_operator.kubernetes.roster import Roster, acl_rules, remove_each
 
 _LOOK_SECONDS = 2.0
 _REMOVED_AT_ONCE = 500
@@ -50,7 +50,8 @@ class FlashTenants:
         self._redis = self._roster.redis
         self._installation = installation
         self._looking = asyncio.Lock()
-        self._gone: set[str] = set()
+        self._gone: dict[str, str | None] = {}
+        """The jobs whose remains are still there, by uid, each with the problem that was last logged, if any."""
         self._run_id = ""
         self._problem = ""
 
@@ -61,7 +62,7 @@ class FlashTenants:
     def remove(self, job_uid: str) -> None:
         """Requests the removal of what a deleted job left."""
         self._roster.dismiss(job_uid)
-        self._gone.add(job_uid)
+        self._gone.setdefault(job_uid, None)
 
     async def keep(self) -> None:
         """Looks at Redis until it is cancelled."""
@@ -88,9 +89,12 @@ class FlashTenants:
     async def sweep(self, jobs: Mapping[str, Collection[str]]) -> None:
         """Removes remains of jobs that were deleted while no operator ran; `jobs` are as in `Roster.find_gone`."""
         try:
-            self._gone |= await self._roster.find_gone(jobs)
+            gone = await self._roster.find_gone(jobs)
         except (RedisError, OSError) as error:
             self._tell(str(error))
+            return
+        for job_uid in gone:
+            self._gone.setdefault(job_uid, None)
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -106,13 +110,19 @@ class FlashTenants:
             self._roster.settle(due)
 
     async def _clear(self) -> None:
-        for job_uid in tuple(self._gone):
-            await self._redis.acl_deluser(flash_user(self._installation, job_uid))
-            found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
-            async for key in found:
-                await self._redis.unlink(key)
-            await self._redis.hdel(self._roster.key, job_uid)
-            self._gone.discard(job_uid)
+        problems = await remove_each(tuple(self._gone), self._remove)
+        for job_uid, problem in problems.items():
+            if problem != self._gone[job_uid]:
+                _log.warning("flash_redis_state_not_removed", job_uid=job_uid, problem=problem)
+            self._gone[job_uid] = problem
+
+    async def _remove(self, job_uid: str) -> None:
+        await self._redis.acl_deluser(flash_user(self._installation, job_uid))
+        found = self._redis.scan_iter(f"{FlashKeys.of(job_uid).prefix}*", count=_REMOVED_AT_ONCE)
+        async for key in found:
+            await self._redis.unlink(key)
+        await self._redis.hdel(self._roster.key, job_uid)
+        del self._gone[job_uid]
 
     def _tell(self, problem: str) -> None:
         if problem != self._problem:

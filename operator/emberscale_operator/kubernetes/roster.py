@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 
 import redis.asyncio
 import structlog
+from redis.exceptions import RedisError
 
 UNKNOWN = ""
 """Stands for the namespace of a user that has none in Redis, as in one that lost its newest writes."""
@@ -30,6 +31,17 @@ def acl_rules(password: str, keys: Iterable[str], commands: Iterable[str]) -> tu
     """The arguments of ACL SETUSER: they replace the whole user, so that no earlier rule is left."""
     hashed = hashlib.sha256(password.encode()).hexdigest()
     return ("reset", "on", f"#{hashed}", *(f"~{key}" for key in keys), "resetchannels", *commands)
+
+
+async def remove_each(job_uids: Iterable[str], remove: Callable[[str], Awaitable[None]]) -> dict[str, str]:
+    """Removes what each of these jobs left in Redis, although others fail; returns the problems of those, by uid."""
+    problems = {}
+    for job_uid in job_uids:
+        try:
+            await remove(job_uid)
+        except (RedisError, OSError) as error:
+            problems[job_uid] = str(error)
+    return problems
 
 
 class Roster:

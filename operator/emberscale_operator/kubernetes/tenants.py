@@ -21,7 +21,7 @@ from emberscale_api.readable import bytes_text
 from emberscale_operator.kubernetes.claims import BrainClaims
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
-from emberscale_operator.kubernetes.roster import Roster, acl_rules
+from emberscale_operator.kubernetes.roster import Roster, acl_rules, remove_each
 
 _LOOK_SECONDS = 1.0
 _ATTEMPTS = 5
@@ -172,12 +172,11 @@ class Tenants:
             return
         for job_uid in gone:
             self.release(job_uid)
-            try:
-                await self._remove(job_uid)
-            except (RedisError, OSError) as error:
-                _log.warning("redis_state_not_removed", job_uid=job_uid, problem=str(error))
-            else:
-                _log.info("redis_state_removed", job_uid=job_uid)
+        problems = await remove_each(gone, self._remove)
+        for job_uid, problem in problems.items():
+            _log.warning("redis_state_not_removed", job_uid=job_uid, problem=problem)
+        for job_uid in gone - problems.keys():
+            _log.info("redis_state_removed", job_uid=job_uid)
 
     async def close(self) -> None:
         """Ends the connections."""

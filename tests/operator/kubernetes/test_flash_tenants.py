@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+from structlog.testing import capture_logs
 from tests.operator.kubernetes.redis_servers import FlashRedis
 
 from emberscale_jobmaster.flash_manifests import FlashManifests
@@ -57,3 +59,33 @@ async def test_looks_that_are_asked_for_at_once_follow_each_other(
         tenants.admit("job-1", "ours", "password-job-1")
         await asyncio.gather(tenants.look(), tenants.look())
     assert steps == ["info", "enter", "info"]
+
+
+async def test_a_job_that_cannot_be_removed_is_told_of_once_and_keeps_no_other_from_being_removed(
+    server: FlashRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = ("gone-1", "gone-2", "gone-3")
+    delete, tried = Redis.acl_deluser, list[str]()
+
+    async def fails_for_the_first(client: Redis, user: str) -> object:
+        tried.append(user)
+        if user == tried[0]:
+            raise ResponseError("Redis is busy")
+        return await delete(client, user)
+
+    monkeypatch.setattr(Redis, "acl_deluser", fails_for_the_first)
+    async with server.operator(*jobs) as tenants:
+        for job in jobs:
+            server.admin.set(f"emberscale:{job}:flash:ps-0/1.rows", b"x")
+            tenants.remove(job)
+        with capture_logs() as logs:
+            await tenants.look()
+            await tenants.look()
+        (kept,) = (job for job in jobs if server.user_of(job) == tried[0])
+        assert [(entry["job_uid"], entry["problem"]) for entry in logs] == [(kept, "Redis is busy")]
+        assert server.users() == {"default", server.user_of(kept)}
+        assert server.contents() == server.contents_of(kept) | server.contents("*namespaces")
+        monkeypatch.undo()
+        await tenants.look()
+        assert server.users() == {"default"}
+        assert server.contents() == {}
