@@ -21,7 +21,8 @@ server applies a batch once, so the push must contain everything that the batch 
 Server 0 alone bounds the staleness of gradients. A worker first pulls a training batch from server 0, which answers
 when the bound allows the pull, then from all others at once. It pushes to server 0 first, which answers when the bound
 allows the push, then to the others; when all have answered it tells server 0 with COMPLETE, which has no payload and is
-not answered. A pull with READ_ONLY, for evaluation, needs no admission.
+not answered. A pull with READ_ONLY, for evaluation, needs no admission. If server 0 is lost, nobody knows
+the pulls that it admitted, and its successor answers their pushes with REFRESH.
 
 A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
 blocks the push that it waits for. Both send the same `session` in HELLO: the outstanding pulls of a worker belong to
@@ -73,7 +74,11 @@ class Status(IntEnum):
     REPEATED = 1
     """The batch is applied already; nothing was done."""
     REFRESH = 2
-    """The history is another (`generation`): everything under way is void; fetch the routing table and new leases."""
+    """The `generation` is not the server's, the session has ended, or server 0 does not know the pull of a push.
+
+    Nothing was done, and everything under way is void: fetch the routing table, begin a session, and pull again what is
+    not committed. Leases of another generation are void, too.
+    """
     FENCED = 3
     """The lease has ended, or a newer one of its shard exists: drop it."""
     REFUSED = 4

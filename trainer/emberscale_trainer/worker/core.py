@@ -91,7 +91,7 @@ class Ending(StrEnum):
     DONE = "Done"
     """Pulled from every server; or pushed to every server, and committed by that."""
     STALE = "Stale"
-    """The generation has changed, so all leases are void."""
+    """The generation has changed, or the first server does not know the session or the batch's pull."""
     FENCED = "Fenced"
     """The lease is void."""
     REFUSED = "Refused"

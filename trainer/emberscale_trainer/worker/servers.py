@@ -35,7 +35,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class HistoryChangedError(Exception):
-    """The servers hold another generation: all leases are void."""
+    """The job is at another generation, or a server answers REFRESH: nothing under way can be completed."""
 
 
 class LeaseFencedError(Exception):
@@ -407,7 +407,7 @@ def _check(end: End, name: BatchName) -> None:
     """Raises the error of an exchange that did not end well."""
     match end.how:
         case Ending.STALE:
-            raise HistoryChangedError("the servers hold another generation")
+            raise HistoryChangedError("the servers hold another generation, or do not know the pull of this batch")
         case Ending.FENCED:
             raise LeaseFencedError(name.token)
         case Ending.REFUSED:
