@@ -11,15 +11,10 @@ from typing import Any
 import grpc
 import pytest
 import redis
-from tests.jobmaster.fakes import (
-    TOKEN,
-    Caller,
-    FakePs,
-    FakeWorker,
-    free_port,
-    heartbeats,
-    job,
-)
+from tests.jobmaster.caller import Caller, heartbeats
+from tests.jobmaster.fake_ps import FakePs
+from tests.jobmaster.fake_worker import FakeWorker
+from tests.jobmaster.small_job import TOKEN, job
 
 from emberscale_api import environment
 from emberscale_api.compatibility import StateKeys
@@ -32,7 +27,7 @@ from emberscale_jobmaster.status import job_status
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from eventually import eventually
 from identities import identity_of
-from redis_process import RedisProcess
+from redis_process import RedisProcess, free_port
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.jobmaster.driven_master import DrivenMaster
-from tests.jobmaster.fakes import BATCH
 from tests.jobmaster.server_double import ServerDouble
+from tests.jobmaster.small_job import BATCH
 
 from emberscale_api.dataset import DataFile, Split
 from emberscale_api.job import MOST_PARITY, FaultToleranceStrategy

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
-from tests.jobmaster.fakes import job
 from tests.jobmaster.server_double import ServerDouble
+from tests.jobmaster.small_job import job
 from tests.jobmaster.storage_double import INITIAL, Holding, StorageDouble
 
 from emberscale_jobmaster import takeover

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.dataset import DataFile
 from emberscale_api.job import TrainingJobSpec

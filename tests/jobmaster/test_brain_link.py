@@ -10,7 +10,7 @@ import fsspec
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FILE, TOKEN, free_port, job
+from tests.jobmaster.small_job import FILE, TOKEN, job
 
 from emberscale_api.rpc import brain_pb2 as brain
 from emberscale_api.rpc import brain_pb2_grpc
@@ -21,7 +21,7 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
-from redis_process import RedisProcess
+from redis_process import RedisProcess, free_port
 
 GIB = 1 << 30
 OPEN = {

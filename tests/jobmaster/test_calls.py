@@ -8,8 +8,10 @@ from typing import Any
 import grpc
 import pytest
 from structlog.testing import capture_logs
+from tests.jobmaster.caller import Caller
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import BINS, TOKEN, Caller, FakePs, discovered, indexed
+from tests.jobmaster.fake_ps import FakePs
+from tests.jobmaster.small_job import BINS, TOKEN, discovered, indexed
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc

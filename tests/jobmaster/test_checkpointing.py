@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FakePs, FaultError
+from tests.jobmaster.fake_ps import FakePs, FaultError
 
 from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.rpc import master_pb2 as pb

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, EpochApplied
 from emberscale_api.job import TrainingJob

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.jobmaster.fakes import TOKEN, job
+from tests.jobmaster.small_job import TOKEN, job
 from tests.jobmaster.test_runtime import KeepingStore
 
 from emberscale_api.job.roles import MemberId, Role

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.jobmaster.driven import Driven
-from tests.jobmaster.fakes import job
 from tests.jobmaster.pure import TRAINING, WORKER, Pure
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 from tests.jobmaster.test_checkpoints import manifest
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.driven_master import Fault
-from tests.jobmaster.fakes import BATCH
+from tests.jobmaster.small_job import BATCH
 from tests.jobmaster.storage_double import INITIAL, StorageDouble
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DataFileIdentity, EpochApplied, Origin

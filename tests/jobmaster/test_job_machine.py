@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pydantic import TypeAdapter
-from tests.jobmaster.fakes import BATCH
 from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
+from tests.jobmaster.small_job import BATCH
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import EvaluationResult, JobPhase

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster import ranges, takeover

@@ -1,5 +1,5 @@
 import pytest
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FakePs
+from tests.jobmaster.fake_ps import FakePs
 from tests.jobmaster.pure import WORKER, Pure
 
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys

@@ -12,12 +12,11 @@ import grpc
 import pytest
 import redis
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import free_port
 
 from emberscale_api import environment
 from emberscale_api.rpc import master_pb2 as pb
 from eventually import eventually
-from redis_process import RedisProcess
+from redis_process import RedisProcess, free_port
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import TOKEN, FakePs, FaultError
+from tests.jobmaster.fake_ps import FakePs, FaultError
+from tests.jobmaster.small_job import TOKEN
 
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job import FaultToleranceStrategy
 from emberscale_jobmaster.recovery import Failure, Partial, Protection, RollBack, choose

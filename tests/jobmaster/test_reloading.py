@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.driven_master import Fault
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.checkpoint import ForgottenShare, is_flash
 from emberscale_api.dataset import DataFile

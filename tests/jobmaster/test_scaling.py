@@ -7,8 +7,8 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from tests.jobmaster.fakes import job
 from tests.jobmaster.pure import WORKER, Pure
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role

@@ -10,8 +10,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.jobmaster.driven import Driven
-from tests.jobmaster.fakes import job
 from tests.jobmaster.scenario import describe
+from tests.jobmaster.small_job import job
 from tests.jobmaster.test_checkpoints import complete, manifest
 
 from emberscale_api.checkpoint import CheckpointFile

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from tests.jobmaster.fakes import free_port, job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.compatibility import StateKeys
@@ -36,7 +36,7 @@ from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 from eventually import eventually, unwrap
-from redis_process import RedisProcess
+from redis_process import RedisProcess, free_port
 
 
 def rich_state() -> JobState:

@@ -1,7 +1,7 @@
 """What the brain is told of a job: the bound that eviction sets to its rows, and the parity that it may keep."""
 
 import pytest
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job import resolve_model
 from emberscale_jobmaster import takeover

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import TOKEN
+from tests.jobmaster.small_job import TOKEN
 
 from brain_process import BrainProcess
 from certificates import certificate_folder

@@ -21,7 +21,7 @@ class RedisProcess:
 
     def __init__(self, folder: Path, *settings: str, password: str = "", has_port: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port() if has_port else 0
+        self.port = free_port() if has_port else 0
         access = f":{quote(password, safe='')}@" if password else ""
         path = folder / "redis.sock"
         self.url = f"redis://{access}127.0.0.1:{self.port}/0" if has_port else f"unix://{access}{path}?db=0"
@@ -74,7 +74,7 @@ class FlashServer(RedisProcess):
         self.client = redis.Redis.from_url(self.url)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

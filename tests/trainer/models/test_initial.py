@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.jobmaster.fakes import job
+from tests.jobmaster.small_job import job
 
 from emberscale_api.job import resolve_model
 from emberscale_api.job.dense import dense_parameters

@@ -1,55 +1,26 @@
-"""What the master meets at its edges: parameter servers and workers, small and in this process."""
+"""A parameter server in this process that stores no rows, behind the calls of a real one."""
 
 import json
-import socket
 import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from tests.jobmaster.small_job import TOKEN
 
 from emberscale_api.checkpoint import DamagedCheckpointError, rows_suffix
-from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.codec import damage_metadata
-from emberscale_api.rpc.token import TokenCheck, open_channel
-from training_jobs import training_job
-
-TOKEN = "a-token-of-this-job"
-BATCH = 10
-BINS = 16384
-FILE = "/data/day_0"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def job(records: int = 400, evaluation: int = 0, **spec: Any) -> TrainingJob:
-    """A job with small batches and frequent heartbeats; `records` is not in the manifest, only FakeWorker knows it."""
-    sections: dict[str, Any] = {
-        "data": {"train": [FILE], "evaluation": ["/data/test"] if evaluation else []},
-        "training": {"batchSize": BATCH},
-        "sharding": {"minBatches": 2, "maxBatches": 4, "leaseTimeout": 5, "heartbeatInterval": 0.05},
-        "ps": {"replicas": 2},
-        "worker": {"replicas": 2},
-    }
-    for section, values in spec.items():
-        sections[section] = {**sections.get(section, {}), **values}
-    return training_job(name="fake", **sections)
-
+from emberscale_api.rpc.token import TokenCheck
 
 Applied = dict[int, set[int]]
+_Reply = TypeVar("_Reply")
 
 
 def runs(batches: set[int]) -> list[int]:
@@ -78,17 +49,11 @@ def from_wire(entries: Any) -> Applied:
     }
 
 
-AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-
-
-_Reply = TypeVar("_Reply")
-
-
 class FakePs(rpc.ParameterServerServicer):
     """A parameter server without rows: it only remembers which batches it has applied, and how often.
 
     `faults[step]` is called at the beginning of that step; it may raise FaultError or DamagedCheckpointError.
-    `after[step]` is called before the answer of that step leaves. `lapses` lets every barrier lapse at once.
+    `after[step]` is called before the answer of that step leaves.
     """
 
     def __init__(self, index: int) -> None:
@@ -292,14 +257,7 @@ class FakePs(rpc.ParameterServerServicer):
                 if self.generation == table.generation:
                     self._check_held(request.barrier, context)
                 self._let_go()
-                self.applied = {
-                    entry.epoch: {
-                        batch
-                        for first, stop in zip(entry.ranges[::2], entry.ranges[1::2], strict=True)
-                        for batch in range(first, stop)
-                    }
-                    for entry in request.applied
-                }
+                self.applied = from_wire(request.applied)
                 self.generation, self.version = table.generation, table.version
             return pb.SwitchReply(applied=to_wire(self.applied))
 
@@ -323,234 +281,3 @@ class FaultError(Exception):
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
         self.code = code
-
-
-class Caller:
-    """One member's connection to the master; it repeats no call."""
-
-    def __init__(self, address: str, role: pb.Role.ValueType, index: int, incarnation: str | None = None) -> None:
-        self.member = pb.Member(role=role, index=index, incarnation=incarnation or uuid.uuid4().hex)
-        self._channel = open_channel(address, TOKEN)
-        self.stub = rpc.MasterStub(self._channel)
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def register(
-        self,
-        generation: int = 0,
-        routing_version: int = 0,
-        most_parity: int = 0,
-        *,
-        knows_async_parity: bool = False,
-        adopts_rows: bool = False,
-        **addresses: str,
-    ) -> pb.RegisterReply:
-        """Waits until the master listens, since all channels of this process share the state of an address."""
-        request = pb.RegisterRequest(
-            member=self.member,
-            pid=1,
-            host="h",
-            generation=generation,
-            routing_version=routing_version,
-            most_parity=most_parity,
-            knows_async_parity=knows_async_parity,
-            adopts_rows=adopts_rows,
-            **addresses,
-        )
-        return self.stub.Register(request, timeout=60, wait_for_ready=True)
-
-    def acquire(self, *finished: pb.TaskResult, wait: float = 5.0) -> pb.AcquireTaskReply:
-        request = pb.AcquireTaskRequest(member=self.member, finished=finished, max_wait_seconds=wait)
-        return self.stub.AcquireTask(request, timeout=60)
-
-    def heartbeat(self, **fields: Any) -> pb.HeartbeatReply:
-        return self.stub.Heartbeat(pb.HeartbeatRequest(member=self.member, **fields), timeout=60)
-
-    def status(self) -> pb.JobStatus:
-        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=60)
-
-    def report_exit(self, member: pb.Member, code: int = 1, reason: str = "Error") -> None:
-        self.stub.ReportExit(pb.ReportExitRequest(member=member, exit_code=code, reason=reason), timeout=60)
-
-
-def discovered(task: pb.Task, evaluation: int = 0) -> pb.TaskResult:
-    """The result of a DISCOVER task: a training file, and an evaluation file if there is evaluation data."""
-    others = [pb.DataFile(uri="/data/test", bytes=evaluation)] if evaluation else []
-    return pb.TaskResult(
-        token=task.token, training_files=[pb.DataFile(uri=FILE, bytes=1 << 20)], evaluation_files=others
-    )
-
-
-def indexed(task: pb.Task, records: int) -> pb.TaskResult:
-    """The result of an INDEX task: one block."""
-    block = pb.Block(file_number=task.file_number, offset=0, length=task.file.bytes, records=records)
-    return pb.TaskResult(token=task.token, blocks=[block])
-
-
-def evaluated(task: pb.Task) -> pb.TaskResult:
-    """The result of an EVALUATE task of a model that puts half of the samples right and half wrong."""
-    samples = task.stop - task.start
-    histogram = bytearray(4 * BINS)
-    histogram[0:4] = (samples // 2).to_bytes(4, "little")
-    histogram[-4:] = (samples - samples // 2).to_bytes(4, "little")
-    empty = bytes(4 * BINS)
-    return pb.TaskResult(
-        token=task.token,
-        evaluation=pb.Evaluation(
-            samples=samples,
-            loss_sum=0.5 * samples,
-            prediction_sum=0.5 * samples,
-            label_sum=samples,
-            positives=bytes(histogram),
-            negatives=empty,
-        ),
-    )
-
-
-@dataclass
-class FakeWorker:
-    """A worker in a thread, which does what the master says, and repeats calls while the master is away.
-
-    `records` and `evaluation` are what it claims to find in the data. Before the last batch of all `epochs` it waits
-    for `last`, so that a job ends no sooner than the test lets it.
-    """
-
-    address: str
-    index: int
-    servers: Callable[[], list[FakePs]]
-    records: int
-    evaluation: int = 0
-    pace: float = 0.0
-    epochs: int = 1
-    last: threading.Event | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-    killed: threading.Event = field(default_factory=threading.Event)
-    problem: BaseException | None = None
-    _sequence: int = 0
-
-    def __post_init__(self) -> None:
-        self.caller = Caller(self.address, pb.WORKER, self.index)
-        self._thread = threading.Thread(target=self._run, name=f"worker-{self.index}")
-
-    def start(self) -> "FakeWorker":
-        self._thread.start()
-        return self
-
-    def kill(self) -> None:
-        """Stops it without notice to the master."""
-        self.killed.set()
-        self._thread.join()
-        self.caller.close()
-
-    def join(self) -> None:
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        self.caller.close()
-        if self.problem is not None:
-            raise self.problem
-
-    def _run(self) -> None:
-        try:
-            self._insist(lambda: self.caller.register())
-            result: pb.TaskResult | None = None
-            while not self.killed.is_set():
-                reply = self._acquire(result)
-                if reply.stop:
-                    return
-                result = self._work(reply.task) if reply.HasField("task") else None
-        except _KilledError:
-            return
-        except BaseException as error:
-            self.problem = error
-            raise
-        finally:
-            self.ended.set()
-
-    def _acquire(self, result: pb.TaskResult | None) -> pb.AcquireTaskReply:
-        finished = [] if result is None else [result]
-        reply: pb.AcquireTaskReply = self._insist(lambda: self.caller.acquire(*finished, wait=0.5))
-        return reply
-
-    def _work(self, task: pb.Task) -> pb.TaskResult | None:
-        match task.kind:
-            case pb.DISCOVER:
-                return discovered(task, self.evaluation)
-            case pb.INDEX:
-                return indexed(task, self.evaluation if task.split == pb.EVALUATION_DATA else self.records)
-            case pb.EVALUATE:
-                return evaluated(task)
-            case _:
-                return self._train(task)
-
-    def _train(self, task: pb.Task) -> pb.TaskResult | None:
-        routing = self._insist(
-            lambda: self.caller.stub.GetRouting(pb.GetRoutingRequest(member=self.caller.member), timeout=60)
-        )
-        for position in range(task.start, task.stop, BATCH):
-            self.killed.wait(self.pace)
-            if not self._may_train(task, position):
-                return None
-            for server in self.servers():
-                if self.killed.is_set():
-                    raise _KilledError
-                if not server.push(routing.generation, task.epoch, position // BATCH):
-                    return None
-            committed = min(position + BATCH, task.stop)
-            self._sequence += 1
-            beat = {
-                "leases": [pb.LeaseProgress(token=task.token, committed=committed)],
-                "delta_sequence": self._sequence,
-                "worker": pb.WorkerDelta(samples=committed - position, batches=1, loss_sum=0.5),
-            }
-            if task.token in self._insist(lambda: self.caller.heartbeat(**beat)).revoked_tokens:  # noqa: B023
-                return None
-        return pb.TaskResult(token=task.token)
-
-    def _may_train(self, task: pb.Task, position: int) -> bool:
-        """Waits, and keeps the lease, until the batch may be trained; False if the lease is over before that."""
-        is_last = task.epoch == self.epochs - 1 and position + BATCH >= self.records
-        while is_last and self.last is not None and not self.last.is_set():
-            lease = pb.LeaseProgress(token=task.token, committed=position)
-            reply = self._insist(lambda: self.caller.heartbeat(leases=[lease]))  # noqa: B023
-            if reply.stop or task.token in reply.revoked_tokens:
-                return False
-            self.killed.wait(0.05)
-        return True
-
-    def _insist(self, call: Callable[[], Any]) -> Any:
-        while not self.killed.is_set():
-            try:
-                return call()
-            except grpc.RpcError as error:
-                if error.code() not in AWAY:
-                    raise
-            self.killed.wait(0.05)
-        raise _KilledError
-
-
-class _KilledError(Exception):
-    pass
-
-
-@contextmanager
-def heartbeats(caller: Caller, interval: float = 0.2, server: FakePs | None = None) -> Iterator[None]:
-    """Keeps a member alive while the body runs and the master answers; `server` says which table it has."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(interval):
-            with suppress(grpc.RpcError):
-                if server is None:
-                    caller.heartbeat()
-                else:
-                    report = pb.PsReport(generation=server.generation, routing_version=server.version)
-                    server.live = caller.heartbeat(ps=report).leases
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
