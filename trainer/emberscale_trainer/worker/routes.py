@@ -1,6 +1,7 @@
 """The routing tables of one generation, as the master publishes them while a pipeline lives."""
 
 import threading
+import time
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
@@ -33,6 +34,16 @@ class Routes:
                     return None
                 self.table = table
             return self.table
+
+    def pause(self, seconds: float) -> None:
+        """Waits for `seconds`, or until there is a newer table. Raises JobOverError as `newer` does."""
+        ends = time.monotonic() + seconds
+        request = master_pb2.GetRoutingRequest(
+            member=self._master.member, newer_than=self.table.version, max_wait_seconds=seconds
+        )
+        reply = self._master.call(self._master.stub.GetRouting, request, waits=seconds, stopping=self._stopping)
+        if reply.version <= self.table.version:  # the wait is over, or the job is
+            self._stopping.wait(ends - time.monotonic())
 
     def in_force(self) -> bool:
         """Asks the master whether the newest known table still is the newest of all."""

@@ -133,9 +133,9 @@ class Worker:
         replica = ModelReplica(job)
         pause = _FIRST_PAUSE
         while True:
-            before = self._statistics.total_batches
+            before, routes = self._statistics.total_batches, Routes(self._master, self._stopping)
             try:
-                self._run_pipeline(job, feed, source, replica)
+                self._run_pipeline(routes, job, feed, source, replica)
             except _PASSING as error:
                 _log.warning("pipeline_restarts", reason=type(error).__name__, problem=str(error))
                 if isinstance(error, LeaseFencedError):
@@ -145,11 +145,13 @@ class Worker:
             except LeasesRevokedError:
                 _log.warning("pipeline_restarts", reason="LeasesRevoked")
             pause = _FIRST_PAUSE if self._statistics.total_batches > before else min(_LONGEST_PAUSE, 2 * pause)
-            if self._stopping.wait(pause):
+            routes.pause(pause)
+            if self._stopping.is_set():
                 raise JobOverError("the process is told to stop")
 
-    def _run_pipeline(self, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica) -> None:
-        routes = Routes(self._master, self._stopping)
+    def _run_pipeline(
+        self, routes: Routes, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica
+    ) -> None:
         if routes.table.generation != self._generation:
             if self._generation:
                 self._leases.drop_all()
