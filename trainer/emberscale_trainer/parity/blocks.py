@@ -15,7 +15,7 @@ from emberscale_trainer.table.slab import Segment
 _MOST_SEGMENTS = 1 << 20
 """More than a table can have; a delta that names a later one is invalid."""
 
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 1 << 20
 """Rows that are decoded or sent at a time."""
 
 

@@ -38,6 +38,10 @@ from emberscale_trainer.table import DeltaLog
 _log = structlog.get_logger()
 
 _FILL_BYTES = 256 << 10
+_WITHDRAW_BYTES = 1 << 20
+"""Rows that are withdrawn at a time: no training goes on meanwhile, and each piece takes an item to every holder."""
+_WITHDRAW_AHEAD = 2
+"""Pieces that are sent before the holders have acknowledged earlier ones; holders keep as many."""
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0
@@ -435,7 +439,7 @@ class Group:
         tables = self._state.tables
         for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
             for slots in self.blocks.decoded(self.core.lost, member, table):
-                records = slots[layout.fields(slots)["pushes"] != 0]
+                records = chosen(slots, layout.fields(slots)["pushes"] != 0)
                 if len(records):
                     yield table, spec.column < 0, records
 
@@ -454,10 +458,12 @@ class Group:
         while not empty:
             with self._state.lock:
                 self.core.require()
-                self._log.withdraw(_FILL_BYTES)
+                self._log.withdraw(_WITHDRAW_BYTES)
                 self._send_deltas(withdraws=True)
                 empty = self._log.is_empty
-            self.await_holders()
+            for member in self.core.holders:
+                self._senders[member].send_queued()
+            self._await(self.core.put_count - _WITHDRAW_AHEAD)
             self.rebuild_pieces += 1
         said = np.array([*marks.items()], np.int64).reshape(-1)
         with self._state.lock:
@@ -494,6 +500,11 @@ class Group:
         with self.changed:
             while not self.core.has_all():
                 self.changed.wait()
+
+
+def chosen(records: NDArray[np.uint8], mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Returns the records, uint8 [n, stride], that the mask, bool [n], chooses: without a copy if it chooses all."""
+    return records if mask.all() else records[mask]
 
 
 def _named(batches: Sequence[Batch], *, withdraws: bool) -> tuple[ItemKind, list[int], Batch]:

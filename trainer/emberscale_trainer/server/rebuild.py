@@ -15,7 +15,7 @@ from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.moves import Transfer, new_owners
-from emberscale_trainer.server.parity_group import Group
+from emberscale_trainer.server.parity_group import Group, chosen
 from emberscale_trainer.server.sending import CopyProgress, RowSending
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError
 from emberscale_trainer.table import keys_of
@@ -83,7 +83,7 @@ class Rebuild(RowSending):
         rows = 0
         for table, is_dense, found in group.rest(member):
             for peer, owned in self._owned[lost].items():
-                records = found[owned.among(keys_of(found), is_dense)]
+                records = chosen(found, owned.among(keys_of(found), is_dense))
                 if len(records):
                     self._give(peer, Item(ItemKind.ROWS, table, records))
                     rows += len(records)

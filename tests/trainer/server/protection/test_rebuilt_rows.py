@@ -1,21 +1,24 @@
 """The rows of servers lost at any moment are rebuilt from parity to the bit."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables
 
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server import parity_group
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import Reader
+from eventually import eventually
 from moves import KEYS, SECONDS, TABLES, await_removal, rows_in, table_of
 from snapshots import all_rows
 from waiting import wait_at
@@ -243,6 +246,33 @@ def test_a_server_counts_what_it_takes_out_of_the_parity(make_servers: Callable[
     joined, table = servers.successors(1)
     servers.rebuild(joined, table, 2)
     assert servers.serving[0].mover.copy(2, SECONDS).rounds == group_of(servers.serving[0]).rebuild_pieces > 1
+
+
+def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_taken, ahead = Group._send_taken, list[int]()
+
+    def noting(group: Group, taken: Sequence[NDArray[np.uint8]], *, withdraws: bool) -> None:
+        send_taken(group, taken, withdraws=withdraws)
+        if withdraws:
+            ahead.append(group.lag)
+
+    monkeypatch.setattr(Group, "_send_taken", noting)
+    monkeypatch.setattr(parity_group, "_WITHDRAW_BYTES", 512)
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    joined, table = servers.successors(1)
+    first, holder = group_of(servers.serving[0]), group_of(servers.serving[2])
+    with ThreadPoolExecutor(1) as thread:
+        with holder.changed:  # it takes nothing meanwhile
+            rebuilding = thread.submit(servers.rebuild, joined, table, 2)
+            eventually(lambda: first.lag == parity_group._WITHDRAW_AHEAD + 1)
+        rebuilt = rebuilding.result()
+    assert max(ahead) == parity_group._WITHDRAW_AHEAD + 1 < len(ahead)
+    servers.switch(joined, table, 2, rebuilt[0])
+    servers.check()
 
 
 def test_a_server_counts_what_it_sends_to_other_holders(
