@@ -10,6 +10,10 @@ from typing import Any
 
 import psutil
 
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.token import open_channel
+from emberscale_operator.local.folder import RunFolder
 from whole_run import RunningJob
 
 
@@ -27,6 +31,18 @@ class LosingJob(RunningJob):
         """Returns when the job began to train after `moment`, both in seconds since 1970; None if it has not yet."""
         begun = [entry["at"] for entry in self.logged("phase", moment) if entry["phase"] == "Training"]
         return begun[0] if begun else None
+
+    def status(self) -> pb.JobStatus:
+        """Asks the master for the job's status."""
+        token, address = RunFolder(self.root).token.read_text(), self.logged("serving")[-1]["address"]
+        with open_channel(address, token) as channel:
+            return MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=60, wait_for_ready=True)
+
+    def stop_starting(self) -> None:
+        """Suspends the process that starts parameter servers and workers, and that notices their ends."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        [starter] = [child for child in children if "emberscale_trainer.fork_server" in " ".join(child.cmdline())]
+        starter.suspend()
 
     def kill_server(self, index: int) -> float:
         """Kills a server by SIGKILL; returns the time in seconds since 1970."""

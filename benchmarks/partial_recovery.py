@@ -1,4 +1,4 @@
-"""Partial recovery (CPR) against full recovery: what it saves, what it costs in accuracy, and real servers killed.
+"""Partial recovery (CPR) against full recovery: what it saves, and what it costs in accuracy.
 
 * Overhead: the share of a job's time that saving, loading and repeating take, for the job that the paper emulates: 56
   hours, two failures, target PLS 0.1. The paper does not print its O_save, O_load and O_res; they follow from the
@@ -11,31 +11,25 @@
   seed, and r of the means is told, too: averages make any r larger. A job counts PLS otherwise than the paper prints it
   (`lost_samples`), so r is told for both. With 24 plans a true r of 0.87 is seen as anything from 0.7 to 0.95. Then two
   failures a run and the interval of a target PLS, with each priority (6.1 and 6.3).
-* Real kills: the same job of real processes with full and with partial recovery in turns, a server killed as many
-  samples after a checkpoint. How long until samples/s is back, and how many samples are trained again.
+
+`lost_server.py` kills servers of real jobs.
 """
 
 import math
 import random
-import statistics
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest
 from emberscale_api.job import TrainingJob, parse_manifest
-from emberscale_api.pictures import BLUE, CRIMSON
-from emberscale_api.readable import duration_text
 from emberscale_brain.fault_tolerance import FailureCosts, full_recovery, partial_recovery
-from losing_job import LosingJob
 from plain_torch import NumberedData, numbered, train
 from recovery_emulation import Failure, Plan, Priority, emulate
 from reporting import Ratio, arguments, report, say
@@ -233,127 +227,20 @@ def _run(job: TrainingJob, data: NumberedData, plan: Plan, undisturbed: float) -
     return run
 
 
-PARTS = ("pls", "priorities", "kills")
-INTERVAL_SECONDS = 20.0
-WARM_UP = 2
-"""The checkpoints before the kill."""
-
-SINCE_SAVED = 200_000
-"""The samples trained between the checkpoint and the kill."""
-
-WINDOW_SECONDS = 3.0
-BACK = 0.8
-"""The rate counts as back at this part of the samples/s before the kill, over WINDOW_SECONDS."""
-
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "full": {"strategy": "FullRecovery"},
-    "partial": {"strategy": "PartialRecovery", "targetPLS": 1.0},
-}
+PARTS = ("pls", "priorities")
 
 
-@dataclass(frozen=True)
-class Loss:
-    """The loss of a server, in seconds after the kill.
-
-    Training begins again after `trains`, samples/s are back after `rate_back`, and the samples at the kill are reached
-    again after `caught_up`. `repeated` samples are trained again, and `forgotten` are lost on a share of the rows.
-    `line` is (seconds, samples minus those at the kill).
-    """
-
-    trains: float
-    rate_back: float
-    caught_up: float
-    repeated: int
-    forgotten: int
-    line: list[tuple[float, int]]
-
-
-def kill(folder: Path, data: Path, strategy: str) -> Loss:
-    """Runs a job, and kills a server once it has trained SINCE_SAVED samples more than a checkpoint holds."""
-    spec = {
-        "data": {"train": [str(data / "train-*.tsv")]},
-        "model": {"embeddings": {"dimension": 64}},
-        "training": {"batchSize": 1024, "epochs": 10_000},
-        "ps": {"replicas": 2},
-        "worker": {"replicas": 2},
-        "checkpoint": {"interval": INTERVAL_SECONDS, "flash": {"mode": "Disabled"}},
-        "faultTolerance": STRATEGIES[strategy],
-    }
-    job = LosingJob(folder, manifest(f"loses-{strategy}", spec))
-    try:
-        job.expect(lambda: len(job.logged("checkpoint_complete")) >= WARM_UP)
-        saved = _saved_samples(job)
-        job.expect(lambda: job.latest()[1] >= saved + SINCE_SAVED)
-        seconds, samples, _ = job.latest()
-        killed = job.kill_server(1)
-        job.expect(lambda: job.trains_since(killed) is not None)
-        job.expect(lambda: job.latest()[0] > seconds + 10 and job.latest()[1] >= samples + SINCE_SAVED)
-        trains = (job.trains_since(killed) or killed) - killed
-        forgotten = sum(entry["forgotten_samples"] for entry in job.logged("recovered_partially", killed))
-        return _loss(job.timeline(), seconds, samples, trains, forgotten)
-    finally:
-        job.end()
-
-
-def _saved_samples(job: LosingJob) -> int:
-    """Returns the samples in the newest checkpoint."""
-    newest = max(job.root.glob(f"checkpoints/*/{MANIFEST_NAME}"))
-    return CheckpointManifest.from_json(newest.read_bytes(), str(newest)).applied_samples
-
-
-def _loss(line: list[tuple[float, int]], at: float, samples: int, trains: float, forgotten: int) -> Loss:
-    before = [(seconds, count) for seconds, count in line if at - 10 <= seconds <= at]
-    rate = (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0])
-    after = [(seconds - at, count) for seconds, count in line if seconds > at]
-    caught_up = next(seconds for seconds, count in after if seconds >= trains and count > samples)
-    back = caught_up
-    for seconds, count in (one for one in after if trains <= one[0]):
-        later = next((one for one in after if one[0] >= seconds + WINDOW_SECONDS), None)
-        if later is not None and (later[1] - count) / (later[0] - seconds) >= BACK * rate:
-            back = seconds
-            break
-    repeated = max(0, samples - min(count for _, count in after))
-    return Loss(trains, back, caught_up, repeated, forgotten, [(one, count - samples) for one, count in after])
-
-
-def measure_kills(folder: Path, rounds: int) -> dict[str, list[Loss]]:
-    """Kills a server under both strategies, in turns."""
-    data = folder / "kills"
-    synthesise(data, 100_000)
-    found: dict[str, list[Loss]] = {strategy: [] for strategy in STRATEGIES}
-    for _ in range(rounds):
-        for strategy, seen in found.items():
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                seen.append(kill(Path(place), data, strategy))
-            last = seen[-1]
-            say(
-                f"{strategy} recovery: training after {duration_text(last.trains)}, samples/s back after "
-                f"{duration_text(last.rate_back)}, the samples of the kill after {duration_text(last.caught_up)}; "
-                f"{last.repeated:,} samples trained again, {last.forgotten:,} forgotten on half of the rows"
-            )
-    return found
-
-
-def draw(path: Path, accuracy: Accuracy, kills: dict[str, list[Loss]]) -> None:
-    """Draws overheads, loss by PLS, loss by priority, and samples after a kill."""
-    figure = Figure(figsize=(14, 10), layout="constrained")
-    axes = figure.subplots(2, 2)
-    _draw_overheads(axes[0][0])
+def draw(path: Path, accuracy: Accuracy) -> None:
+    """Draws overheads, loss by PLS, and loss by priority."""
+    figure = Figure(figsize=(20, 5), layout="constrained")
+    by_strategy, by_pls, by_priority = figure.subplots(1, 3)
+    _draw_overheads(by_strategy)
+    by_pls.set_visible(bool(accuracy.random))
     if accuracy.random:
-        _draw_correlation(axes[0][1], accuracy)
+        _draw_correlation(by_pls, accuracy)
+    by_priority.set_visible(bool(accuracy.targeted))
     if accuracy.targeted:
-        _draw_priorities(axes[1][0], accuracy)
-    for strategy, losses in kills.items():
-        for number, loss in enumerate(losses):
-            color = {"full": CRIMSON, "partial": BLUE}[strategy]
-            label = f"{strategy} recovery" if not number else None
-            axes[1][1].plot(*zip(*loss.line, strict=True), color=color, label=label)
-    for axis, is_measured in ((axes[0][1], accuracy.random), (axes[1][0], accuracy.targeted), (axes[1][1], kills)):
-        axis.set_visible(bool(is_measured))
-    axes[1][1].axhline(0, color="grey", linewidth=0.5)
-    axes[1][1].set(xlabel="seconds after SIGKILL of one of two servers", ylabel="samples beyond those at the kill")
-    if kills:
-        axes[1][1].legend()
+        _draw_priorities(by_priority, accuracy)
     figure.savefig(path, dpi=120)
 
 
@@ -398,7 +285,7 @@ def _draw_priorities(axis: Axes, accuracy: Accuracy) -> None:
 
 
 def main() -> None:
-    """Calculates, emulates, kills and reports."""
+    """Calculates, emulates and reports."""
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=PARTS, help="beside the overheads, one part alone")
     options = parser.parse_args()
@@ -417,40 +304,26 @@ def main() -> None:
         best = overheads(data, SHARES[0])
         ratios[f"overhead / 0.5%: 8 servers, {data}, equation 2"] = Ratio([(best.partial, 0.005)], 1.0, "max")
         ratios[f"overhead / 0.5%: 8 servers, {data}, whole saves"] = Ratio([(best.whole_saves, 0.005)], 1.0, "max")
-    accuracy, kills = Accuracy([], {}), {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if {"pls", "priorities"}.intersection(parts):
-            accuracy = measure_accuracy(folder / "data", options.quick, parts)
-            if accuracy.random:
-                for as_printed, kind in ((True, "PLS as printed"), (False, "PLS as a job counts it")):
-                    of_runs = accuracy.correlation_of_runs(as_printed=as_printed)
-                    of_plans = accuracy.correlation(as_printed=as_printed)
-                    ratios[f"r of loss and {kind}, runs"] = Ratio([(of_runs, 1.0)], min(PAPER_R.values()), "min")
-                    ratios[f"r of loss and {kind}, means"] = Ratio([(of_plans, 1.0)], 0.9, "min")
-            for (target, priority), runs in sorted(accuracy.targeted.items()):
-                losses = [run.loss for run in runs]
-                say(
-                    f"target PLS {target:g}, priority {priority}: AUC lower by {mean(losses):.5f} on average, at most "
-                    f"{max(losses):.5f}; PLS {mean(run.pls for run in runs):.3f}, each row saved "
-                    f"{mean(run.saves for run in runs):.2f} times"
-                )
-                if target == TARGET_PLS and priority in ALLOWED_LOSS:
-                    allowed = ALLOWED_LOSS[priority]
-                    ratios[f"loss of AUC / {allowed:g}: {priority}"] = Ratio([(mean(losses), allowed)], 1.0, "max")
-        if "kills" in parts:
-            kills = measure_kills(folder, 1 if options.quick else 3)
-            pairs = list(zip(kills["partial"], kills["full"], strict=True))
-            ratios["until samples/s is back: partial / full"] = Ratio(
-                [(ours.rate_back, theirs.rate_back) for ours, theirs in pairs], 1.0, "max"
-            )
-            ratios["until new samples: partial / full"] = Ratio(
-                [(ours.caught_up, theirs.caught_up) for ours, theirs in pairs], 1.0, "max"
-            )
-            repeated = statistics.median(loss.repeated for loss in kills["partial"])
-            ratios["samples trained again: partial"] = Ratio([(repeated, 1.0)], 0.0, "max")
+    with tempfile.TemporaryDirectory() as folder:
+        accuracy = measure_accuracy(Path(folder, "data"), options.quick, parts)
+    if accuracy.random:
+        for as_printed, kind in ((True, "PLS as printed"), (False, "PLS as a job counts it")):
+            of_runs = accuracy.correlation_of_runs(as_printed=as_printed)
+            of_plans = accuracy.correlation(as_printed=as_printed)
+            ratios[f"r of loss and {kind}, runs"] = Ratio([(of_runs, 1.0)], min(PAPER_R.values()), "min")
+            ratios[f"r of loss and {kind}, means"] = Ratio([(of_plans, 1.0)], 0.9, "min")
+    for (target, priority), runs in sorted(accuracy.targeted.items()):
+        losses = [run.loss for run in runs]
+        say(
+            f"target PLS {target:g}, priority {priority}: AUC lower by {mean(losses):.5f} on average, at most "
+            f"{max(losses):.5f}; PLS {mean(run.pls for run in runs):.3f}, each row saved "
+            f"{mean(run.saves for run in runs):.2f} times"
+        )
+        if target == TARGET_PLS and priority in ALLOWED_LOSS:
+            allowed = ALLOWED_LOSS[priority]
+            ratios[f"loss of AUC / {allowed:g}: {priority}"] = Ratio([(mean(losses), allowed)], 1.0, "max")
     if options.plot:
-        draw(options.plot, accuracy, kills)
+        draw(options.plot, accuracy)
     report("partial_recovery", ratios, options.output)
 
 
