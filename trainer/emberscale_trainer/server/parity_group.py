@@ -85,6 +85,7 @@ class Group:
         self._state = state
         self._totals = totals
         self._withdrawing = threading.Lock()
+        self._withdraws = False  # deltas from now on may take rows out of the parity
         self._rest: dict[int, AppliedBatches] | None = None
         self.rebuild_pieces = 0
         self._parted_at: float | None = None
@@ -243,7 +244,7 @@ class Group:
             return False
         return True
 
-    def _send_deltas(self, *, withdraws: bool = False) -> None:
+    def _send_deltas(self) -> None:
         """Sends the pending deltas, with the batches that they are of. Raises MemoryError if it cannot take them.
 
         Any later error is fatal: what was taken cannot be put back, and the parity would be wrong without it. A server
@@ -251,12 +252,12 @@ class Group:
         """
         taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
         try:
-            self._send_taken(taken, withdraws=withdraws)
+            self._send_taken(taken)
         except BaseException as error:
             self._state.fail(error)
             raise
 
-    def _send_taken(self, taken: Sequence[NDArray[np.uint8]], *, withdraws: bool) -> None:
+    def _send_taken(self, taken: Sequence[NDArray[np.uint8]]) -> None:
         self._sent_at = time.monotonic()
         if not self.core.sends_pushes:
             with self._lagging:
@@ -268,7 +269,7 @@ class Group:
             self._lag.stored(stored)  # what is stored need not be remembered
             batches = self._lag.send(number, size)
         deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
-        kind, named, (epoch, batch) = _named(batches, withdraws=withdraws)
+        kind, named, (epoch, batch) = _named(batches, withdraws=self._withdraws)
         keys = np.array([stored, *named], np.int64)
         self._queue(Item(kind, 0, records, keys, epoch, batch) for records in deltas)
 
@@ -459,7 +460,8 @@ class Group:
             with self._state.lock:
                 self.core.require()
                 self._log.withdraw(_WITHDRAW_BYTES)
-                self._send_deltas(withdraws=True)
+                self._withdraws = True  # first: if the deltas cannot be sent now, a push may send them
+                self._send_deltas()
                 empty = self._log.is_empty
             for member in self.core.holders:
                 self._senders[member].send_queued()

@@ -12,6 +12,7 @@ from tests.trainer.server.protection.conftest import Servers, await_protection, 
 
 from emberscale_api.wire import Status
 from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.table import DeltaLog
 from eventually import unwrap
@@ -98,6 +99,22 @@ def test_a_rebuild_that_fails_once_rows_have_left_the_parity_is_done_again(
         again, all_the_time = one.rebuild(lost), waiting.result(SECONDS)
     assert {member: ranges_of(again[member]) for member in lost} == {1: ((0, 1),), 2: ((0, 1),)}
     assert {member: ranges_of(all_the_time[member]) for member in lost} == {1: ((0, 1),), 2: ((0, 1),)}
+
+
+def test_a_server_is_not_rebuilt_once_a_push_has_sent_the_withdrawal_that_failed(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows have left the parity with the changes of the push, so that rebuilt rows would be wrong."""
+    servers = make_servers(4, parity=2)
+    servers.protect()
+    servers.push(servers.batch())
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLog, "take", no_memory)
+        with pytest.raises(MemoryError):
+            group_of(servers.serving[0]).rebuild(frozenset({3}))
+    assert servers.push(servers.batch(), 0) == [Status.OK]
+    with pytest.raises(NotHeldError, match="begun to take their rows out"):
+        group_of(servers.serving[1]).core.lose(frozenset({0, 3}))
 
 
 def no_memory(*_: object) -> None:

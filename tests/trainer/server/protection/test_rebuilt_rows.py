@@ -253,9 +253,9 @@ def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
 ) -> None:
     send_taken, ahead = Group._send_taken, list[int]()
 
-    def noting(group: Group, taken: Sequence[NDArray[np.uint8]], *, withdraws: bool) -> None:
-        send_taken(group, taken, withdraws=withdraws)
-        if withdraws:
+    def noting(group: Group, taken: Sequence[NDArray[np.uint8]]) -> None:
+        send_taken(group, taken)
+        if group._withdraws:
             ahead.append(group.lag)
 
     monkeypatch.setattr(Group, "_send_taken", noting)
