@@ -229,8 +229,8 @@ def first_batches(losses: Sequence[Loss], target: float) -> Ratio:
 
 def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Mapping[float, Sequence[Loss]]) -> None:
     """Draws the samples after the kill by strategy, and the first batch over the size."""
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    samples, growth = figure.subplots(1, 2)
+    figure = Figure(figsize=(12 if sizes else 6.5, 4.5), layout="constrained")
+    samples, *beside = figure.subplots(1, 2 if sizes else 1, squeeze=False)[0]
     for contender, losses in found.items():
         for number, loss in enumerate(losses):
             label = contender if not number else None
@@ -238,13 +238,13 @@ def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Mapping[float, 
     samples.axhline(0, color="grey", linewidth=0.5)
     samples.set(xlabel=f"seconds after SIGKILL of one of {SERVERS} PS", ylabel="samples beyond those at the kill")
     samples.legend()
-    growth.set_visible(bool(sizes))
-    for size, losses in sizes.items():
-        growth.plot([size] * len(losses), [loss.first_batch for loss in losses], "k.", alpha=0.5)
-    medians = [statistics.median(loss.first_batch for loss in losses) for losses in sizes.values()]
-    growth.plot(list(sizes), medians, color=GREEN, label="parity: first batch (median, and every loss)")
-    growth.set(xlabel="GB of rows and optimizer state lost", ylabel="seconds", xlim=(0, None), ylim=(0, None))
-    growth.legend()
+    for growth in beside:
+        for size, losses in sizes.items():
+            growth.plot([size] * len(losses), [loss.first_batch for loss in losses], "k.", alpha=0.5)
+        medians = [statistics.median(loss.first_batch for loss in losses) for losses in sizes.values()]
+        growth.plot(list(sizes), medians, color=GREEN, label="parity: first batch (median, and every loss)")
+        growth.set(xlabel="GB of rows and optimizer state lost", ylabel="seconds", xlim=(0, None), ylim=(0, None))
+        growth.legend()
     figure.savefig(path, dpi=120)
 
 
