@@ -38,31 +38,32 @@ class Routes:
     def pause(self, seconds: float) -> None:
         """Waits for `seconds`, or until there is a newer table. Raises JobOverError as `newer` does."""
         ends = time.monotonic() + seconds
-        request = master_pb2.GetRoutingRequest(
-            member=self._master.member, newer_than=self.table.version, max_wait_seconds=seconds
-        )
-        reply = self._master.call(self._master.stub.GetRouting, request, waits=seconds, stopping=self._stopping)
+        reply = self._ask(self.table.version, seconds, self._stopping)
         if reply.version <= self.table.version:  # the wait is over, or the job is
             self._stopping.wait(ends - time.monotonic())
 
     def in_force(self) -> bool:
         """Asks the master whether the newest known table still is the newest of all."""
-        reply = self._master.call(
-            self._master.stub.GetRouting, master_pb2.GetRoutingRequest(member=self._master.member)
-        )
+        reply = self._ask()
         return bool(reply.ready and (reply.generation, reply.version) == (self.table.generation, self.table.version))
 
     def _fetch(self, newer_than: int) -> RoutingTable:
-        request = master_pb2.GetRoutingRequest(
-            member=self._master.member, newer_than=newer_than, max_wait_seconds=_WAIT_SECONDS
-        )
         while not self._closed.is_set():
             if self._stopping.is_set():
                 raise JobOverError("the process is told to stop")
-            reply = self._master.call(self._master.stub.GetRouting, request, waits=_WAIT_SECONDS)
+            reply = self._ask(newer_than, _WAIT_SECONDS)
             if reply.ready and reply.version > newer_than:
                 return routing_from_proto(reply)
         raise ChannelClosedError
+
+    def _ask(
+        self, newer_than: int = 0, seconds: float = 0.0, stopping: threading.Event | None = None
+    ) -> master_pb2.Routing:
+        """Asks the master for a newer table, which answers after `seconds` at most, with the newest one there is."""
+        request = master_pb2.GetRoutingRequest(
+            member=self._master.member, newer_than=newer_than, max_wait_seconds=seconds
+        )
+        return self._master.call(self._master.stub.GetRouting, request, waits=seconds, stopping=stopping)
 
     def close(self) -> None:
         """Ends all waiting."""
