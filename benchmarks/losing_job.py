@@ -2,9 +2,8 @@
 
 import csv
 import json
-import os
-import signal
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -40,17 +39,20 @@ class LosingJob(RunningJob):
 
     def stop_starting(self) -> None:
         """Suspends the process that starts parameter servers and workers, and that notices their ends."""
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        [starter] = [child for child in children if "emberscale_trainer.fork_server" in " ".join(child.cmdline())]
-        starter.suspend()
+        self._child(lambda title: "emberscale_trainer.fork_server" in title).suspend()
 
     def kill_server(self, index: int) -> float:
         """Kills a server by SIGKILL; returns the time in seconds since 1970."""
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        [pid] = [child.pid for child in children if " ".join(child.cmdline()).strip() == f"emberscale-ps {index}"]
+        server = self._child(lambda title: title == f"emberscale-ps {index}")
         now = time.time()
-        os.kill(pid, signal.SIGKILL)
+        server.kill()
         return now
+
+    def _child(self, is_meant: Callable[[str], bool]) -> psutil.Process:
+        """Returns the one process of the run whose title is meant."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        [child] = [child for child in children if is_meant(" ".join(child.cmdline()).strip())]
+        return child
 
     def timeline(self) -> list[tuple[float, int]]:
         """Returns, of each row of the metrics, the seconds and the samples trained by then."""

@@ -1,9 +1,8 @@
 """The loss of a parameter server (PS) under each strategy: parity, flash checkpoints, partial and full recovery.
 
 Whole runs of `emberscale run` with SERVERS servers and WORKERS workers train on synthetic records, each contender in
-turn. The rows of the job grow by training alone: one epoch touches them all, and the dimension sets how many bytes they
-are. SINCE_SAVED of an epoch and STEADY_SECONDS after a checkpoint, or with parity once all rows are protected, a server
-is killed by SIGKILL. Times count from the kill:
+turn; their rows grow by training alone (`growing_job`). SINCE_SAVED of an epoch and STEADY_SECONDS after a checkpoint,
+or with parity once all rows are protected, a server is killed by SIGKILL. Times count from the kill:
 
 * First batch: a worker has trained a batch again after the standstill, as its own counter says.
 * Caught up: the samples at the kill are reached again. Nothing goes back with parity, nor with partial recovery, whose
@@ -32,16 +31,12 @@ from emberscale_api import metrics
 from emberscale_api.pictures import BLUE, CRIMSON, GREEN, GREY, ORANGE
 from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.rpc import master_pb2 as pb
+from growing_job import SAMPLES, bytes_of, dimension_of, growing
 from losing_job import LosingJob
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, synthesise
 
 SERVERS, WORKERS, LOST = 4, 2, 1
-SAMPLES, ROWS = 1_000_000, 1_330_000
-"""The records, and about the number of rows that they touch."""
-ROW_BYTES, FLOAT_BYTES = 12, 4
-"""The bytes of a row besides its floats: weights and as many of Adagrad's state."""
-GB = 1_000_000_000
 SIZES = (0.1, 0.25, 0.5, 1.0)
 """GB of rows that are lost with a server."""
 SINCE_SAVED = 0.25
@@ -52,9 +47,10 @@ STANDSTILL = 5
 
 PARITY, ADOPTED, FLASH, PARTIAL, FULL = "parity", "parity, adopted", "flash", "partial", "full"
 NO_FLASH: Mapping[str, Any] = {"flash": {"mode": "Disabled"}}
+WITH_PARITY = {"faultTolerance": {"strategy": "ErasureCoding"}, "checkpoint": {"interval": "1h", **NO_FLASH}}
 CONTENDERS: Mapping[str, Mapping[str, Any]] = {
-    PARITY: {"faultTolerance": {"strategy": "ErasureCoding"}, "checkpoint": {"interval": "1h", **NO_FLASH}},
-    ADOPTED: {"faultTolerance": {"strategy": "ErasureCoding"}, "checkpoint": {"interval": "1h", **NO_FLASH}},
+    PARITY: WITH_PARITY,
+    ADOPTED: WITH_PARITY,
     FLASH: {
         "faultTolerance": {"strategy": "FullRecovery"},
         "checkpoint": {"interval": "1h", "flash": {"interval": "15s", "maxBytes": "16Gi"}},
@@ -133,26 +129,11 @@ def counted(address: str) -> int:
     return round(float(next(line.split()[1] for line in lines if line.startswith(f"{metrics.BATCHES_TOTAL} "))))
 
 
-def dimension_of(size: float) -> int:
-    """Returns the dimension at which each server has about `size` GB of rows."""
-    return max(4, round((size * GB * SERVERS / ROWS - ROW_BYTES) / (2 * FLOAT_BYTES) / 4) * 4)
-
-
 def job_of(contender: str, data: Path, size: float) -> dict[str, Any]:
     """Returns the manifest of a job with `size` GB of rows on each server."""
-    spec = {
-        "data": {"train": [str(data / "train-*.tsv")]},
-        "model": {"embeddings": {"dimension": dimension_of(size)}, "bottomMlp": [64], "topMlp": [64]},
-        "optimizers": {
-            "sparse": {"type": "Adagrad", "learningRate": 0.02},
-            "dense": {"type": "Adagrad", "learningRate": 0.01},
-        },
-        "training": {"batchSize": 1024, "epochs": 1000, "stalenessWarmup": 0},
-        "sharding": {"heartbeatInterval": "200ms"},
-        "ps": {"replicas": SERVERS},
-        "worker": {"replicas": WORKERS},
-    }
-    return manifest("loses-a-server", {**spec, **CONTENDERS[contender]})
+    spec = growing(data, dimension_of(size * SERVERS))
+    roles = {"ps": {"replicas": SERVERS}, "worker": {"replicas": WORKERS}}
+    return manifest("loses-a-server", {**spec, **roles, **CONTENDERS[contender]})
 
 
 def lose(folder: Path, data: Path, contender: str, size: float) -> Loss:
@@ -182,7 +163,7 @@ def lose(folder: Path, data: Path, contender: str, size: float) -> Loss:
         line = [(at - seconds, count - samples) for at, count in job.timeline() if at >= seconds - 5]
         lowest = min((count, at) for at, count in line if at >= first - killed)  # of a roll-back, or just the first
         return Loss(
-            lost=rows * (ROW_BYTES + 2 * FLOAT_BYTES * dimension_of(size)),
+            lost=bytes_of(rows, dimension_of(size * SERVERS)),
             first_batch=first - killed,
             caught_up=next(at for at, count in line if at >= lowest[1] and count > 0),
             repeated=max(0, -lowest[0]),

@@ -33,18 +33,10 @@ from matplotlib.figure import Figure
 
 from emberscale_api.pictures import BLUE, ORANGE
 from emberscale_api.readable import bytes_text, duration_text
+from growing_job import SAMPLES, bytes_of, dimension_of, growing
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, PATIENCE_SECONDS, RunningJob, manifest, synthesise
 
-SAMPLES = 1_000_000
-ROWS = 1_330_000
-"""About the number of rows that these samples touch."""
-
-ROW_HEADER = 12
-"""The bytes of a row besides its weights and its optimizer state."""
-
-FLOAT = 4
-GB = 1_000_000_000
 SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 STEADY_SECONDS, LOOK_SECONDS = 8.0, 0.2
 BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
@@ -73,14 +65,7 @@ class MigratingJob(RunningJob):
         job = manifest(
             "migration",
             {
-                "data": {"train": [str(data / "train-*.tsv")]},
-                "model": {"embeddings": {"dimension": dimension}, "bottomMlp": [64], "topMlp": [64]},
-                "optimizers": {
-                    "sparse": {"type": "Adagrad", "learningRate": 0.02},
-                    "dense": {"type": "Adagrad", "learningRate": 0.01},
-                },
-                "training": {"batchSize": 1024, "epochs": 1000, "stalenessWarmup": 0},
-                "sharding": {"heartbeatInterval": "200ms"},
+                **growing(data, dimension),
                 "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
                 "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
                 "checkpoint": {"interval": "1h", "flash": {"mode": "Disabled"}},
@@ -152,11 +137,11 @@ class MigratingJob(RunningJob):
 
 def grown(folder: Path, data: Path, size: float) -> MigratingJob:
     """Starts a job with `size` GB of rows; returns it once training has touched all of them."""
-    dimension = max(4, round((size * GB / ROWS - ROW_HEADER) / (2 * FLOAT) / 4) * 4)
+    dimension = dimension_of(size)
     training = MigratingJob(folder, data, dimension)
     training.expect(lambda: training.latest()[1] > SAMPLES)
     rows = training.latest()[2]
-    say(f"{rows:,} rows of dimension {dimension}: {bytes_text(rows * (ROW_HEADER + 2 * FLOAT * dimension))}")
+    say(f"{rows:,} rows of dimension {dimension}: {bytes_text(bytes_of(rows, dimension))}")
     return training
 
 
