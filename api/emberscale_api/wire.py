@@ -21,8 +21,8 @@ server applies a batch once, so the push must contain everything that the batch 
 Server 0 alone bounds the staleness of gradients. A worker first pulls a training batch from server 0, which answers
 when the bound allows the pull, then from all others at once. It pushes to server 0 first, which answers when the bound
 allows the push, then to the others; when all have answered it tells server 0 with COMPLETE, which has no payload and is
-not answered. A pull with READ_ONLY, for evaluation, needs no admission. If server 0 is lost, nobody knows
-the pulls that it admitted, and its successor answers their pushes with REFRESH.
+not answered. A pull with READ_ONLY, for evaluation, needs no admission. If server 0 is lost, nobody knows the pulls
+that it admitted, and its successor answers their pushes with REFRESH.
 
 A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
 blocks the push that it waits for. Both send the same `session` in HELLO: the outstanding pulls of a worker belong to

@@ -460,7 +460,7 @@ class Group:
             with self._state.lock:
                 self.core.require()
                 self._log.withdraw(_WITHDRAW_BYTES)
-                self._withdraws = True  # first: if the deltas cannot be sent now, a push may send them
+                self._withdraws = True  # if the deltas cannot be sent now, a push sends them
                 self._send_deltas()
                 empty = self._log.is_empty
             for member in self.core.holders:
