@@ -30,6 +30,13 @@ def test_rows_are_half_a_second_apart(tmp_path: Path) -> None:
     assert [row["samples"] for row in rows(tmp_path / "metrics.csv")] == ["0", "5", "10", "15", "20"]
 
 
+def test_another_phase_has_a_row_at_once(tmp_path: Path) -> None:
+    with MetricsRecorder(tmp_path / "metrics.csv", offset=0.0) as recorder:
+        recorder.record(snapshot(1.0))
+        recorder.record(snapshot(1.1, JobPhase.COMPLETE))
+    assert [row["phase"] for row in rows(tmp_path / "metrics.csv")] == ["Training", "Complete"]
+
+
 def test_a_resumed_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     for offset in (0.0, 60.0):
         with MetricsRecorder(tmp_path / "metrics.csv", offset) as recorder:

@@ -144,11 +144,12 @@ COLUMNS = (
 
 
 class MetricsRecorder:
-    """Appends a row about twice a second; a resumed run continues the same file, `offset` seconds later."""
+    """Appends a row about twice a second, and one whenever the phase changes; a resumed run continues the same file, `offset` seconds later."""
 
     def __init__(self, path: Path, offset: float) -> None:
         self._offset = offset
         self._next = 0.0
+        self._phase: JobPhase | None = None
         fresh = not path.exists() or path.stat().st_size == 0
         self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
@@ -162,10 +163,12 @@ class MetricsRecorder:
         self._file.close()
 
     def record(self, snapshot: RunView) -> None:
-        """Writes a row, unless the last one is too recent or nothing is known yet."""
-        if snapshot.status is None or snapshot.seconds < self._next:
+        """Writes a row, unless nothing is known yet, or the last one is recent and of the same phase."""
+        if snapshot.status is None:
             return
-        self._next = snapshot.seconds + _INTERVAL_SECONDS
+        if snapshot.seconds < self._next and snapshot.status.phase is self._phase:
+            return
+        self._next, self._phase = snapshot.seconds + _INTERVAL_SECONDS, snapshot.status.phase
         self._writer.writerow(row(snapshot, snapshot.status, self._offset))
         self._file.flush()
 
