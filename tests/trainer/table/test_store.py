@@ -313,6 +313,32 @@ def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: P
     assert np.array_equal(pull(store, keys, keys), pull(other, keys, keys))
 
 
+@pytest.mark.parametrize("first", [0, 2_000])
+def test_an_index_does_not_grow_for_rows_that_are_expected(make_spec: Any, pull: Pull, push: Push, first: int) -> None:
+    store, other = TableStore([make_spec(dimension=1)]), TableStore([make_spec(dimension=1)])
+    push(store, (range(100_000), np.ones(100_000)))
+    [records] = store.snapshot(Reader.CHECKPOINT, nullcontext()).read(0)
+    other.load(0, records[:first])
+    half = np.arange(BUCKETS) % 2 == 0
+    other.expect(0, 50_000, half)
+    prepared = other.allocated_bytes - other.slots[0].allocated_bytes
+    other.load(0, records, half)
+    grown = other.allocated_bytes - other.slots[0].allocated_bytes - prepared
+    assert grown <= 0.01 * prepared  # of buckets that have many more rows than most
+    other.expect(0, 10, half)  # fewer than there are
+    other.load(0, records)
+    assert np.array_equal(pull(store, range(100_000)), pull(other, range(100_000)))
+
+
+def test_rows_that_are_too_many_to_expect_leave_the_table_usable(make_spec: Any) -> None:
+    store = TableStore([make_spec()])
+    with refused_beyond(32 << 20), pytest.raises(MemoryError):
+        store.expect(0, 100_000_000, np.ones(BUCKETS, np.bool_))
+    store.expect(0, 100_000, np.ones(BUCKETS, np.bool_))
+    store.load(0, store.layouts[0].empty(0))
+    assert store.rows() == {"C1": 0}
+
+
 def test_of_records_with_one_key_the_last_stays(make_spec: Any, pull: Pull) -> None:
     store = TableStore([make_spec(dimension=1)])
     records = store.layouts[0].empty(3)

@@ -164,13 +164,25 @@ def _put(first: int, mask: int, position: int, entry: int) -> None:
 @routine
 def make_room(table: int, key_hash: int) -> bool:
     """Makes room for one more entry in the bucket of a hash, at a load of at most 3/4. Returns False without memory."""
-    at = load_int64(table + DIRECTORY) + 8 * (key_hash & BUCKET_MASK)
+    bucket = key_hash & BUCKET_MASK
+    return make_room_for(table, bucket, load_uint32(load_int64(table + BUCKET_ROWS) + 4 * bucket) + 1)
+
+
+@routine
+def make_room_for(table: int, bucket: int, rows: int) -> bool:
+    """Makes room for `rows` entries in a bucket, those that it has included. Returns False without memory."""
+    entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
+    bits = SMALLEST_BITS if entries == 0 else entries & _BITS_MASK
+    while 4 * rows > 3 << bits:
+        bits += 1
+    return (entries != 0 and bits == entries & _BITS_MASK) or _grow(table, bucket, bits)
+
+
+@routine
+def _grow(table: int, bucket: int, bits: int) -> bool:
+    """Gives a bucket 2^bits entries, more than it has. Returns False without memory."""
+    at = load_int64(table + DIRECTORY) + 8 * bucket
     entries = load_int64(at)
-    old_bits = entries & _BITS_MASK
-    rows = load_uint32(load_int64(table + BUCKET_ROWS) + 4 * (key_hash & BUCKET_MASK))
-    if entries != 0 and 4 * (rows + 1) <= 3 << old_bits:
-        return True
-    bits = SMALLEST_BITS if entries == 0 else old_bits + 1
     size = ENTRY_BYTES << bits
     grown = allocate(CACHE_LINE, size)
     if grown == 0:
@@ -179,7 +191,7 @@ def make_room(table: int, key_hash: int) -> bool:
     if entries != 0:
         first = entries & ~_BITS_MASK
         mask = (1 << bits) - 1
-        for old in range(first, first + (ENTRY_BYTES << old_bits), ENTRY_BYTES):
+        for old in range(first, first + (ENTRY_BYTES << (entries & _BITS_MASK)), ENTRY_BYTES):
             entry = load_int64(old)
             if entry != 0:
                 _put(grown, mask, shift_right(entry, 64 - bits), entry)

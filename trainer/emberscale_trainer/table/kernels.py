@@ -34,6 +34,7 @@ from emberscale_trainer.table.index import (
     geometry_of,
     insert,
     make_room,
+    make_room_for,
     mix64,
     prefetch_entry,
     probable_slot,
@@ -338,6 +339,18 @@ def push(
             gradients += count * size
         first = end
     return first
+
+
+@entry
+def make_room_in(table: int, wanted: int, rows: int) -> int:
+    """Makes room in the index for `rows` rows in each wanted bucket; returns 0, or NO_MEMORY.
+
+    `wanted` is the address of bool[BUCKETS].
+    """
+    for bucket in range(BUCKETS):
+        if load_uint8(wanted + bucket) != 0 and not make_room_for(table, bucket, rows):
+            return NO_MEMORY
+    return 0
 
 
 @entry

@@ -254,6 +254,16 @@ class TableStore:
         if kernels.load(descriptor, *arrays) == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
+    def expect(self, table: int, rows: int, buckets: NDArray[np.bool_]) -> None:
+        """Prepares the index of a table for about `rows` rows in its `buckets: bool[BUCKETS]`, those there included.
+
+        The index then does not grow while they are loaded. Raises MemoryError.
+        """
+        each = rows // max(1, int(np.count_nonzero(buckets)))
+        wanted = np.ascontiguousarray(buckets, np.bool_)
+        if each and kernels.make_room_in(self._descriptor(table), address_of(wanted), each) == kernels.NO_MEMORY:
+            raise MemoryError("no memory for the index of the embedding rows")
+
     def rows(self) -> dict[str, int]:
         """Rows of each embedding table, by its name."""
         return {self.specs[number].name: self.slots[number].rows for number in self._embeddings}
