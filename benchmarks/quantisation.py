@@ -105,7 +105,7 @@ def records_of(vectors: Vectors) -> NDArray[np.uint8]:
 def restored(vectors: Vectors, quantizer: Quantizer) -> Vectors:
     """Returns the vectors as a checkpoint restores them."""
     packed = PackedRows(quantizer, LAYOUT)
-    weights: Vectors = LAYOUT.fields(packed.unpack(packed.pack(records_of(vectors))))["weights"]
+    weights: Vectors = LAYOUT.fields(next(packed.unpack(packed.pack(records_of(vectors)))))["weights"]
     return weights
 
 

@@ -31,6 +31,7 @@ from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore, keys_of
 from examples import examples
 from master_stand_in import owned, write_manifest
+from packed_rows import unpacked
 from snapshots import all_records_of, records_of, rows_of_bucket
 
 ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
@@ -38,6 +39,7 @@ SPECS = (
     TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
     TableSpec(1, "C2", 1, 8, ADAGRAD, InitializerSpec(), seed=3),
 )
+
 INITIAL = np.arange(1000, dtype=np.float32)
 DENSE = DensePieces.of(INITIAL, ADAGRAD)
 SPECS_WITH_DENSE = (*SPECS, DENSE.table(len(SPECS)))
@@ -335,7 +337,7 @@ def test_the_files_of_one_chain_may_store_weights_in_different_bits(job: Job) ->
         row = np.frombuffer(saved[table, key], np.uint8)[None].copy()
         if table < len(SPECS) and (bits := written.get(key, 2)):
             packed = PackedRows.of(RowLayout.of(SPECS[table]), bits)
-            row = packed.unpack(packed.pack(row))
+            row = unpacked(packed, packed.pack(row))
         assert record == row.tobytes(), (table, key)
 
 

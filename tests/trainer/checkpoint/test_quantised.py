@@ -22,6 +22,7 @@ from emberscale_trainer.checkpoint import (
 from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, PackedRows, Reader, RowLayout, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
+from packed_rows import unpacked
 from snapshots import all_records_of, records_of
 
 ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
@@ -29,6 +30,7 @@ SPECS = (
     TableSpec(0, "C1", 0, 16, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
     TableSpec(1, "C2", 1, 5, ADAGRAD, InitializerSpec(), seed=3),
 )
+
 INITIAL = np.arange(1000, dtype=np.float32)
 DENSE = DensePieces.of(INITIAL, ADAGRAD)
 KEYS = np.random.default_rng(5).integers(-(2**62), 2**62, 3000)
@@ -76,7 +78,7 @@ def load(uri: str, servers: int = 1) -> Contents:
 def quantised(number: int, record: bytes, bits: int) -> bytes:
     """Returns the expected restored form of a record of a table."""
     packed = PackedRows.of(RowLayout.of(SPECS[number]), bits)
-    return packed.unpack(packed.pack(np.frombuffer(record, np.uint8).copy()[None])).tobytes()
+    return unpacked(packed, packed.pack(np.frombuffer(record, np.uint8).copy()[None])).tobytes()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

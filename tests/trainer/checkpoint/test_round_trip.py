@@ -31,6 +31,7 @@ from emberscale_trainer.checkpoint import (
     work,
     writer,
 )
+from emberscale_trainer.jit.memory import address_of
 from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest, write_snapshot
@@ -178,6 +179,18 @@ def test_a_table_of_several_files_comes_back_whole(tmp_path: Path, monkeypatch: 
     uri = save(partitions, tmp_path)
     assert len(list((tmp_path / "ps-0").glob("table-0-*.rows"))) > 1
     assert load(uri)[0] == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
+
+
+def test_files_take_the_same_memory_in_turn(tmp_path: Path) -> None:
+    uri = save(trained(1, list(range(2000))), tmp_path / "one")
+    files = CheckpointFiles(uri)
+    keys = [file.key for file in files.manifest.files] * 20
+    whole = [files.read(key) for key in keys]
+    places = set()
+    for content, expected in zip(files.read_all(keys), whole, strict=True):
+        assert content.tobytes() == expected
+        places.add(address_of(content))
+    assert len(places) < len(keys) / 4
 
 
 def test_the_dense_vector_is_read_back_with_its_untouched_pieces(tmp_path: Path) -> None:

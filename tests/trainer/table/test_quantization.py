@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from emberscale_api.errors import InvalidError
 from emberscale_trainer.table import PackedRows, RowLayout
 from emberscale_trainer.table.quantization import QUANTIZERS, Quantizer
+from packed_rows import unpacked
 from references import PAPER_QUANTIZERS
 
 MOST = float(np.finfo(np.float32).max) / 4
@@ -37,7 +38,7 @@ def records_of(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 def restored(weights: NDArray[np.float32], quantizer: Quantizer) -> NDArray[np.float32]:
     layout = RowLayout(weights.shape[1], 0)
     packed = PackedRows(quantizer, layout)
-    found: NDArray[np.float32] = layout.fields(packed.unpack(packed.pack(records_of(weights))))["weights"]
+    found: NDArray[np.float32] = layout.fields(unpacked(packed, packed.pack(records_of(weights))))["weights"]
     return found
 
 

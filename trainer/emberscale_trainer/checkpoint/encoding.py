@@ -1,5 +1,6 @@
 """The encoding of rows in a checkpoint's files: as in their slab, or with quantised weights."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,13 +47,17 @@ class RowEncoding:
         """Returns the bytes, uint8, of records, uint8 [n, layout.stride]. Raises UnquantizableError."""
         return records if self._packed is None else self._packed.pack(records)
 
-    def decode(self, content: bytes, name: str) -> NDArray[np.uint8]:
-        """Returns the records of a file, uint8 [n, layout.stride]. Raises DamagedCheckpointError, which names it."""
+    def decode(self, content: NDArray[np.uint8], name: str) -> Iterator[NDArray[np.uint8]]:
+        """Yields the records of a file, uint8 [n, layout.stride], in parts; the next may overwrite each.
+
+        Raises DamagedCheckpointError, which names the file.
+        """
         if self._packed is not None:
             try:
-                return self._packed.unpack(content)
+                yield from self._packed.unpack(content)
             except MalformedBlockError as error:
                 raise DamagedCheckpointError(f"{name}: {error}") from error
-        if len(content) % self.layout.stride:
+        elif len(content) % self.layout.stride:
             raise DamagedCheckpointError(f"{name} ends within a record")
-        return np.frombuffer(content, np.uint8).reshape(-1, self.layout.stride)
+        else:
+            yield content.reshape(-1, self.layout.stride)

@@ -12,7 +12,6 @@
 A checkpoint that builds on earlier ones also lists their files, which stay in their folders.
 """
 
-import zlib
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import TypeVar
@@ -21,6 +20,7 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
+from zlib_ng import zlib_ng
 
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import OptimizerType, TableSpec
@@ -169,6 +169,25 @@ def _beside(folder: str, file: CheckpointFile) -> str:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
+class _Buffers:
+    """Memory that the contents of files take in turn: fresh memory costs more than reading into it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Returns at least `size` bytes with any content."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = np.empty(0, np.uint8)
+        return buffer if len(buffer) >= size else np.empty(size, np.uint8)
+
+    def give_back(self, buffer: NDArray[np.uint8]) -> None:
+        """Lets the next content take this memory."""
+        self._free.append(buffer)
+
+
 class CheckpointFiles:
     """A checkpoint's manifest, and the files that it lists.
 
@@ -179,6 +198,7 @@ class CheckpointFiles:
     def __init__(self, uri: str, work: Work | None = None) -> None:
         self._uri = uri
         self._work = Work() if work is None else work
+        self._buffers = _Buffers()
         self._filesystem, root = fsspec.core.url_to_fs(uri)
         self._root = root.rstrip("/")
         name = f"{uri}/{MANIFEST_NAME}"
@@ -194,14 +214,31 @@ class CheckpointFiles:
 
     def read(self, key: str) -> bytes:
         """Returns the content of a file, whose size and checksum are those of the manifest."""
+        buffer, size = self._verified(key)
+        content = buffer[:size].tobytes()
+        self._buffers.give_back(buffer)
+        return content
+
+    def read_all(self, keys: Sequence[str]) -> Generator[NDArray[np.uint8], None, None]:
+        """Yields the contents of several files in order, each as `read` returns it; reads and checks others ahead.
+
+        Each is valid until the next is asked for: its memory is used again.
+        """
+        for buffer, size in each_ahead(self._verified, keys, _READY_FILES):
+            yield buffer[:size]
+            self._buffers.give_back(buffer)
+
+    def _verified(self, key: str) -> tuple[NDArray[np.uint8], int]:
+        """Returns a buffer that begins with the content of a file, and the bytes of the content."""
         listed = self._entry(key)
         name = self._name(listed)
+        buffer = self._buffers.take(listed.bytes + 1)
         try:
-            content = self._work.patiently(name, lambda: self._content(listed))
+            size = self._work.patiently(name, lambda: self._read(listed, buffer))
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{name} is missing", name) from error
-        self._check(key, content)
-        return content
+        self._check(key, buffer[:size])
+        return buffer, size
 
     def _entry(self, key: str) -> CheckpointFile:
         listed = self._listed.get(key)
@@ -213,29 +250,27 @@ class CheckpointFiles:
         """Returns the name of a file in errors."""
         return _beside(self._uri.rstrip("/"), listed)
 
-    def _check(self, key: str, content: bytes) -> None:
+    def _check(self, key: str, content: bytes | NDArray[np.uint8]) -> None:
         listed = self._entry(key)
         name = self._name(listed)
         if len(content) != listed.bytes:
             raise DamagedCheckpointError(f"{name} does not have the {listed.bytes} bytes it was written with", name)
-        if zlib.crc32(content) != listed.crc32:
+        if zlib_ng.crc32(content) != listed.crc32:
             raise DamagedCheckpointError(f"{name} was altered: its checksum does not match", name)
 
-    def read_all(self, keys: Sequence[str]) -> Generator[bytes, None, None]:
-        """Yields the contents of several files in order, each as `read` returns it; reads and checks others ahead."""
-        yield from each_ahead(self.read, keys, _READY_FILES)
-
-    def _content(self, listed: CheckpointFile) -> bytes:
-        """Returns the content, or its first bytes if it is longer than listed. Raises OSError."""
+    def _read(self, listed: CheckpointFile, buffer: NDArray[np.uint8]) -> int:
+        """Reads a file, or its first bytes if it is longer than listed; returns how many. Raises OSError."""
+        target, size = buffer.data[: listed.bytes + 1], 0
         try:
             with self._filesystem.open(_beside(self._root, listed), "rb") as file:
-                content: bytes = file.read(listed.bytes + 1)
+                while size < len(target) and (count := file.readinto(target[size:])):
+                    size += count
         except FileNotFoundError as error:
             if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may disappear and come back
                 raise OSError("the checkpoint's folder is missing") from error
             raise
-        self._work.advance(len(content))
-        return content
+        self._work.advance(size)
+        return size
 
     def parse(self, key: str, model: type[_Model]) -> _Model:
         """A JSON file."""

@@ -76,11 +76,14 @@ def _load(
         if not buckets.any():
             continue
         table = part.stored[number]
-        for retired, records in _read_changes(files, part, table, table.files):
+        share = np.count_nonzero(buckets) / np.count_nonzero(part.owned.buckets)
+        tables.expect(number, int(table.rows * share), buckets)
+        for retired, parts_of_file in _read_changes(files, part, table, table.files):
             if len(retired):
                 tables.retire(number, retired[buckets[buckets_of(retired)]])
-            tables.load(number, _untouched(records, table) if anew and table.evicted else records, buckets)
-            yield
+            for records in parts_of_file:
+                tables.load(number, _untouched(records, table) if anew and table.evicted else records, buckets)
+                yield
 
 
 def _untouched(records: NDArray[np.uint8], table: TablePart) -> NDArray[np.uint8]:
@@ -98,7 +101,7 @@ def _load_dense(
         pieces = part.owned.pieces & owned.pieces
         if not pieces.any():
             continue
-        for _, records in _read_changes(files, part, part.dense, part.dense.files):
+        for records in _read_rows(files, part, part.dense):
             mine = records[pieces[_pieces(records, part)]]
             if anew:
                 part.dense.layout.fields(mine)["pushes"] = 1
@@ -109,36 +112,47 @@ def _load_dense(
 def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) -> Iterator[NDArray[np.uint8]]:
     """One server's rows of a table, some megabytes at a time, as uint8 [n, stride]: each row once, as it was last.
 
-    Raises as CheckpointFiles does.
+    The next may overwrite each. Raises as CheckpointFiles does.
     """
     if not any("/" in name for name in table.files):
-        for _, records in _read_changes(files, part, table, table.files):
-            yield records
+        yield from _read_rows(files, part, table)
         return
     seen = np.zeros(0, np.int64)  # sorted: keys whose rows in older files are outdated
     owned = part.owned
-    for retired, records in _read_changes(files, part, table, table.files[::-1]):
-        keys = keys_of(records)
-        fresh = ~among(keys, seen)
-        if table is not part.dense:  # not owned ones were given away after an earlier checkpoint
-            fresh &= owned.among(keys, dense=False)
-        if fresh.any():
-            yield records[fresh]
-        seen = np.union1d(seen, np.concatenate([keys, retired]))
+    for retired, parts_of_file in _read_changes(files, part, table, table.files[::-1]):
+        found = [retired.copy()]
+        for records in parts_of_file:
+            keys = keys_of(records).copy()
+            fresh = ~among(keys, seen)
+            if table is not part.dense:  # not owned ones were given away after an earlier checkpoint
+                fresh &= owned.among(keys, dense=False)
+            if fresh.any():
+                yield records[fresh]
+            found.append(keys)
+        seen = np.union1d(seen, np.concatenate(found))
+
+
+def _read_rows(files: CheckpointFiles, part: PartitionFile, table: TablePart) -> Iterator[NDArray[np.uint8]]:
+    """Yields the records of a table's files in their order, as `_read_changes` does."""
+    for _, parts_of_file in _read_changes(files, part, table, table.files):
+        yield from parts_of_file
 
 
 def _read_changes(
     files: CheckpointFiles, part: PartitionFile, table: TablePart, names: Sequence[str]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-    """Yields files of a table in this order: keys to retire, int64 [n], or records, uint8 [n, stride]."""
+) -> Iterator[tuple[NDArray[np.int64], Iterator[NDArray[np.uint8]]]]:
+    """Yields the contents of a table's files, in their order: keys to retire, int64 [n], or records.
+
+    The records of a file come in parts, uint8 [n, stride], and the next part or file may overwrite each.
+    """
     keys = [part.key_of(name) for name in names]
     for key, content in zip(keys, files.read_all(keys), strict=True):
-        retires = key.endswith(RETIRED)
-        if retires and len(content) % KEY_BYTES:
+        if not key.endswith(RETIRED):
+            yield np.zeros(0, np.int64), RowEncoding.of_file(table.layout, key).decode(content, key)
+        elif len(content) % KEY_BYTES:
             raise DamagedCheckpointError(f"{key} ends within a key")
-        retired = np.frombuffer(content if retires else b"", dtype=np.int64)
-        encoding = RowEncoding.of_file(table.layout, key)
-        yield retired, encoding.decode(b"" if retires else content, key)
+        else:
+            yield content.view(np.int64), iter(())
 
 
 def read_dense(

@@ -1,7 +1,6 @@
 """Writes a snapshot's files while training continues (Check-N-Run, section 4: decoupled checkpointing)."""
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
+from zlib_ng import zlib_ng
 
 from emberscale_api.checkpoint import CheckpointFile, id_in
 from emberscale_api.job import TableSpec
@@ -255,7 +255,9 @@ class _Folder:
 
         self._work.patiently(path, attempt)
         self._work.advance(len(content))
-        self.written.append(CheckpointFile(path=f"{self._name}/{name}", bytes=len(content), crc32=zlib.crc32(content)))
+        self.written.append(
+            CheckpointFile(path=f"{self._name}/{name}", bytes=len(content), crc32=zlib_ng.crc32(content))
+        )
         return name
 
     def flush(self) -> None:

@@ -17,6 +17,7 @@ Everything except the weights is restored exactly, including the optimizer state
 embedding vectors (Check-N-Run, section 4).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,20 +138,19 @@ class PackedRows:
         header[0] = (count, end - start - body, first_key, key_bytes, float_bytes, 0)
         return block[:size]
 
-    def unpack(self, content: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns the records of some blocks, uint8 [n, layout.stride], with the weights' quantised values.
+    def unpack(self, content: bytes | NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+        """Yields the records of each block, uint8 [n, layout.stride], with the weights' quantised values.
 
-        Raises MalformedBlockError.
+        The next overwrites each, so that they are still in the cache when they are used. Raises MalformedBlockError.
         """
         packed = np.frombuffer(content, np.uint8)
-        blocks = list(self._blocks(packed))
-        records = np.zeros((sum(int(header["rows"]) for _, header in blocks), self.layout.stride), np.uint8)
-        first = 0
-        for start, header in blocks:
-            rows = records[first : first + int(header["rows"])]
-            self._unpack(packed, start, header, rows)
-            first += len(rows)
-        return records
+        records = self.layout.empty(0)
+        for start, header in self._blocks(packed):
+            count = int(header["rows"])
+            if count > len(records):
+                records = self.layout.empty(count)
+            self._unpack(packed, start, header, records[:count])
+            yield records[:count]
 
     def _blocks(self, packed: NDArray[np.uint8]) -> list[tuple[int, np.void]]:
         """Returns the offset of the records of each block, and its header."""
