@@ -37,7 +37,7 @@ MOST_ROUNDS = 12
 _PAUSE_SECONDS = 0.1
 _REST = 1.0
 """How long the first round rests after a piece of work, as a multiple of its duration: pushes have priority."""
-_SPARING_REST = 80.0
+_SPARING_REST = 300.0
 """The rest while it spares training, as a multiple of the piece's CPU time. The receiver takes about as much again."""
 _LONGEST_REST_SECONDS = 1.0
 
