@@ -27,7 +27,8 @@ from emberscale_jobmaster.status import job_status
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from eventually import eventually
 from identities import identity_of
-from redis_process import RedisProcess, free_port
+from ports import free_port
+from redis_process import RedisProcess
 
 
 @pytest.fixture(scope="session")

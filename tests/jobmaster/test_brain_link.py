@@ -21,7 +21,8 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
-from redis_process import RedisProcess, free_port
+from ports import free_port
+from redis_process import RedisProcess
 
 GIB = 1 << 30
 OPEN = {

@@ -16,7 +16,8 @@ from tests.jobmaster.conftest import Cluster
 from emberscale_api import environment
 from emberscale_api.rpc import master_pb2 as pb
 from eventually import eventually
-from redis_process import RedisProcess, free_port
+from ports import free_port
+from redis_process import RedisProcess
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -36,7 +36,8 @@ from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 from eventually import eventually, unwrap
-from redis_process import RedisProcess, free_port
+from ports import free_port
+from redis_process import RedisProcess
 
 
 def rich_state() -> JobState:

