@@ -94,6 +94,7 @@ def draw(path: Path, planned: Sequence[Window], static: Sequence[Window], ratio:
             label = "static shapes of the same cores" if place == 0 else None
             axis.axhline(window.samples_per_second, color=ORANGE if place == 0 else GREY, linewidth=0.8, label=label)
         axis.set(xlabel="plans followed", ylabel="samples/s", ylim=(0, None))
+        axis.set_xticks(range(1 + max(w.plans for w in planned)))
         axis.set_title(f"Auto from a bad start: {ratio.median:.0%} of the best static shape ({len(ratio.pairs)} turns)")
         axis.legend()
         figure.savefig(path, dpi=120)
@@ -116,7 +117,9 @@ def main() -> None:
     finally:
         job.end()
     first = statistics.median(w.samples_per_second for w in planned if w.plans == planned[0].plans)
-    say(f"bad start {planned[0].shape}: {rate_text(first)}; planned {chosen}; best static {best}; of {CORES} cores")
+    say(
+        f"first measured {planned[0].shape}: {rate_text(first)}; planned {chosen}; best static {best}; of {CORES} cores"
+    )
     pairs = [(ours.samples_per_second, theirs.samples_per_second) for ours, theirs in turns]
     ratio = Ratio(pairs, TARGET, "min")
     if options.plot:
