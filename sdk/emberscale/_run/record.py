@@ -144,7 +144,10 @@ COLUMNS = (
 
 
 class MetricsRecorder:
-    """Appends a row about twice a second, and one whenever the phase changes; a resumed run continues the same file, `offset` seconds later."""
+    """Appends a row about twice a second, and one whenever the phase changes.
+
+    A resumed run continues the same file, `offset` seconds later.
+    """
 
     def __init__(self, path: Path, offset: float) -> None:
         self._offset = offset
