@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +46,7 @@ from emberscale_trainer.checkpoint import (
     Share,
     Work,
     load_partition,
+    owned_rows,
 )
 from emberscale_trainer.checkpoint.flash import CHUNK_BYTES
 from emberscale_trainer.partition import AppliedBatches
@@ -103,7 +104,8 @@ def save(server: Server, writer: FlashWriter) -> list[CheckpointFile]:
     """Writes a flash checkpoint."""
     with server.lock:
         draft = writer.begin(server.tables, server.lock, 4 * GIB)
-    return writer.write(draft, "flash-00000001", share(), Work())
+        whole = replace(share(), rows=owned_rows(server.tables, share().owned))
+    return writer.write(draft, "flash-00000001", whole, Work())
 
 
 def raw_save(client: redis.Redis, content: memoryview) -> None:

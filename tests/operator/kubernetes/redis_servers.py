@@ -18,7 +18,7 @@ from emberscale_jobmaster.flash_manifests import FlashManifests
 from emberscale_jobmaster.store import JobStore
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants, flash_password, flash_user
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
-from emberscale_trainer.checkpoint import FlashWriter, Share, Work
+from emberscale_trainer.checkpoint import FlashWriter, Share, Work, owned_rows
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, TableStore
 from eventually import unwrap
@@ -153,7 +153,8 @@ class FlashRedis(RedisServer[FlashTenants]):
             tables.push(counts, np.arange(10), np.ones(tables.values_per_request(counts), np.float32))
             draft = writer.begin(tables, lock, 1 << 30)
             owned = Ownership(np.ones(BUCKETS, np.bool_), np.ones(DENSE_PIECES, np.bool_))
-            files = writer.write(draft, name, Share(0, owned, AppliedBatches(), 64), Work())
+            share = Share(0, owned, AppliedBatches(), 64, owned_rows(tables, owned))
+            files = writer.write(draft, name, share, Work())
             written = checkpoint_manifest(files, id=name, number=number, job_uid=job)
             before = manifests.write(written, lambda: None)
             if before is not None:

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -27,6 +28,7 @@ from emberscale_trainer.checkpoint import (
     Work,
     flash_redis,
     load_partition,
+    owned_rows,
 )
 from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
@@ -77,7 +79,8 @@ class Trained:
     def save(self, checkpoint: str, work: Work | None = None) -> list[CheckpointFile]:
         with self.lock:
             draft = self.writer.begin(self.tables, self.lock, self.room)
-        return self.writer.write(draft, checkpoint, self.share, Work() if work is None else work)
+            share = replace(self.share, rows=owned_rows(self.tables, self.share.owned))
+        return self.writer.write(draft, checkpoint, share, Work() if work is None else work)
 
     def contents(self) -> Contents:
         with self.lock:
@@ -255,6 +258,20 @@ def test_the_next_incarnation_of_a_server_leaves_alone_what_the_one_before_wrote
     after.push(list(range(500)))
     after.save("flash-00000002")  # it dies before the manifest is written
     assert restored(flash(server, "flash-00000001")) == before.contents()
+
+
+def test_the_rows_of_a_table_are_counted_once_however_often_the_chain_has_them(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(3000)))
+    trained.save("flash-00000001")
+    trained.push(list(range(2500)))
+    trained.tables.retire(0, np.arange(2000))
+    complete(server, "flash-00000002", 1, trained.save("flash-00000002"))
+    files, fresh = flash(server, "flash-00000002"), TableStore(SPECS, DENSE)
+    [part] = files.partitions(fresh.specs, len(INITIAL))
+    assert [table.rows for table in part.stored] == [1000, 3000, DENSE_PIECES]
+    load_partition(files, owned(1, 0), fresh, len(INITIAL))
+    assert [slots.rows for slots in fresh.slots] == [1000, 3000, DENSE_PIECES]
 
 
 def test_an_increment_writes_only_what_changed(server: FlashServer) -> None:

@@ -24,6 +24,7 @@ from zlib_ng import zlib_ng
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
+from emberscale_api.job import TableSpec
 from emberscale_api.readable import bytes_text
 from emberscale_trainer.checkpoint.files import (
     RETIRED,
@@ -36,7 +37,7 @@ from emberscale_trainer.checkpoint.flash_inventory import FlashInventory
 from emberscale_trainer.checkpoint.flash_redis import FlashRedis, FlashUnusableError, RedisFullError
 from emberscale_trainer.checkpoint.work import AbandonedError, Work, ahead
 from emberscale_trainer.checkpoint.writer import Share, parts_of
-from emberscale_trainer.table import Reader, RowLayout, Snapshot, SnapshotAbandonedError, TableStore
+from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.snapshot import Lock
 
 CHUNK_BYTES = 1 << 20
@@ -112,7 +113,7 @@ class FlashWriter:
         return FlashDraft(tables.snapshot(Reader.FLASH, lock), tables, lock, None, sum(sizes), limit)
 
     def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[CheckpointFile]:
-        """Writes the draft, and returns all files of this server's part.
+        """Writes the draft, and returns all files of this server's part; `share.rows` are those when it was begun.
 
         Raises FlashUnusableError and AbandonedError.
         """
@@ -149,7 +150,7 @@ class FlashWriter:
             written={**old.written, **{file.path: file for file in link.written}},
             increments=old.increments + (before is not None),
         )
-        documents = link.documents(checkpoint, _documents(draft.tables, after, share))
+        documents = link.documents(checkpoint, _documents(draft.tables.specs, after, share))
         with draft.lock:
             draft.snapshot.commit()
             self._chain = after
@@ -248,12 +249,9 @@ def _may_grow(before: _Chain, limit: int) -> bool:
     return increments <= before.base_bytes and before.bytes * _ROOM_FOR_INCREMENT <= limit
 
 
-def _documents(tables: TableStore, after: _Chain, share: Share) -> list[tuple[str, bytes]]:
-    parts = []
-    for spec, names in zip(tables.specs, after.files, strict=True):
-        sizes = [after.written[f"ps-{share.index}/{name}"].bytes for name in names if not name.endswith(RETIRED)]
-        parts.append(TablePart.of(spec, names, sum(sizes) // RowLayout.of(spec).stride))
-    partition = PartitionFile.of(share.index, share.owned, tables.specs, parts, share.parameters)
+def _documents(specs: Sequence[TableSpec], after: _Chain, share: Share) -> list[tuple[str, bytes]]:
+    parts = [TablePart.of(*one) for one in zip(specs, after.files, share.rows, strict=True)]
+    partition = PartitionFile.of(share.index, share.owned, specs, parts, share.parameters)
     return [("partition.json", partition.to_json()), ("applied.json", AppliedFile.of(share.applied).to_json())]
 
 

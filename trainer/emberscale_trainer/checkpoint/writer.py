@@ -42,8 +42,8 @@ class Share:
     """One server's part of a checkpoint: who it is, what it owned, and what its rows have seen.
 
     `parameters` is the length of the dense vector. Rows of the tables that are not owned are left out: they are on
-    the move, or wait to be removed after one. `rows` are those of each table that are owned, for a part that writes
-    only some of them.
+    the move, or wait to be removed after one. `rows` are those of each table that are owned, for a part that builds on
+    earlier files.
     """
 
     index: int
