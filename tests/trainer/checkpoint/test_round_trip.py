@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO, Self
 
 import hypothesis.strategies as st
 import numpy as np
@@ -282,6 +283,44 @@ def test_reading_goes_on_after_errors_that_pass(tmp_path: Path, monkeypatch: pyt
     assert rows == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
     assert progress.problem == ""
     assert progress.moved_bytes > 0
+
+
+class Trickling:
+    """A file that yields a few bytes at a time, and cannot read into memory, as some file systems of fsspec."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(min(size, 777))
+
+
+class TricklingInto(Trickling):
+    """The same of a file that can."""
+
+    def readinto(self, target: memoryview) -> int:
+        content = self.read(len(target))
+        target[: len(content)] = content
+        return len(content)
+
+
+@pytest.mark.parametrize("kind", [Trickling, TricklingInto])
+def test_a_storage_may_give_a_file_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Trickling]
+) -> None:
+    partitions = trained(2, list(range(500)))
+    uri, opened = save(partitions, tmp_path), LocalFileSystem.open
+    monkeypatch.setattr(LocalFileSystem, "open", lambda *arguments: kind(opened(*arguments)))
+    assert load(uri)[0] == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
+    damage_longer(tmp_path / "ps-1/table-0-0.rows")
+    with pytest.raises(DamagedCheckpointError, match=r"ps-1/table-0-0\.rows"):
+        load(uri)
 
 
 def test_a_file_that_is_seen_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ A checkpoint that builds on earlier ones also lists their files, which stay in t
 
 from collections.abc import Generator, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
@@ -166,6 +166,16 @@ def _beside(folder: str, file: CheckpointFile) -> str:
     return f"{folder.rpartition('/')[0] if file.checkpoint else folder}/{file.key}"
 
 
+def _read_some(file: Any, target: memoryview) -> int:
+    """Reads at most as many bytes as the target has; returns how many, 0 at the end of the file."""
+    if hasattr(file, "readinto"):
+        count: int = file.readinto(target)
+        return count
+    content: bytes = file.read(len(target))
+    target[: len(content)] = content
+    return len(content)
+
+
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -263,7 +273,7 @@ class CheckpointFiles:
         target, size = buffer.data[: listed.bytes + 1], 0
         try:
             with self._filesystem.open(_beside(self._root, listed), "rb") as file:
-                while size < len(target) and (count := file.readinto(target[size:])):
+                while size < len(target) and (count := _read_some(file, target[size:])):
                     size += count
         except FileNotFoundError as error:
             if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may disappear and come back
