@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -244,6 +245,20 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: TableSt
     uri = save(trained(1, [1]), tmp_path)
     with pytest.raises(DamagedCheckpointError, match="another model"):
         load_partition(CheckpointFiles(uri), owned(1, 0), other, len(INITIAL))
+
+
+def test_a_part_that_counts_too_many_rows_takes_no_more_memory_than_its_files(tmp_path: Path) -> None:
+    [(before, share)] = trained(1, list(range(5000)))
+    uri = save([(before, share)], tmp_path)
+    part, manifest = tmp_path / "ps-0/partition.json", CheckpointFiles(uri).manifest
+    part.write_text(part.read_text().replace('"rows": 5000', '"rows": 20000000'))
+    content = part.read_bytes()
+    altered = CheckpointFile(path="ps-0/partition.json", bytes=len(content), crc32=zlib.crc32(content))
+    write_manifest(tmp_path, [altered if file.path == altered.path else file for file in manifest.files])
+    tables = store()
+    load_partition(CheckpointFiles(uri, IMPATIENT), owned(1, 0), tables, len(INITIAL))
+    assert contents(tables) == contents(before)
+    assert tables.allocated_bytes < before.allocated_bytes + 4 * manifest.total_bytes
 
 
 class Failing:

@@ -31,6 +31,9 @@ from emberscale_trainer.table.layout import state_floats
 
 RETIRED = ".keys"
 
+_LEAST_ROW_BYTES = 7
+"""The fewest bytes of a row: key, codes and pushes of one byte each, and a range of two float16 (see `packed`)."""
+
 _READY_FILES = 2
 """Files that are read and checked, each by its own thread, while an earlier one is in use."""
 
@@ -281,6 +284,11 @@ class CheckpointFiles:
             raise
         self._work.advance(size)
         return size
+
+    def most_rows(self, part: PartitionFile, table: TablePart) -> int:
+        """Returns the rows that one server's part counts of a table, or those that its files have room for if fewer."""
+        listed = sum(self._entry(part.key_of(name)).bytes for name in table.files)
+        return min(table.rows, listed // _LEAST_ROW_BYTES)
 
     def parse(self, key: str, model: type[_Model]) -> _Model:
         """A JSON file."""

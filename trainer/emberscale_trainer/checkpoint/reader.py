@@ -77,7 +77,7 @@ def _load(
             continue
         table = part.stored[number]
         share = np.count_nonzero(buckets) / np.count_nonzero(part.owned.buckets)
-        tables.expect(number, int(table.rows * share), buckets)
+        tables.expect(number, int(files.most_rows(part, table) * share), buckets)
         for retired, parts_of_file in _read_changes(files, part, table, table.files):
             if len(retired):
                 tables.retire(number, retired[buckets[buckets_of(retired)]])

@@ -259,7 +259,7 @@ class TableStore:
 
         The index then does not grow while they are loaded. Raises MemoryError.
         """
-        each = rows // max(1, int(np.count_nonzero(buckets)))
+        each = min(rows, MAX_SLOTS) // max(1, int(np.count_nonzero(buckets)))
         wanted = np.ascontiguousarray(buckets, np.bool_)
         if each and kernels.make_room_in(self._descriptor(table), address_of(wanted), each) == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
