@@ -178,7 +178,7 @@ def read_once(folder: Path) -> Contents:
     rows: Contents = {}
     for part in files.partitions(SPECS_WITH_DENSE, len(INITIAL)):
         for number, table in enumerate(part.stored):
-            found = [record for records in read_records(files, part, table) for record in records]
+            found = [record for records in read_records(files, part, table) for record in records.copy()]
             keys = [(number, int(keys_of(record[None])[0])) for record in found]
             assert len(keys) == len(set(keys)) == table.rows
             assert not rows.keys() & set(keys)
