@@ -39,7 +39,6 @@ SPECS = (
     TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
     TableSpec(1, "C2", 1, 8, ADAGRAD, InitializerSpec(), seed=3),
 )
-
 INITIAL = np.arange(1000, dtype=np.float32)
 DENSE = DensePieces.of(INITIAL, ADAGRAD)
 SPECS_WITH_DENSE = (*SPECS, DENSE.table(len(SPECS)))

@@ -30,7 +30,6 @@ SPECS = (
     TableSpec(0, "C1", 0, 16, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
     TableSpec(1, "C2", 1, 5, ADAGRAD, InitializerSpec(), seed=3),
 )
-
 INITIAL = np.arange(1000, dtype=np.float32)
 DENSE = DensePieces.of(INITIAL, ADAGRAD)
 KEYS = np.random.default_rng(5).integers(-(2**62), 2**62, 3000)

@@ -70,7 +70,7 @@ def _load(
     number: int,
     anew: bool,
 ) -> Iterator[None]:
-    """Loads one embedding table, file by file."""
+    """Loads one embedding table, some rows at a time."""
     for part in parts:
         buckets = part.owned.buckets & owned.buckets
         if not buckets.any():
@@ -96,7 +96,7 @@ def _untouched(records: NDArray[np.uint8], table: TablePart) -> NDArray[np.uint8
 def _load_dense(
     files: CheckpointFiles, parts: Sequence[PartitionFile], owned: Ownership, tables: TableStore, *, anew: bool
 ) -> Iterator[None]:
-    """Loads the dense table, file by file."""
+    """Loads the dense table, some rows at a time."""
     for part in parts:
         pieces = part.owned.pieces & owned.pieces
         if not pieces.any():

@@ -138,18 +138,17 @@ class PackedRows:
         header[0] = (count, end - start - body, first_key, key_bytes, float_bytes, 0)
         return block[:size]
 
-    def unpack(self, content: bytes | NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the records of each block, uint8 [n, layout.stride], with the weights' quantised values.
+    def unpack(self, content: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+        """Yields the records of each block in `content`, uint8 [n, layout.stride], with the weights' quantised values.
 
         The next overwrites each, so that they are still in the cache when they are used. Raises MalformedBlockError.
         """
-        packed = np.frombuffer(content, np.uint8)
         records = self.layout.empty(0)
-        for start, header in self._blocks(packed):
+        for start, header in self._blocks(content):
             count = int(header["rows"])
             if count > len(records):
                 records = self.layout.empty(count)
-            self._unpack(packed, start, header, records[:count])
+            self._unpack(content, start, header, records[:count])
             yield records[:count]
 
     def _blocks(self, packed: NDArray[np.uint8]) -> list[tuple[int, np.void]]:
