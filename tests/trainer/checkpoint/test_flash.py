@@ -30,6 +30,7 @@ from emberscale_trainer.checkpoint import (
     load_partition,
     owned_rows,
 )
+from emberscale_trainer.checkpoint.work import AbandonedError
 from emberscale_trainer.partition import AppliedBatches, buckets_of
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from examples import examples
@@ -125,6 +126,10 @@ def files_in(server: FlashServer) -> set[str]:
     """Returns the keys of all files of rows, retired keys and documents."""
     keys = {key.decode() for key in server.client.scan_iter()}
     return {key for key in keys if key.endswith((".rows", ".keys", ".json"))}
+
+
+def rows_files(files: list[CheckpointFile]) -> set[str]:
+    return {file.path for file in files if file.path.endswith(".rows")}
 
 
 def files_of(checkpoint: str, files: list[CheckpointFile]) -> set[str]:
@@ -244,10 +249,57 @@ def test_a_chain_is_replaced_when_its_increments_outweigh_its_base(server: Flash
     base = trained.save("flash-00000001")
     sizes = []
     for number in range(2, 9):
-        trained.push(list(range(400)))
+        trained.push([(400 * number + key) % 1000 for key in range(400)])
         sizes.append(sum(file.bytes for file in trained.save(f"flash-{number:08d}")))
     assert max(sizes) < 3 * sum(file.bytes for file in base)
     assert min(sizes[1:]) < 1.1 * sum(file.bytes for file in base)
+
+
+def test_increments_that_changed_again_are_replaced_and_the_base_stays(server: FlashServer) -> None:
+    """A hot set that changes between all checkpoints is in Redis once, and never brings about a new base."""
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(5000)))
+    base = trained.save("flash-00000001")
+    most, last = 0, base
+    for number in range(2, 300):
+        trained.push(list(range(400)))
+        if number == 100:
+            trained.tables.retire(0, np.arange(300, 400))
+        last = trained.save(f"flash-{number:08d}")
+        complete(server, f"flash-{number:08d}", 1, last)
+        most = max(most, server.client.scard(FlashKeys.of(UID).inventory("ps-0")))
+    assert sum(file.bytes for file in last) < 1.5 * sum(file.bytes for file in base)
+    assert rows_files(base) <= rows_files(last), "the base was written again"
+    assert most < 8 * len(last) + 300, "names of removed files are never struck off"
+    assert restored(flash(server, "flash-00000299")) == trained.contents()
+
+
+def test_rows_that_seldom_change_again_are_not_written_again(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(10_000)))
+    before = rows_files(trained.save("flash-00000001"))
+    for number in range(2, 6):
+        trained.push(list(range(1000 * number, 1000 * number + 1000)))
+        after = rows_files(trained.save(f"flash-{number:08d}"))
+        assert before < after
+        before = after
+
+
+def test_an_attempt_to_replace_increments_that_fails_loses_no_change(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(5000)))
+    trained.save("flash-00000001")
+    trained.push(list(range(400)))
+    trained.save("flash-00000002")
+    trained.push(list(range(390)))
+    work = Work()
+    work.abandon()
+    with pytest.raises(AbandonedError):
+        trained.save("flash-00000003", work)
+    trained.push([4000])
+    complete(server, "flash-00000004", 1, trained.save("flash-00000004"))
+    assert restored(flash(server, "flash-00000004")) == trained.contents()
 
 
 def test_the_next_incarnation_of_a_server_leaves_alone_what_the_one_before_wrote(server: FlashServer) -> None:

@@ -50,6 +50,27 @@ def test_a_snapshot_is_of_the_moment_at_which_it_began(store: TableStore, push: 
     assert rows_now(store) != expected
 
 
+def test_committed_changes_are_taken_again_with_later_ones(store: TableStore, push: Push) -> None:
+    store.track(Reader.FLASH)
+    push(store, ([*range(10), ROWS], np.ones(11 * WIDE)))
+    store.retire(0, np.array([0]))
+    first = store.take(Reader.FLASH, NO_LOCK)
+    earlier, bytes_of_a_row = first.changes, store.layouts[0].stride
+    assert earlier is not None
+    assert records_of(first).keys() == {*range(1, 10), ROWS}
+    first.commit()
+    push(store, ([*range(5, 20), *range(ROWS, ROWS + 1024)], np.ones((15 + 1024) * WIDE)))  # the bitmaps grow
+    store.retire(0, np.array([6]))
+    assert store.bytes_to_take(Reader.FLASH, earlier) - store.bytes_to_take(Reader.FLASH) == 4 * bytes_of_a_row
+    store.take_again(Reader.FLASH, earlier)
+    second = store.take(Reader.FLASH, NO_LOCK)
+    assert second.retired[0].tolist() == [0, 6]
+    taken = records_of(second)
+    assert taken == {key: row for key, row in rows_now(store).items() if key in range(1, 20) or key >= ROWS}
+    second.commit()
+    assert not records_of(store.take(Reader.FLASH, NO_LOCK))
+
+
 def test_rows_change_behind_the_read_and_before_it(store: TableStore, push: Push) -> None:
     expected = rows_now(store)
     snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)

@@ -6,8 +6,12 @@ emberscale:<uid>:flash:ps-<i>/<incarnation>-<n>.rows     records of a table, as 
 emberscale:<uid>:flash:ps-<i>/<incarnation>-<n>.keys     keys of rows that were retired since the part before
 emberscale:<uid>:flash:ps-<i>/inventory                  the keys of all of the server's files that may be there
 
-A server begins a new base when the increments outweigh the old one. Nothing is compressed: on trained rows, zstd at
-level 1 saves an eighth, at less than half the speed at which Redis takes them, and LZ4 saves nothing.
+An increment has the rows that changed since the one before it. If nearly all rows of the increments so far have changed
+again, it has the rows that changed since the base and replaces them: a hot set that changes between all checkpoints is
+in Redis once, and the base stays. A server begins a new base when the increments outweigh the old one.
+
+Nothing is compressed: on trained rows, zstd at level 1 saves an eighth, at less than half the speed at which Redis
+takes them, and LZ4 saves nothing.
 """
 
 import hashlib
@@ -15,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -38,13 +42,17 @@ from emberscale_trainer.checkpoint.flash_redis import FlashRedis, FlashUnusableE
 from emberscale_trainer.checkpoint.work import AbandonedError, Work, ahead
 from emberscale_trainer.checkpoint.writer import Share, parts_of
 from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
-from emberscale_trainer.table.snapshot import Lock
+from emberscale_trainer.table.snapshot import Changes, Lock
 
 CHUNK_BYTES = 1 << 20
 """A value in Redis ends with the chunk of records that reaches this size."""
 _ROOM_FOR_INCREMENT = 1.25
+_WORTH_ONE_BYTE = 4
+"""The bytes of replaced increments for which one more byte is written; a new base writes a byte for each."""
 _MOST_INCREMENTS = 100
 """The longest chain: each increment adds files to the manifest, however few rows change."""
+_NOTED_FOR_EACH_FILE = 2
+"""The most names that the inventory gains for each file of the chain before it is swept of those that were replaced."""
 _READY_FILES = 3
 
 
@@ -53,27 +61,49 @@ class _Chain:
     """The rows of one server in Redis: a base and its increments.
 
     * `files`: by table, the names of files in order. `written`: the same files by path.
-    * `base_bytes`: the bytes of the base. `increments`: the number of increments.
+    * `increments`: the number of increments. `changes`: what they have; None if there are none.
+    * `base`: the base alone; None: the chain is that.
     """
 
     files: tuple[tuple[str, ...], ...]
     written: dict[str, CheckpointFile] = field(default_factory=dict)
-    base_bytes: int = 0
     increments: int = 0
+    changes: Changes | None = None
+    base: "_Chain | None" = None
 
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.written.values())
 
+    @property
+    def increment_bytes(self) -> int:
+        return 0 if self.base is None else self.bytes - self.base.bytes
+
+    def followed_by(
+        self, names: Sequence[tuple[str, ...]], written: Iterable[CheckpointFile], changes: Changes | None
+    ) -> "_Chain":
+        """Returns the chain with one more increment, of files with these names by table."""
+        return _Chain(
+            tuple((*files, *new) for files, new in zip(self.files, names, strict=True)),
+            {**self.written, **{file.path: file for file in written}},
+            self.increments + 1,
+            changes,
+            self if self.base is None else self.base,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class FlashDraft:
-    """A flash checkpoint to write: the rows as of a barrier, and the chain that they continue."""
+    """A flash checkpoint to write: the rows as of a barrier.
+
+    `before` is the writer's chain, `continued` the one that the rows continue: the same or its base. None: a new base.
+    """
 
     snapshot: Snapshot
     tables: TableStore
     lock: Lock
     before: _Chain | None
+    continued: _Chain | None
     all_bytes: int
     limit: int
 
@@ -90,6 +120,7 @@ class FlashWriter:
         self._followed: weakref.ref[TableStore] | None = None
         self._chain: _Chain | None = None
         self._unclean = False
+        self._noted = 0
 
     def begin(self, tables: TableStore, lock: Lock, limit: int) -> FlashDraft:
         """Takes the rows that changed since the last flash checkpoint, or all rows if a new base is due.
@@ -105,12 +136,16 @@ class FlashWriter:
             if spec.name in rows
         ]
         if followed is tables and before is not None and _may_grow(before, limit):
-            return FlashDraft(tables.take(Reader.FLASH, lock), tables, lock, before, sum(sizes), limit)
+            continued = before
+            if before.base is not None and before.changes is not None and _replaces(tables, before, before.changes):
+                tables.take_again(Reader.FLASH, before.changes)
+                continued = before.base
+            return FlashDraft(tables.take(Reader.FLASH, lock), tables, lock, before, continued, sum(sizes), limit)
         self._chain = None
         tables.untrack(Reader.FLASH)
         tables.track(Reader.FLASH)
         self._followed = weakref.ref(tables)
-        return FlashDraft(tables.snapshot(Reader.FLASH, lock), tables, lock, None, sum(sizes), limit)
+        return FlashDraft(tables.snapshot(Reader.FLASH, lock), tables, lock, None, None, sum(sizes), limit)
 
     def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[CheckpointFile]:
         """Writes the draft, and returns all files of this server's part; `share.rows` are those when it was begun.
@@ -135,26 +170,26 @@ class FlashWriter:
             draft.snapshot.give_back()  # an open one saves the old bytes of all rows that change
 
     def _write(self, link: "_ChainLink", draft: FlashDraft, checkpoint: str, share: Share) -> list[CheckpointFile]:
-        before = draft.before
-        if before is None:
+        if draft.before is None:
             self._make_room(link.inventory, draft)
+            self._noted = 0
         else:
-            self._renew(link, draft, before)
+            self._renew(link, draft, draft.before)
         self._unclean = True
         names = link.write_rows(draft.snapshot, len(draft.tables.specs), self._stems)
-        base = _Chain(((),) * len(draft.tables.specs), base_bytes=sum(file.bytes for file in link.written))
-        old = before or base
-        after = replace(
-            old,
-            files=tuple((*files, *new) for files, new in zip(old.files, names, strict=True)),
-            written={**old.written, **{file.path: file for file in link.written}},
-            increments=old.increments + (before is not None),
-        )
+        if draft.continued is None:
+            after = _Chain(tuple(names), {file.path: file for file in link.written})
+        else:
+            changes = draft.snapshot.changes
+            if changes is not None and draft.continued.changes is not None:
+                changes.merge(draft.continued.changes)
+            after = draft.continued.followed_by(names, link.written, changes)
         documents = link.documents(checkpoint, _documents(draft.tables.specs, after, share))
         with draft.lock:
             draft.snapshot.commit()
             self._chain = after
         self._unclean = False
+        self._noted += len(link.written)
         return [*after.written.values(), *documents]
 
     def _renew(self, link: "_ChainLink", draft: FlashDraft, before: _Chain) -> None:
@@ -165,8 +200,9 @@ class FlashWriter:
         if missing:
             self._forget(draft)
             raise FlashUnusableError(f"Redis has lost {missing} of {len(keys)} chunks; the next one begins anew")
-        if self._unclean:
+        if self._unclean or self._noted > _NOTED_FOR_EACH_FILE * (len(keys) + _MOST_INCREMENTS):
             link.inventory.sweep(keys)
+            self._noted = 0
 
     def _make_room(self, inventory: FlashInventory, draft: FlashDraft) -> None:
         """Removes what no checkpoint needs, and also the old base if it does not fit beside the new one."""
@@ -245,8 +281,14 @@ def _may_grow(before: _Chain, limit: int) -> bool:
     """Whether another increment is worth more than a new base, and fits."""
     if before.increments >= _MOST_INCREMENTS:
         return False
-    increments = before.bytes - before.base_bytes
-    return increments <= before.base_bytes and before.bytes * _ROOM_FOR_INCREMENT <= limit
+    base_bytes = before.bytes - before.increment_bytes
+    return before.increment_bytes <= base_bytes and before.bytes * _ROOM_FOR_INCREMENT <= limit
+
+
+def _replaces(tables: TableStore, before: _Chain, changes: Changes) -> bool:
+    """Whether the next increment replaces those of the chain, which have these changes."""
+    more = tables.bytes_to_take(Reader.FLASH, changes) - tables.bytes_to_take(Reader.FLASH)
+    return _WORTH_ONE_BYTE * more <= before.increment_bytes
 
 
 def _documents(specs: Sequence[TableSpec], after: _Chain, share: Share) -> list[tuple[str, bytes]]:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
@@ -18,6 +19,8 @@ PATIENCE_SECONDS = 5.0
 _WINDOW = 8
 """The most unanswered commands: enough that neither side waits for the other, in little memory. Half of the writing
 commands carry a file."""
+_COPIED_BYTES = 6000
+"""Longer values are sent from where they lie; hiredis copies all."""
 
 Command = tuple[str | int | memoryview, ...]
 
@@ -40,6 +43,7 @@ class FlashRedis:
             socket_timeout=PATIENCE_SECONDS,
             socket_connect_timeout=PATIENCE_SECONDS,
             retry=Retry(NoBackoff(), 0),
+            command_packer=PythonRespSerializer(_COPIED_BYTES, _encoded),
         )
         self._connection: Any = None
         self._waiting = 0
@@ -115,6 +119,10 @@ class FlashRedis:
         self._waiting = 0
         self._connection.disconnect()
         return _unusable(error)
+
+
+def _encoded(argument: str | int | bytes | memoryview) -> bytes | memoryview:
+    return argument if isinstance(argument, bytes | memoryview) else str(argument).encode()
 
 
 def _unusable(error: Exception) -> FlashUnusableError:

@@ -214,6 +214,9 @@ def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[m
     part = np.empty(0, np.uint8)
     size = 0
     for chunk in chunks:
+        if not size and chunk.nbytes >= size_bytes:
+            yield chunk.reshape(-1).data
+            continue
         if size + chunk.nbytes > len(part):
             grown = np.empty(max(size + chunk.nbytes, size_bytes + chunk.nbytes), np.uint8)
             grown[:size] = part[:size]

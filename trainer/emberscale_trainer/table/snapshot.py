@@ -29,7 +29,7 @@ class Changes:
     def __init__(self, entries: Sequence[np.void], slots: Sequence[int]) -> None:
         """Begins to record; `slots` is one more than the highest slot of each table."""
         self._entries = entries
-        self._bitmaps = [np.zeros(max(count // 8, 1), np.uint8) for count in slots]
+        self._bitmaps = [_bitmap(count) for count in slots]
         self._retired: list[list[NDArray[np.int64]]] = [[] for _ in entries]
         for entry, bitmap in zip(entries, self._bitmaps, strict=True):
             entry["changed"] = address_of(bitmap)
@@ -38,10 +38,11 @@ class Changes:
         """Makes room in the bitmap of a table for `slots` slots. Raises MemoryError."""
         old = self._bitmaps[table]
         if slots > 8 * len(old):
-            grown = np.zeros(max(slots // 8, 2 * len(old)), np.uint8)
+            grown = _bitmap(max(slots, 16 * len(old)))
             grown[: len(old)] = old
             self._bitmaps[table] = grown
-            self._entries[table]["changed"] = address_of(grown)
+            if self._entries:
+                self._entries[table]["changed"] = address_of(grown)
 
     def retire(self, table: int, keys: NDArray[np.int64]) -> None:
         """Notes that the rows of keys were retired."""
@@ -56,8 +57,15 @@ class Changes:
         """By table, the distinct keys that were retired; some may have a row again."""
         return [np.unique(np.concatenate([*keys, np.zeros(0, np.int64)])) for keys in self._retired]
 
+    def rows(self, earlier: "Changes | None" = None) -> list[int]:
+        """By table, the number of rows that changed; with `earlier`, also those that changed in it, each once."""
+        return [
+            _rows(bitmap, None if earlier is None else earlier._bitmaps[table])
+            for table, bitmap in enumerate(self._bitmaps)
+        ]
+
     def merge(self, earlier: "Changes") -> None:
-        """Adds changes that were recorded earlier."""
+        """Adds changes that were recorded earlier. Raises MemoryError, and may then have added some of them."""
         for table, bits in enumerate(earlier._bitmaps):
             self.make_room(table, 8 * len(bits))
             self._bitmaps[table][: len(bits)] |= bits
@@ -67,11 +75,31 @@ class Changes:
         """Stops recording."""
         for entry in self._entries:
             entry["changed"] = 0
+        self._entries = ()
+
+    def replaced(self) -> None:
+        """Notes that the kernels record into other bitmaps from now on."""
+        self._entries = ()
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the bitmaps and of the retired keys."""
         return sum(bits.nbytes for bits in self._bitmaps) + sum(key.nbytes for keys in self._retired for key in keys)
+
+
+def _bitmap(slots: int) -> NDArray[np.uint8]:
+    """A bitmap of whole 64-bit words, so that its bits can be counted by words."""
+    return np.zeros(max(-(-slots // 64), 1), np.uint64).view(np.uint8)
+
+
+def _rows(bitmap: NDArray[np.uint8], earlier: NDArray[np.uint8] | None) -> int:
+    words = bitmap.view(np.uint64)
+    if earlier is None:
+        return int(np.bitwise_count(words).sum(dtype=np.int64))
+    old = earlier.view(np.uint64)
+    both = min(len(words), len(old))
+    rest = words[both:] if len(words) > both else old[both:]
+    return int(sum(np.bitwise_count(part).sum(dtype=np.int64) for part in (words[:both] | old[:both], rest)))
 
 
 Records = NDArray[np.uint8]
@@ -187,6 +215,8 @@ class Snapshot:
         self._shares = shares
         self._lock = lock
         self._changes = changes
+        if changes is not None:
+            changes.replaced()
         self._current = current
         self.ended = False
         """Whether the snapshot was committed or given back."""
@@ -225,6 +255,11 @@ class Snapshot:
             saved = share.close()
             share.is_read = True
         yield from saved
+
+    @property
+    def changes(self) -> Changes | None:
+        """The changes that it took, also as one of all rows; None if they were not tracked, or it has ended."""
+        return self._changes
 
     def commit(self) -> None:
         """Ends the snapshot: the reader has stored it.

@@ -328,6 +328,18 @@ class TableStore:
             raise ValueError(f"no changes are tracked for {reader.name}")
         return self._begin(reader, lock, whole=False)
 
+    def bytes_to_take(self, reader: Reader, earlier: Changes | None = None) -> int:
+        """Returns the bytes of the rows that `take` would yield; with `earlier`, after `take_again(reader, earlier)`.
+
+        The reader's changes are tracked. The time is proportional to the number of slots, 64 at once.
+        """
+        rows = self._changes[reader].rows(earlier)
+        return sum(count * layout.stride for count, layout in zip(rows, self.layouts, strict=True))
+
+    def take_again(self, reader: Reader, earlier: Changes) -> None:
+        """Adds the changes of an earlier snapshot of this reader to those that it takes next. Raises MemoryError."""
+        self._changes[reader].merge(earlier)
+
     def scan(self, reader: Reader, lock: Lock) -> Scan:
         """Returns a scan of what changed since the reader's last one, or of all rows if it is the first since `track`.
 
