@@ -95,7 +95,7 @@ class Server:
         self.keys = random.integers(-(1 << 63), 1 << 63, (TABLES, rows), np.int64)
         for first in range(0, rows, 1 << 16):
             self.push(self.keys[:, first : first + (1 << 16)])
-        self._dirty = int(rows * DIRTY)
+        self.dirty, self._first = int(rows * DIRTY), 0
 
     def push(self, keys: NDArray[np.int64]) -> None:
         """Pushes a batch: `keys: int64[TABLES, n]`, and all dense pieces."""
@@ -113,10 +113,14 @@ class Server:
     def train(self, seed: int) -> None:
         """Pushes to random rows of the dirty tenth, for ever."""
         random = np.random.default_rng(seed)
-        batches = [self.keys[:, random.integers(0, self._dirty, KEYS_A_PUSH)] for _ in range(500)]
+        batches = [random.integers(0, self.dirty, KEYS_A_PUSH) for _ in range(500)]
         while True:
             for batch in batches:
-                self.push(batch)
+                self.push(self.keys[:, self._first + batch])
+
+    def push_elsewhere(self) -> None:
+        """Makes another tenth of the rows the dirty one."""
+        self._first = (self._first + self.dirty) % (self.keys.shape[1] - self.dirty)
 
     def checkpoint(self, folder: Path, resident: int) -> dict[str, float]:
         """Writes and measures a checkpoint; `resident` is the memory of the process before the first one."""

