@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from emberscale_api.environment import share_kernels
+from emberscale_api.start import share_kernels
 
 # OpenMP's threads spin while they wait for each other, which takes most of the time if tests share cores.
 # The processes of jobs set their own number of threads.

@@ -8,6 +8,7 @@
 `routing`    which parameter server owns which key
 `checkpoint`, `origin`  the manifest of a checkpoint, and starting from another job's
 `environment`, `certificates`, `compatibility`, `fork_server`  the inputs of processes, and their agreements
+`start`      what a process does before it imports what it needs
 `readable`   durations, sizes, rates, shares and counts as people read them
 `errors`, `frozen`, `pictures`  errors that people read, changed copies of states, the look of pictures
 `metrics`    names of the Prometheus metrics

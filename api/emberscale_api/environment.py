@@ -1,10 +1,8 @@
 """The environment variables that identify a process of a job; the same for pods and local processes."""
 
-import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +27,6 @@ MANIFEST_FILE = "EMBERSCALE_MANIFEST_FILE"
 LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
 ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
 SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
-KERNEL_CACHE = "NUMBA_CACHE_DIR"
-"""Names the folder of compiled kernels; Numba reads it when it is imported."""
 CPU_CORES = "EMBERSCALE_CPU_CORES"
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 MEMORY_BYTES = "EMBERSCALE_MEMORY_BYTES"
@@ -134,36 +130,3 @@ def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certifi
         return read_certificates(Path(folder))
     except InvalidError as error:
         raise InvalidError(f"{TLS_FOLDER}: {error}") from error
-
-
-def kernel_cache(environment: Mapping[str, str]) -> Path | None:
-    """Makes the folder of compiled kernels that a user's commands and jobs share; None if it cannot be written."""
-    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/nonexistent"), ".cache"))
-    folder = Path(home, "emberscale", "numba")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
-
-
-def share_kernels(environment: MutableMapping[str, str]) -> None:
-    """Makes Numba use the shared folder, unless the environment names another or the folder cannot be written."""
-    folder = kernel_cache(environment)
-    if folder is not None:
-        environment.setdefault(KERNEL_CACHE, str(folder))
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Pauses garbage collection for the imports of a process, and exempts their objects from it for good.
-
-    Imports leave almost no garbage, and the search for it takes a seventh of their time. A collection in a process that
-    is forked later would touch, and so copy, every shared page.
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()

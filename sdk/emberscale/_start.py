@@ -26,7 +26,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """The entry point of the console script."""
     signal.signal(signal.SIGINT, _end_at_once)
-    from emberscale_api.environment import share_kernels, without_collection
+    from emberscale_api.start import share_kernels, without_collection
 
     share_kernels(os.environ)
     with without_collection():

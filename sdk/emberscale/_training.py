@@ -24,8 +24,9 @@ from emberscale._run.checkpoints import (
 )
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.interruption import Interruption
+from emberscale._run.metrics import MetricsRecorder
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable, local_path
-from emberscale._run.record import MetricsRecorder, RunPaths, RunStatus, write_atomically
+from emberscale._run.record import RunPaths, RunStatus, write_atomically
 from emberscale._run.summary import Summary, finite_json, summarize
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError, disk_problem
 from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest

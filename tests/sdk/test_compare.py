@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from emberscale._cli import app
 from emberscale._reports.comparison import differing_fields
 from emberscale._run.folder import open_run
-from emberscale._run.record import COLUMNS
+from emberscale._run.metrics import COLUMNS
 from emberscale_api.job import load_manifest
 
 EVALUATION = {"epoch": 0, "samples": 10, "auc": 0.7, "logloss": 0.5, "normalized_entropy": 0.9, "calibration": 1.0}

@@ -8,7 +8,7 @@ import matplotlib.image
 import pytest
 
 from emberscale._reports.pictures import draw_metrics
-from emberscale._run.record import COLUMNS, MetricsRecorder
+from emberscale._run.metrics import COLUMNS, MetricsRecorder
 from emberscale_api.job.running import JobStatus
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.local.snapshot import RunView

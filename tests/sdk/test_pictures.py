@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from emberscale._profiling.job_profile import Roof, TimeBreakdown
 from emberscale._profiling.picture import profile_figure
 from emberscale._reports.pictures import draw_metrics, held_out, over_samples, plan_figure, read_metrics
-from emberscale._run.record import COLUMNS
+from emberscale._run.metrics import COLUMNS
 from emberscale_api.rpc import brain_pb2 as pb
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_api.environment import without_collection
+from emberscale_api.start import without_collection
 
 _ON_USE = {"alembic", "kubernetes", "matplotlib", "pandas", "pyarrow", "pymoo", "sqlalchemy", "torch._dynamo"}
 _KERNELS = {"numba", "scipy", "torch"}
+_ON_CALL = {"asyncio", "grpc", "numpy", "psutil", "rich", "ssl", "structlog", "yaml"}
 _COMMAND = "from emberscale._start import main as command; sys.argv = {arguments!r}"
 _INTERRUPTED_AT = """
 import os, signal, sys
@@ -48,13 +49,14 @@ def test_the_package_alone_imports_next_to_nothing() -> None:
     [
         (_COMMAND.format(arguments=["emberscale", "--help"]), _ON_USE | _KERNELS | {"emberscale_brain"}),
         (_COMMAND.format(arguments=["emberscale", "run", "job.yaml"]), _ON_USE | _KERNELS | {"emberscale_brain"}),
+        (_COMMAND.format(arguments=["emberscale", "scale", "runs/ctr", "ps=3"]), _ON_USE | _KERNELS | _ON_CALL),
         ("from emberscale_jobmaster.__main__ import main as command", _ON_USE | _KERNELS),
         ("from emberscale_trainer.fork_server import main as command", _ON_USE),
     ],
-    ids=["help", "run", "master", "fork server"],
+    ids=["help", "run", "scale", "master", "fork server"],
 )
 def test_a_process_imports_what_is_slow_only_when_it_is_used(begin: str, absent: set[str], tmp_path: Path) -> None:
-    """Each command ends early: it finds no manifest, no environment of a job, or no request for a fork."""
+    """Each command ends early: it finds no manifest, no run, no environment of a job, or no request for a fork."""
     program = f"""
 import atexit, sys
 {begin}
@@ -73,6 +75,13 @@ command()
             timeout=600,
         )
     assert done.stdout.splitlines()[-1] == "imported", done.stderr
+
+
+def test_commands_without_a_log_import_nothing_that_logs() -> None:
+    """Their standard output would get the log, as they do not configure it."""
+    code = "import sys; import emberscale._client, emberscale._commands.cluster; print('structlog' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout == "False\n"
 
 
 def test_imports_are_not_collected_and_other_garbage_is() -> None:

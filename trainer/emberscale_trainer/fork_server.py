@@ -20,6 +20,7 @@ from setproctitle import setproctitle
 
 from emberscale_api import environment as names
 from emberscale_api.fork_server import Ended, Forked, ForkRequest, LineBuffer, decode, encode
+from emberscale_api.start import without_collection
 
 _PR_SET_PDEATHSIG = 1
 
@@ -105,7 +106,7 @@ def _become(request: ForkRequest, parent: int, mains: Mapping[str, Callable[[], 
 def main() -> None:
     """Serves the socket that standard input is."""
     connection = socket.socket(fileno=os.dup(0))
-    with names.without_collection():
+    with without_collection():
         from emberscale_trainer.server.__main__ import main as serve_tables
         from emberscale_trainer.worker.__main__ import main as work
     ForkServer(connection, {"ps": serve_tables, "worker": work}).serve()

@@ -5,7 +5,7 @@ Importing PyTorch and the kernels takes most of their start; without garbage col
 
 from typing import NoReturn
 
-from emberscale_api.environment import without_collection
+from emberscale_api.start import without_collection
 
 
 def serve_rows() -> NoReturn:

@@ -1,7 +1,8 @@
 """The TrainingJob manifest, `emberscale.io/v1alpha1`.
 
 * `training_job`: the whole. `data`, `model`, `training`, `roles`, `run_policy`: its parts, on `schema` and `units`.
-* `manifest`, `newer`: reading it. `continuity`: what must not change. `crd`, `crd_rules`: its definition in Kubernetes.
+* `manifest`, `newer`, `yaml_text`: reading it. `continuity`: what must not change.
+* `crd`, `crd_rules`: its definition in Kubernetes.
 * `resolved`, `dense`: its meaning for processes that train. `status`, `running`, `rounds`: what a job reports.
 """
 

@@ -6,37 +6,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from emberscale_api.errors import InvalidError, read_text
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.resolved import UnresolvableModelError, resolve_model
 from emberscale_api.job.training_job import TrainingJob
 
 _LONGEST_SHOWN = 200
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses keys that are not scalars, and duplicate keys: YAML would silently drop the first value."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    "a field's name is a brace or bracket: render the template first, and quote text",
-                    key_node.start_mark,
-                )
-            key = key_node.value
-            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} appears twice in one mapping", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 class ManifestError(InvalidError):
@@ -48,14 +25,12 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:
 
     `overrides` are `dotted.path=value`, the value in YAML. Raises ManifestError.
     """
+    from emberscale_api.job.yaml_text import read_yaml
+
     try:
-        document = yaml.load(read_text(path), Loader=_Loader)
+        document = read_yaml(path)
     except InvalidError as error:
         raise ManifestError(str(error)) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise ManifestError(f"{where}: is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(document, dict):
         raise ManifestError(
             f"{path}: contains no TrainingJob: expected a mapping with apiVersion, kind, metadata and spec"
@@ -63,13 +38,10 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:
     return parse_manifest(apply_overrides(document, overrides), source=str(path))
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    context, problem = getattr(error, "context", None), getattr(error, "problem", None)
-    return " ".join(part for part in (context, problem) if part) or str(error)
-
-
 def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of the document in which each `dotted.path=value` is set; missing mappings on the way are made."""
+    from emberscale_api.job.yaml_text import parse_yaml
+
     result: dict[str, Any] = plain(document)
     for override in overrides:
         path, separator, text = override.partition("=")
@@ -77,9 +49,9 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
         if not separator or not all(keys):
             raise ManifestError(f"--set {override!r}: expected dotted.path=value, such as spec.worker.replicas=4")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ManifestError(f"--set {override!r}: the value is not valid YAML") from error
+            value = parse_yaml(text)
+        except InvalidError as error:
+            raise ManifestError(f"--set {override!r}: the value {error}") from error
         target = result
         for depth, key in enumerate(keys[:-1]):
             child = target.setdefault(key, {})

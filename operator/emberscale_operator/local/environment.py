@@ -6,6 +6,7 @@ from pathlib import Path
 
 from emberscale_api import environment as names
 from emberscale_api.job.roles import Role
+from emberscale_api.start import KERNEL_CACHE
 from emberscale_operator.local.brain import NO_BRAIN, BrainAddress
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.machine import InstanceId, Resources
@@ -33,7 +34,7 @@ class JobEnvironment:
     def of_fork_server(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that libraries read when imported, and so must be set before a process is forked."""
         variables = {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        variables.setdefault(names.KERNEL_CACHE, str(self.kernel_cache))
+        variables.setdefault(KERNEL_CACHE, str(self.kernel_cache))
         return variables
 
     def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:

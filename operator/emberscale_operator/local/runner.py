@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from emberscale_api.environment import kernel_cache, mounted_certificates
+from emberscale_api.environment import mounted_certificates
 from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
+from emberscale_api.start import kernel_cache
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
 from emberscale_operator.local.brain import NO_BRAIN, BrainAddress, BrainSeat, EmbeddedBrain, end_claim

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
+from emberscale._commands.options import ManifestFile, Namespace, Output, OutputFormat, Overrides, bad_input_exits
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 from emberscale_api.job.status import RESTING, CheckpointCost, ConditionType, JobPhase, TrainingJobStatus
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from emberscale._client import TrainingJobClient
 
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a TrainingJob.")]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="[dim]default: that of the kubeconfig's context[/]")
-]
 
 
 def submit(file: ManifestFile, overrides: Overrides = None, namespace: Namespace = None) -> None:

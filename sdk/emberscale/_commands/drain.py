@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emberscale._commands.cluster import Namespace
-from emberscale._commands.options import bad_input_exits, paragraphs
+from emberscale._commands.options import Namespace, bad_input_exits, paragraphs
 from emberscale._commands.scale import JobOrRun, folder_of, job_on_cluster
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.status import TrainingJobStatus

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from emberscale import _drill
-from emberscale._commands.cluster import Namespace
 from emberscale._commands.drain import read_server
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.options import Namespace, Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._commands.scale import JobOrRun, folder_of
 from emberscale._drill import DrillReport, Look
 from emberscale_api.errors import InvalidError, UnavailableError

@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 BAD_INPUT = 2
 
@@ -24,6 +25,9 @@ class Output(StrEnum):
 
 
 ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="A TrainingJob manifest (YAML).")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="[dim]default: that of the kubeconfig's context[/]")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -61,11 +65,15 @@ def bad_input_exits() -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(doing: str, *figures: ProgressColumn, total: float | None = None) -> Iterator[Callable[..., None]]:
+def progress_bar(doing: str, *figures: "ProgressColumn", total: float | None = None) -> Iterator[Callable[..., None]]:
     """Shows progress on stderr, if that is a terminal, until the end of the block; yields rich's `update` of its task.
 
     `figures` stand behind the bar: how much is done, and how long the rest takes.
     """
+    # the fastest commands show no progress, and rich would take them a tenth of their time
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -73,7 +81,7 @@ def progress_bar(doing: str, *figures: ProgressColumn, total: float | None = Non
 
 
 @contextmanager
-def stages_bar(doing: str, *figures: ProgressColumn) -> Iterator[Callable[[str, int, int], None]]:
+def stages_bar(doing: str, *figures: "ProgressColumn") -> Iterator[Callable[[str, int, int], None]]:
     """As `progress_bar`, for work in stages; yields a function of the stage, the part that is done, and the total."""
     with progress_bar(doing, *figures) as update:
         yield lambda stage, done, total: update(description=stage, completed=done, total=total)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emberscale._commands.cluster import Namespace
-from emberscale._commands.options import bad_input_exits, paragraphs
+from emberscale._commands.options import Namespace, bad_input_exits, paragraphs
+from emberscale._run.scaling import scale_run
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJobSpec
 
@@ -56,8 +56,6 @@ def scale(
         wanted = read_numbers(numbers)
         folder = None if namespace is not None else folder_of(job)
         if folder is not None:
-            from emberscale._run.scaling import scale_run
-
             before, after = scale_run(folder, lambda spec: resized(spec, wanted))
         else:
             with job_on_cluster(job, namespace) as client:

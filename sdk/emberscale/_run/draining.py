@@ -5,11 +5,11 @@ from pathlib import Path
 import grpc
 
 from emberscale._drill import check_runs
-from emberscale._run.scaling import folder_under_way, live_servers, open_master
-from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale._run.master import live_servers, open_master, status_of, unanswered
+from emberscale._run.scaling import folder_under_way
+from emberscale_api.errors import InvalidError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.running_codec import status_from_wire
 
 _CALL_SECONDS = 20.0
 _REASON = "`emberscale drain`"
@@ -26,13 +26,12 @@ def drain_run(root: Path, index: int) -> None:
         try:
             _replace(stub, index)
         except grpc.RpcError as error:
-            raise UnavailableError(f"{root}: the master of the run does not answer ({error.details()})") from error
+            raise unanswered(root, error) from error
 
 
 def _replace(stub: MasterStub, index: int) -> None:
     """Raises InvalidError if the server cannot be drained, and grpc.RpcError if the call fails."""
-    status = status_from_wire(stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS))
-    servers = live_servers(status)
+    servers = live_servers(status_of(stub, _CALL_SECONDS))
     check_runs(index, servers)
     asked = pb.DrainRequest(index=index, incarnation=servers[index], reason=_REASON)
     reply = stub.Replace(asked, timeout=_CALL_SECONDS)

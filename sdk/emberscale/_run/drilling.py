@@ -9,13 +9,12 @@ from typing import Self
 import grpc
 
 from emberscale._drill import Look
-from emberscale._run.scaling import folder_under_way, live_servers, open_master
+from emberscale._run.master import live_servers, open_master, status_of, unanswered
+from emberscale._run.scaling import folder_under_way
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.job.running import JobStatus, ProtectionStatus, kept_protection
 from emberscale_api.job.status import JobPhase
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.running_codec import status_from_wire
 from emberscale_operator.local.folder import try_lock
 from emberscale_operator.local.requests import KillRequest
 
@@ -54,13 +53,10 @@ class DrilledRun:
     def look(self) -> Look:
         """Asks the master. Raises UnavailableError if it does not answer, and InvalidError once the run is over."""
         try:
-            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
+            status = status_of(self._stub, _CALL_SECONDS)
         except grpc.RpcError as error:
             folder_under_way(self._root)
-            raise UnavailableError(
-                f"{self._root}: the master of the run does not answer ({error.details()})"
-            ) from error
-        status = status_from_wire(answer)
+            raise unanswered(self._root, error) from error
         self._incarnations = live_servers(status)
         return look_at_run(status, time.monotonic())
 

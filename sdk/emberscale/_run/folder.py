@@ -17,8 +17,8 @@ from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_c
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
+from emberscale_operator.local.edits import end_edits
 from emberscale_operator.local.folder import RunFolder, try_lock
-from emberscale_operator.local.requests import end_edits
 
 _LOOK_SECONDS = 1.0
 """How long a new run waits for `emberscale scale`, which briefly holds the folder to see whether a run holds it."""

@@ -8,15 +8,14 @@ from typing import Any
 
 import grpc
 
+from emberscale._run.master import open_master, status_of
 from emberscale._run.record import RunPaths
-from emberscale._run.scaling import folder_under_way, open_master
+from emberscale._run.scaling import folder_under_way
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.rounds import decisions_in_words
 from emberscale_api.job.running import JobStatus
 from emberscale_api.readable import bytes_text
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.running_codec import status_from_wire
 
 _CALL_SECONDS = 5.0
 
@@ -58,8 +57,7 @@ def hot_of_run(root: Path) -> Mapping[str, Any]:
     """Returns the `hot_document` of the run in this folder; empty if it disables hot embeddings or has none yet."""
     try:
         with open_master(root, folder_under_way(root)) as channel:
-            status = MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
-            return hot_document(status_from_wire(status))
+            return hot_document(status_of(MasterStub(channel), _CALL_SECONDS))
     except (InvalidError, grpc.RpcError):  # the run has ended, or is about to
         return _of_summary(RunPaths(root).summary)
 

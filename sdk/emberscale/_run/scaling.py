@@ -5,20 +5,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
 from pydantic import ValidationError
 
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
-from emberscale_api.job.roles import Role
-from emberscale_api.job.running import JobStatus
-from emberscale_api.rpc.token import open_channel
+from emberscale_operator.local.edits import edit_manifest
 from emberscale_operator.local.folder import RunFolder, try_lock
-from emberscale_operator.local.requests import edit_manifest
 
 Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
-_BETWEEN_LAUNCHES = "the run is just starting, or about to end; try again in a moment"
+BETWEEN_LAUNCHES = "the run is just starting, or about to end; try again in a moment"
 
 
 def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]:
@@ -31,7 +27,7 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
 
     def edited(job: TrainingJob) -> TrainingJob:
         if not folder.token.exists():  # a launch removes it first, then writes the manifest, and then this
-            raise InvalidError(f"{root}: {_BETWEEN_LAUNCHES}")
+            raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}")
         return job.model_copy(update={"spec": edit(job.spec)})
 
     before, after = edit_manifest(folder.manifest, edited)
@@ -56,26 +52,6 @@ def folder_under_way(root: Path, hint: str = "") -> RunFolder:
         ended = record.status in (RunStatus.COMPLETE, RunStatus.FAILED)
         raise InvalidError(f"{root}: the run is not running: it {state}{'' if ended else hint}")
     return RunFolder(paths.root)
-
-
-def open_master(root: Path, folder: RunFolder) -> grpc.Channel:
-    """A channel to the master of the run under way in `root`, whose processes have this folder.
-
-    Raises InvalidError where no master listens at the moment.
-    """
-    try:
-        address = folder.master_address.read_text(encoding="utf-8")
-        token = folder.operator_token.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InvalidError(f"{root}: {_BETWEEN_LAUNCHES}") from error
-    return open_channel(address, token)
-
-
-def live_servers(status: JobStatus) -> dict[int, str]:
-    """Returns the incarnations of the parameter servers that the master considers alive, by index."""
-    return {
-        one.member.index: one.member.incarnation for one in status.members if one.member.role is Role.PS and one.alive
-    }
 
 
 def scaled_numbers(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> dict[str, int]:
