@@ -107,8 +107,11 @@ def main() -> None:
     """Serves the socket that standard input is."""
     connection = socket.socket(fileno=os.dup(0))
     with without_collection():
+        from emberscale_trainer.jit import warm_up
         from emberscale_trainer.server.__main__ import main as serve_tables
         from emberscale_trainer.worker.__main__ import main as work
+
+        warm_up()  # otherwise each parameter server would load the kernels itself: half of the CPU time of its start
     ForkServer(connection, {"ps": serve_tables, "worker": work}).serve()
 
 

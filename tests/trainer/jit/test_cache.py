@@ -30,6 +30,21 @@ for kernel in (kernels.pull, kernels.push, kernels.load):
     assert printed(program) == ["1 0"] * 3
 
 
+def test_what_is_forked_has_the_kernels_loaded() -> None:
+    """The server ends at once, as nobody is at the other end of its connection."""
+    program = """
+import os, socket
+ours, theirs = socket.socketpair()
+ours.close()
+os.dup2(theirs.fileno(), 0)
+from emberscale_trainer.fork_server import main
+main()
+from emberscale_trainer.table import kernels
+print(*(len(kernel.signatures) for kernel in (kernels.pull, kernels.push, kernels.load)))
+"""
+    assert printed(program) == ["1 1 1"]
+
+
 class SlowKernel:
     """A kernel like Numba's dispatchers: once disabled, `compile` raises even for a compiled signature."""
 
