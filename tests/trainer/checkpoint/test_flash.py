@@ -302,6 +302,23 @@ def test_an_attempt_to_replace_increments_that_fails_loses_no_change(server: Fla
     assert restored(flash(server, "flash-00000004")) == trained.contents()
 
 
+def test_a_failed_increment_gives_back_what_it_took_and_no_more(server: FlashServer) -> None:
+    """Its changes join those of the chain for later; another draft may take them back at that very moment."""
+    trained = Trained(server.url)
+    trained.push(list(range(5000)))
+    trained.save("flash-00000001")
+    trained.push(list(range(1000)))
+    before = rows_files(trained.save("flash-00000002"))
+    trained.push([4000])
+    with pytest.raises(KilledError):  # while it writes the documents
+        trained.save("flash-00000003", Interrupted(len(SPECS) + 2, kill))
+    trained.push([4001])
+    fourth = trained.save("flash-00000004")
+    assert before < rows_files(fourth), "the second increment was written again"
+    complete(server, "flash-00000004", 1, fourth)
+    assert restored(flash(server, "flash-00000004")) == trained.contents()
+
+
 def test_the_next_incarnation_of_a_server_leaves_alone_what_the_one_before_wrote(server: FlashServer) -> None:
     before = Trained(server.url)
     before.push(list(range(1000)))

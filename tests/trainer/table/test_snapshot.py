@@ -71,6 +71,26 @@ def test_committed_changes_are_taken_again_with_later_ones(store: TableStore, pu
     assert not records_of(store.take(Reader.FLASH, NO_LOCK))
 
 
+def test_joined_changes_leave_both_as_they_were(store: TableStore, push: Push) -> None:
+    store.track(Reader.FLASH)
+    taken = []
+    for key in (0, 1):
+        push(store, ([key, 7], np.ones(2 * WIDE)))
+        store.retire(0, np.array([7]))
+        snapshot = store.take(Reader.FLASH, NO_LOCK)
+        taken.append(snapshot.changes)
+        records_of(snapshot)
+        snapshot.commit()
+    first, second = taken
+    assert first is not None
+    assert second is not None
+    before = [(changes.rows(), changes.retired_bytes()) for changes in (first, second)]
+    both = second.joined(first)
+    assert both.rows() == second.rows(first)
+    assert (both.retired_keys()[0].tolist(), both.retired_bytes()) == ([7], 8)
+    assert [(changes.rows(), changes.retired_bytes()) for changes in (first, second)] == before
+
+
 def test_rows_change_behind_the_read_and_before_it(store: TableStore, push: Push) -> None:
     expected = rows_now(store)
     snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)

@@ -180,9 +180,8 @@ class FlashWriter:
         if draft.continued is None:
             after = _Chain(tuple(names), {file.path: file for file in link.written})
         else:
-            changes = draft.snapshot.changes
-            if changes is not None and draft.continued.changes is not None:
-                changes.merge(draft.continued.changes)
+            taken = draft.snapshot.changes  # as they are: a later draft may take them back at any time
+            changes = None if taken is None else taken.joined(draft.continued.changes)
             after = draft.continued.followed_by(names, link.written, changes)
         documents = link.documents(checkpoint, _documents(draft.tables.specs, after, share))
         with draft.lock:
