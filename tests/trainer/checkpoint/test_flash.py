@@ -275,6 +275,24 @@ def test_increments_that_changed_again_are_replaced_and_the_base_stays(server: F
     assert restored(flash(server, "flash-00000299")) == trained.contents()
 
 
+def test_retired_keys_do_not_pile_up_in_increments_that_replace_others(server: FlashServer) -> None:
+    """New keys get the slots of evicted ones, so the same slots change between all checkpoints."""
+    trained = Trained(server.url)
+    trained.push(list(range(5000)))
+    trained.save("flash-00000001")
+    last: list[CheckpointFile] = []
+    for number in range(2, 100):
+        first = 100_000 + 300 * number
+        for table in range(len(SPECS)):
+            trained.tables.retire(table, np.arange(first - 300, first))
+        trained.push(list(range(first, first + 300)))
+        last = trained.save(f"flash-{number:08d}")
+        rows = sum(file.bytes for file in last if file.path.endswith(".rows"))
+        assert sum(file.bytes for file in last if file.path.endswith(".keys")) < rows / 3
+    complete(server, "flash-00000099", 1, last)
+    assert restored(flash(server, "flash-00000099")) == trained.contents()
+
+
 def test_rows_that_seldom_change_again_are_not_written_again(server: FlashServer) -> None:
     trained = Trained(server.url)
     trained.push(list(range(10_000)))

@@ -42,6 +42,7 @@ from emberscale_trainer.checkpoint.flash_redis import FlashRedis, FlashUnusableE
 from emberscale_trainer.checkpoint.work import AbandonedError, Work, ahead
 from emberscale_trainer.checkpoint.writer import Share, parts_of
 from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
+from emberscale_trainer.table.layout import KEY_BYTES
 from emberscale_trainer.table.snapshot import Changes, Lock
 
 CHUNK_BYTES = 1 << 20
@@ -243,8 +244,9 @@ class _ChainLink:
         names = []
         for number in range(tables):
             first, retired = len(self.written), snapshot.retired[number]
-            if len(retired):
-                self._send("", f"{next(stems)}{RETIRED}", retired.view(np.uint8).data)
+            for keys in range(0, len(retired), CHUNK_BYTES // KEY_BYTES):
+                some = retired[keys : keys + CHUNK_BYTES // KEY_BYTES]
+                self._send("", f"{next(stems)}{RETIRED}", some.view(np.uint8).data)
             for rows in parts_of(snapshot.read(number), CHUNK_BYTES):
                 self._send("", f"{next(stems)}.rows", rows)
             names.append(tuple(file.path.partition("/")[2] for file in self.written[first:]))
@@ -286,7 +288,7 @@ def _may_grow(before: _Chain, limit: int) -> bool:
 
 def _replaces(tables: TableStore, before: _Chain, changes: Changes) -> bool:
     """Whether the next increment replaces those of the chain, which have these changes."""
-    more = tables.bytes_to_take(Reader.FLASH, changes) - tables.bytes_to_take(Reader.FLASH)
+    more = tables.bytes_to_take(Reader.FLASH, changes) - tables.bytes_to_take(Reader.FLASH) + changes.retired_bytes()
     return _WORTH_ONE_BYTE * more <= before.increment_bytes
 
 

@@ -9,6 +9,7 @@ the memory of the rows that change while it is read.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -246,10 +247,17 @@ class Snapshot:
         self._current = current
         self.ended = False
         """Whether the snapshot was committed or given back."""
-        nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in shares]
-        self.retired = tuple(nothing if whole or changes is None else changes.retired_keys())
+        self._retired = None if whole else changes
+
+    @cached_property
+    def retired(self) -> tuple[NDArray[np.int64], ...]:
         """By table, the keys whose rows were retired: int64[]. Apply them before the records, which may have a new row
-        of such a key. A snapshot of all rows has none."""
+        of such a key. A snapshot of all rows has none.
+
+        The first access sorts them: not at the barrier, where all pushes would wait for it.
+        """
+        changes, self._retired = self._retired, None
+        return tuple(np.zeros(0, np.int64) for _ in self._shares) if changes is None else tuple(changes.retired_keys())
 
     def read(self, table: int) -> Iterator[Records]:
         """Yields the rows of a table as `uint8[n, stride]`, in no particular order; the next chunk overwrites each.
