@@ -320,6 +320,19 @@ def test_an_attempt_to_replace_increments_that_fails_loses_no_change(server: Fla
     assert restored(flash(server, "flash-00000004")) == trained.contents()
 
 
+def test_a_superseded_draft_that_is_written_late_removes_nothing(server: FlashServer) -> None:
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(1000)))
+    with trained.lock:
+        late = trained.writer.begin(trained.tables, trained.lock, ROOM)
+    files = trained.save("flash-00000002")
+    with pytest.raises(AbandonedError):
+        trained.writer.write(late, "flash-00000001", trained.share, Work())
+    complete(server, "flash-00000002", 1, files)
+    assert restored(flash(server, "flash-00000002")) == trained.contents()
+
+
 def test_a_failed_increment_gives_back_what_it_took_and_no_more(server: FlashServer) -> None:
     """Its changes join those of the chain for later; another draft may take them back at that very moment."""
     trained = Trained(server.url)

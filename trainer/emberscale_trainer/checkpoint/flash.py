@@ -171,6 +171,8 @@ class FlashWriter:
             draft.snapshot.give_back()  # an open one saves the old bytes of all rows that change
 
     def _write(self, link: "_ChainLink", draft: FlashDraft, checkpoint: str, share: Share) -> list[CheckpointFile]:
+        if draft.snapshot.ended:  # a later draft may have been written, and its files have no manifest yet
+            raise AbandonedError
         if draft.before is None:
             self._make_room(link.inventory, draft)
             self._noted = 0
