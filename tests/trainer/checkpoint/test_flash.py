@@ -320,6 +320,20 @@ def test_an_attempt_to_replace_increments_that_fails_loses_no_change(server: Fla
     assert restored(flash(server, "flash-00000004")) == trained.contents()
 
 
+def test_replaced_increments_that_no_manifest_named_do_not_outgrow_the_limit(server: FlashServer) -> None:
+    """The master removes only files of a manifest, and writes none while another server fails."""
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(20_000)))
+    base = trained.save("flash-00000001")
+    complete(server, "flash-00000001", 1, base)
+    trained.room = 2 * sum(file.bytes for file in base)
+    for number in range(2, 14):
+        trained.push(list(range(6000)))
+        trained.save(f"flash-{number:08d}")
+        assert sum(server.client.strlen(key) for key in files_in(server)) < 1.25 * trained.room
+
+
 def test_a_superseded_draft_that_is_written_late_removes_nothing(server: FlashServer) -> None:
     server.client.flushall()
     trained = Trained(server.url)

@@ -122,6 +122,7 @@ class FlashWriter:
         self._chain: _Chain | None = None
         self._unclean = False
         self._noted = 0
+        self._replaced_bytes = 0  # since the last sweep; the master removes only what a manifest named
 
     def begin(self, tables: TableStore, lock: Lock, limit: int) -> FlashDraft:
         """Takes the rows that changed since the last flash checkpoint, or all rows if a new base is due.
@@ -175,7 +176,7 @@ class FlashWriter:
             raise AbandonedError
         if draft.before is None:
             self._make_room(link.inventory, draft)
-            self._noted = 0
+            self._noted = self._replaced_bytes = 0
         else:
             self._renew(link, draft, draft.before)
         self._unclean = True
@@ -192,6 +193,8 @@ class FlashWriter:
             self._chain = after
         self._unclean = False
         self._noted += len(link.written)
+        if draft.before is not None and draft.continued is not draft.before:
+            self._replaced_bytes += draft.before.increment_bytes
         return [*after.written.values(), *documents]
 
     def _renew(self, link: "_ChainLink", draft: FlashDraft, before: _Chain) -> None:
@@ -202,9 +205,10 @@ class FlashWriter:
         if missing:
             self._forget(draft)
             raise FlashUnusableError(f"Redis has lost {missing} of {len(keys)} chunks; the next one begins anew")
-        if self._unclean or self._noted > _NOTED_FOR_EACH_FILE * (len(keys) + _MOST_INCREMENTS):
+        is_full = before.bytes * _ROOM_FOR_INCREMENT + self._replaced_bytes > draft.limit
+        if self._unclean or is_full or self._noted > _NOTED_FOR_EACH_FILE * (len(keys) + _MOST_INCREMENTS):
             link.inventory.sweep(keys)
-            self._noted = 0
+            self._noted = self._replaced_bytes = 0
 
     def _make_room(self, inventory: FlashInventory, draft: FlashDraft) -> None:
         """Removes what no checkpoint needs, and also the old base if it does not fit beside the new one."""
