@@ -256,8 +256,10 @@ class Snapshot:
 
         The first access sorts them: not at the barrier, where all pushes would wait for it.
         """
-        changes, self._retired = self._retired, None
-        return tuple(np.zeros(0, np.int64) for _ in self._shares) if changes is None else tuple(changes.retired_keys())
+        if self._retired is None:
+            return tuple(np.zeros(0, np.int64) for _ in self._shares)
+        found, self._retired = self._retired.retired_keys(), None
+        return tuple(found)
 
     def read(self, table: int) -> Iterator[Records]:
         """Yields the rows of a table as `uint8[n, stride]`, in no particular order; the next chunk overwrites each.
