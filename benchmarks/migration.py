@@ -38,7 +38,7 @@ from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, PATIENCE_SECONDS, RunningJob, manifest, synthesise
 
 SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
-STEADY_SECONDS, LOOK_SECONDS = 8.0, 0.5
+STEADY_SECONDS, LOOK_SECONDS = 8.0, 2.0
 BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
 
 

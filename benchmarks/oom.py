@@ -56,8 +56,8 @@ StartUps = Mapping[str, Sequence[tuple[float, float]]]
 CAP_SECONDS = 240.0
 _MIGRATING = threading.Lock()
 """Held during migrations, since Alembic keeps the current one in module variables."""
-SERVER_BYTES = 350 << 20
-"""The approximate memory of a PS without rows."""
+_FEW_RECORDS = 2 * BATCH
+"""The records of the job that shows what memory a PS takes without rows."""
 ROW_EXTRA = 53
 """The bytes of a row besides its weights, in the slab and in the index."""
 
@@ -91,8 +91,11 @@ class LimitedRun:
     complete: bool
 
 
-def scenarios(count: int, outgrow: bool) -> list[LimitedJob]:
-    """Draws, from fixed seeds, jobs that outgrow their PS, or ones that stay within their limits."""
+def scenarios(count: int, server_bytes: int, *, outgrow: bool) -> list[LimitedJob]:
+    """Draws, from fixed seeds, jobs that outgrow their PS, or ones that stay within their limits.
+
+    `server_bytes` is the memory of a PS without rows.
+    """
     made = []
     for number in range(count):
         random = np.random.default_rng([number, outgrow])
@@ -102,7 +105,7 @@ def scenarios(count: int, outgrow: bool) -> list[LimitedJob]:
         new = _news(course, records).sum() * columns
         largest = new / servers * (1.4 if course == "skewed" else 1.0) * (4 * dimension + ROW_EXTRA)
         part = random.uniform(0.5, 0.75) if outgrow else random.uniform(1.3, 1.6)
-        limit = int(SERVER_BYTES + part * largest) + (0 if outgrow else 64 << 20)
+        limit = int(server_bytes + part * largest) + (0 if outgrow else 64 << 20)
         made.append(LimitedJob(number, course, records, columns, dimension, servers, limit))
     return made
 
@@ -218,6 +221,12 @@ def start_ups_in(share: Path) -> StartUps:
         return store.start_ups(8)
     finally:
         store.close()
+
+
+def bytes_without_rows() -> int:
+    """Measures the memory of a PS that has almost no rows."""
+    job = LimitedJob(0, "steady", _FEW_RECORDS, columns=8, dimension=16, servers=2, limit=2 * GIB)
+    return int(run(job, {}, forecast=False)[0].peak * job.limit)
 
 
 def run(scenario: LimitedJob, start_ups: StartUps, *, forecast: bool) -> tuple[LimitedRun, StartUps]:
@@ -346,17 +355,19 @@ def main() -> None:
     options = parser.parse_args()
     count = 5 if options.quick else options.count
     chosen = set(options.only or range(count))
+    deadline = time.monotonic() + 60 * options.minutes
+    server_bytes = bytes_without_rows()
+    say(f"a PS without rows takes {bytes_text(server_bytes)}")
     runs = [
         (contender, scenario)
         for contender, outgrow in ((ON, True), (OFF, True), (WITHIN, False))
-        for scenario in scenarios(count, outgrow)
+        for scenario in scenarios(count, server_bytes, outgrow=outgrow)
         if scenario.number in chosen
     ]
     runs.sort(key=lambda one: one[1].number)
     measured: dict[str, dict[int, LimitedRun]] = {ON: {}, OFF: {}, WITHIN: {}}
 
-    deadline = time.monotonic() + 60 * options.minutes
-    earlier, start_ups = run(scenarios(1, outgrow=True)[0], {}, forecast=True)
+    earlier, start_ups = run(scenarios(1, server_bytes, outgrow=True)[0], {}, forecast=True)
     say(f"an earlier job: {earlier}; start-ups: {start_ups}")
 
     def measure(one: tuple[str, LimitedJob]) -> None:
