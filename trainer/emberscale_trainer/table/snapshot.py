@@ -7,8 +7,9 @@ declares the rest passed. Pushes therefore wait for microseconds, however many r
 the memory of the rows that change while it is read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from emberscale_trainer.jit.memory import address_of
 from emberscale_trainer.table import kernels
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.slab import SEGMENT_BYTES, Segment, zeroed
+from emberscale_trainer.table.slab import Segment
+from emberscale_trainer.table.spare import SpareMemory
 
 
 class Changes:
@@ -137,6 +139,14 @@ class SnapshotAbandonedError(Exception):
     """The snapshot was given back, or its reader has begun another."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Saved:
+    """Old rows, and the memory that they begin in: `uint8[n, stride]` and `uint8[]`."""
+
+    records: Records
+    memory: NDArray[np.uint8]
+
+
 class TableShare:
     """One table's part of a snapshot. `entry` is the reader's entry in the table's descriptor."""
 
@@ -148,6 +158,7 @@ class TableShare:
         used_rows: Sequence[int],
         next_slot: int,
         scope: NDArray[np.uint8] | None,
+        spare: SpareMemory,
     ) -> None:
         """Begins to save old bytes. `used_rows` slots of each of `segments`, which others may extend, are in use."""
         self.layout = layout
@@ -159,8 +170,9 @@ class TableShare:
         self._scope = scope
         self._passed = np.zeros((next_slot + 7) // 8 + 1, np.uint8)
         self._all = b"\xff" * (self._segment_bytes if used_rows else 0)
-        self._saved = layout.empty(0)
-        self._full: list[Records] = []
+        self._spare = spare
+        self._saving: NDArray[np.uint8] | None = None
+        self._full: list[_Saved] = []
         entry["scope"] = 0 if scope is None else address_of(scope)
         entry["end"] = next_slot
         entry["saved_count"] = entry["saved_room"] = 0
@@ -170,26 +182,29 @@ class TableShare:
         """Makes room for the old bytes of `rows` rows. Raises MemoryError, and then has done nothing."""
         if not self._entry["passed"] or self._entry["saved_room"] - self._entry["saved_count"] >= rows:
             return
-        stride = self.layout.stride
-        room = max(rows, SEGMENT_BYTES // stride)
-        saved = zeroed(room * stride).reshape(room, stride)
-        self._full += self._take_saved()
-        self._saved = saved
-        self._entry["saved"] = address_of(saved)
-        self._entry["saved_room"] = len(saved)
+        memory = self._spare.take(rows * self.layout.stride)
+        self._end_piece()
+        self._saving = memory
+        self._entry["saved"] = address_of(memory)
+        self._entry["saved_room"] = len(memory) // self.layout.stride
 
-    def close(self) -> list[Records]:
-        """Stops saving, and releases the segments; returns the records that were saved and not taken yet."""
-        left = self._full + self._take_saved()
+    def close(self) -> list[_Saved]:
+        """Stops saving, and releases the segments; returns what was saved and not taken yet."""
+        self._end_piece()
         self._segments = ()
         self._entry["passed"] = self._entry["scope"] = 0
-        self._full, self._saved, self._passed, self._scope = [], self.layout.empty(0), np.zeros(0, np.uint8), None
-        return left
+        self._passed, self._scope = np.zeros(0, np.uint8), None
+        return self.take_full()
 
-    def take_full(self) -> list[Records]:
-        """Returns saved records whose memory is full; the caller owns them."""
+    def take_full(self) -> list[_Saved]:
+        """Returns saved rows whose memory is full; the caller owns them, until it gives the memory back."""
         full, self._full = self._full, []
         return full
+
+    def give_back(self, saved: Iterable[_Saved]) -> None:
+        """Takes memory back that the caller has read."""
+        for one in saved:
+            self._spare.give_back(one.memory)
 
     def passed_in(self, segment: int, rows: int) -> NDArray[np.uint8]:
         """Declares the first rows of a segment passed; returns the bitmap of rows that had passed before."""
@@ -222,10 +237,11 @@ class TableShare:
                 for segment in self._segments[number : number + 1]:
                     yield number, segment, rows, scope
 
-    def _take_saved(self) -> list[Records]:
-        count = int(self._entry["saved_count"])
+    def _end_piece(self) -> None:
+        size, memory, self._saving = int(self._entry["saved_count"]) * self.layout.stride, self._saving, None
         self._entry["saved_count"] = self._entry["saved_room"] = 0
-        return [self._saved[:count]] if count else []
+        if memory is not None:
+            self._full.append(_Saved(memory[:size].reshape(-1, self.layout.stride), memory))
 
 
 class Snapshot:
@@ -272,25 +288,30 @@ class Snapshot:
         records = np.empty((2 * most, stride), np.uint8)
         places = np.empty(most, np.uint32)
         filled = 0
+        saved: list[_Saved] = []
         for number, segment, rows, scope in share.segments():
             target = address_of(records) + filled * stride
             count = kernels.read_rows(segment.address, rows, stride, pushes, scope, target, address_of(places))
             with self._lock:
                 self._check_open()
                 changed = share.passed_in(number, rows)
+                share.give_back(saved)
                 saved = share.take_full()
             filled += kernels.drop_records(target, count, stride, address_of(places), address_of(changed))
             if filled >= most:  # there may be no room for what the next segment holds
                 yield records[:filled]
                 filled = 0
-            yield from saved
+            yield from (one.records for one in saved)
         if filled:
             yield records[:filled]
         with self._lock:
             self._check_open()
+            share.give_back(saved)
             saved = share.close()
             share.is_read = True
-        yield from saved
+        yield from (one.records for one in saved if len(one.records))
+        with self._lock:
+            share.give_back(saved)
 
     @property
     def changes(self) -> Changes | None:
@@ -326,6 +347,6 @@ class Snapshot:
 
     def _end(self) -> None:
         for share in self._shares:
-            share.close()
+            share.give_back(share.close())
         self.ended = True
         self._changes = self._current = None

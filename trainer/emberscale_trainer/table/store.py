@@ -18,9 +18,10 @@ from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.scan import Scan, ScannedTable
-from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader
+from emberscale_trainer.table.slab import MAX_SLOTS, SEGMENT_BYTES, TABLE, Reader
 from emberscale_trainer.table.slots import Slots
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
+from emberscale_trainer.table.spare import SpareMemory
 
 _UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
 
@@ -59,6 +60,7 @@ class TableStore:
         self._changes: dict[Reader, Changes] = {}
         self._snapshots: dict[Reader, Snapshot] = {}
         self._scans: dict[Reader, Scan] = {}
+        self._spare = SpareMemory()
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
         self._tables_address = address_of(self._tables)
         self._requested_address = self._tables_address + TABLE.itemsize * self._first
@@ -283,7 +285,7 @@ class TableStore:
     def allocated_bytes(self) -> int:
         """Bytes of memory that rows, indexes and recorded changes take: touched memory, not reserved memory.
 
-        The old bytes that an open snapshot saves are not counted.
+        The old bytes that an open snapshot saves are not counted, nor is the memory that is kept for the next.
         """
         total = self._directories.nbytes + self._bucket_rows.nbytes
         total += sum(slots.allocated_bytes for slots in self.slots)
@@ -398,12 +400,13 @@ class TableStore:
         taken, current = self._changes.get(reader), None
         if taken is not None:
             self._changes[reader] = current = self._new_changes(reader)
+        self._spare.bound(sum(len(slots.segments) for slots in self.slots) * SEGMENT_BYTES)
         shares: list[TableShare] = []
         try:
             for number, slots in enumerate(self.slots):
                 scope = None if whole or taken is None else taken.bitmap(number)
-                entry = self._entry(number, reader)
-                shares.append(TableShare(entry, slots.layout, slots.segments, slots.used(), slots.next, scope))
+                entry, used = self._entry(number, reader), slots.used()
+                shares.append(TableShare(entry, slots.layout, slots.segments, used, slots.next, scope, self._spare))
             snapshot = self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
         except MemoryError:
             for share in shares:
