@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from buckets import bucket_of
 from emberscale_api.job import OptimizerType
 from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
+from emberscale_trainer.table import snapshot as snapshot_module
+from emberscale_trainer.table import store as store_module
 from memory_limit import refused_beyond
 from snapshots import records_of, rows_of_bucket
 
@@ -69,6 +71,29 @@ def test_committed_changes_are_taken_again_with_later_ones(store: TableStore, pu
     assert taken == {key: row for key, row in rows_now(store).items() if key in range(1, 20) or key >= ROWS}
     second.commit()
     assert not records_of(store.take(Reader.FLASH, NO_LOCK))
+
+
+def test_a_take_that_finds_no_memory_needs_none_to_keep_the_changes(
+    store: TableStore, push: Push, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bitmaps that it took may be longer than new ones, as they have grown by doubling."""
+    store.track(Reader.FLASH)
+    push(store, (range(ROWS, ROWS + 1024), np.ones(1024 * WIDE)))
+
+    def refuse(*arguments: object) -> None:
+        raise MemoryError
+
+    def refuse_from_now_on(*arguments: object) -> None:
+        monkeypatch.setattr(snapshot_module, "_bitmap", refuse)
+        refuse()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "TableShare", refuse_from_now_on)
+        with pytest.raises(MemoryError):
+            store.take(Reader.FLASH, NO_LOCK)
+    monkeypatch.undo()
+    push(store, ([0], np.ones(WIDE)))
+    assert records_of(store.take(Reader.FLASH, NO_LOCK)).keys() == {0, *range(ROWS, ROWS + 1024)}
 
 
 def test_joined_changes_leave_both_as_they_were(store: TableStore, push: Push) -> None:

@@ -31,9 +31,13 @@ class Changes:
 
     def __init__(self, entries: Sequence[np.void], slots: Sequence[int]) -> None:
         """Begins to record; `slots` is one more than the highest slot of each table."""
-        self._entries = entries
         self._bitmaps = [_bitmap(count) for count in slots]
         self._retired: list[list[NDArray[np.int64]]] = [[] for _ in entries]
+        self.record(entries)
+
+    def record(self, entries: Sequence[np.void]) -> None:
+        """Makes the kernels record here, and nowhere else."""
+        self._entries = entries
         for entry, bitmap in zip(entries, self._bitmaps, strict=True):
             entry["changed"] = address_of(bitmap)
 

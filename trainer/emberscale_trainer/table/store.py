@@ -360,7 +360,7 @@ class TableStore:
         try:
             scan = Scan(tables, lock, current, None if before is None else changes, self.absent)
         except MemoryError:
-            current.merge(changes)
+            self._record_again(reader, changes)
             raise
         if before is not None:
             before.end()
@@ -411,14 +411,21 @@ class TableStore:
         except MemoryError:
             for share in shares:
                 share.close()
-            if taken is not None and current is not None:
-                current.merge(taken)
+            if taken is not None:
+                self._record_again(reader, taken)
             raise
         return snapshot
 
     def _new_changes(self, reader: Reader) -> Changes:
-        entries = [self._entry(number, reader) for number in range(len(self.specs))]
-        return Changes(entries, [slots.count for slots in self.slots])
+        return Changes(self._entries(reader), [slots.count for slots in self.slots])
+
+    def _record_again(self, reader: Reader, changes: Changes) -> None:
+        """Goes on with these changes instead of newer ones, in which nothing has been recorded. Needs no memory."""
+        changes.record(self._entries(reader))
+        self._changes[reader] = changes
+
+    def _entries(self, reader: Reader) -> list[np.void]:
+        return [self._entry(number, reader) for number in range(len(self.specs))]
 
     def _entry(self, table: int, reader: Reader) -> np.void:
         """Returns a view of the kernels' entry for a reader of a table."""
