@@ -405,6 +405,32 @@ def test_what_is_pushed_after_the_last_round_is_not_lost_when_the_barrier_comes_
     servers.check()
 
 
+def test_rounds_end_once_rows_change_as_fast_as_they_are_copied(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round sends as much as the one before, and takes too long for a barrier."""
+    servers = make_servers(2, 1)
+    servers.push()
+    monkeypatch.setattr(mover_module, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(mover_module, "SHORT_SECONDS", -1.0)
+    sends = mover_module._MoveSending._send
+
+    def send_and_push(self: Any, *arguments: Any, **options: Any) -> None:
+        if self._state is servers.all[0].state and not self._progress.ready:
+            servers.push()
+        sends(self, *arguments, **options)
+
+    monkeypatch.setattr(mover_module._MoveSending, "_send", send_and_push)
+    table = servers.prepare(3)
+    progress = servers.all[0].mover.copy(table.version, SECONDS)
+    assert progress.ready
+    assert progress.rounds < mover_module.MOST_ROUNDS
+    servers.copied(table)
+    servers.push()
+    servers.switch(table)
+    servers.check()
+
+
 def test_a_hand_over_ends_with_a_round_that_leaves_no_row_for_another(
     make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:

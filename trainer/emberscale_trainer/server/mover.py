@@ -33,7 +33,12 @@ _log = structlog.get_logger()
 SHORT_SECONDS = 0.1
 """A round that takes no longer fits into a barrier."""
 MOST_ROUNDS = 12
-"""After this many rounds, rows change about as fast as they are copied, so the barrier has to send the rest."""
+"""After this many rounds, the barrier sends the rest."""
+_SHRINKS = 0.8
+"""A round that sends more than this part of what the one before sent: rows change about as fast as they are copied, and
+more rounds would leave no less to the barrier. Time would say less than bytes: on busy cores, it varies."""
+_LONG_ROUNDS = 2
+"""The first round sends all rows, and the second those that have changed during its rests: often all again."""
 _PAUSE_SECONDS = 0.1
 _REST = 1.0
 """How long the first round rests after a piece of work, as a multiple of its duration: pushes have priority."""
@@ -171,6 +176,7 @@ class _MoveSending(RowSending):
         self._asked = self._answered = 0
         self._began = time.monotonic()
         self._spare_seconds = spare_seconds
+        self._last_bytes = 0
         threading.Thread(target=self._run, name="move", daemon=True).start()
 
     def spare(self, seconds: float) -> None:
@@ -226,7 +232,10 @@ class _MoveSending(RowSending):
         with self._changed:
             rounds = before.rounds + 1
             is_short = not first and time.monotonic() - began <= SHORT_SECONDS
-            ready = before.ready or is_short or rounds >= MOST_ROUNDS
+            copied = self._progress.copied_bytes - before.copied_bytes
+            is_steady = rounds > _LONG_ROUNDS and copied > _SHRINKS * self._last_bytes
+            self._last_bytes = copied
+            ready = before.ready or is_short or is_steady or rounds >= MOST_ROUNDS
             self._progress = CopyProgress(ready, self._progress.copied_bytes, rounds)
             if not scan.postponed:  # else rows changed meanwhile, as they do not within a barrier
                 self._answered = asked
