@@ -1,11 +1,45 @@
 """Memory that snapshots keep for the next one."""
 
-import numpy as np
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
+import numpy as np
+import pytest
+
+from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.slab import SEGMENT_BYTES
 from emberscale_trainer.table.spare import SpareMemory
 
 ROOM_FOR_TWO = 2 * 16 * SEGMENT_BYTES
+NO_LOCK = nullcontext()
+WIDE = 2048
+PUSHED = 500
+"""Rows of an SGD table of dimension WIDE that nearly fill a segment."""
+PUSHES = 34
+
+
+@pytest.fixture
+def store(make_spec: Any, push: Callable[..., None]) -> TableStore:
+    store = TableStore([make_spec(dimension=WIDE)])
+    for first in range(0, PUSHES * PUSHED, PUSHED):
+        push(store, (range(first, first + PUSHED), np.ones(PUSHED * WIDE)))
+    return store
+
+
+def kept_after_snapshot(store: TableStore, push: Callable[..., None]) -> Callable[[], int]:
+    """Takes a snapshot for which rows are saved; returns what counts the pieces of that memory that are still there."""
+    snapshot, pieces = store.snapshot(Reader.FLASH, NO_LOCK), []
+    for first in range(0, 3 * PUSHED, PUSHED):
+        push(store, (range(first, first + PUSHED), np.ones(PUSHED * WIDE)))
+    for records in snapshot.read(0):
+        memory: Any = records.base
+        if memory.size == SEGMENT_BYTES:
+            pieces.append(weakref.ref(memory))
+    snapshot.commit()
+    assert len(pieces) == 3
+    return lambda: sum(piece() is not None for piece in pieces)
 
 
 def test_a_piece_that_was_given_back_is_used_again() -> None:
@@ -44,3 +78,17 @@ def test_memory_for_one_large_push_is_not_kept() -> None:
     assert len(large) == SEGMENT_BYTES + 1
     spare.give_back(large)
     assert spare.take(SEGMENT_BYTES + 1) is not large
+
+
+def test_an_abandoned_read_keeps_no_spare_memory_of_a_store_that_is_dropped(
+    store: TableStore, push: Callable[..., None]
+) -> None:
+    kept = kept_after_snapshot(store, push)
+    assert kept() == 2
+    read = store.snapshot(Reader.CHECKPOINT, NO_LOCK).read(0)
+    next(read)
+    store.abandon_snapshots()
+    del store
+    assert kept() == 0
+    with pytest.raises(SnapshotAbandonedError):
+        next(read)

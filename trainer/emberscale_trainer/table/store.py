@@ -386,11 +386,12 @@ class TableStore:
         return self._log
 
     def abandon_snapshots(self) -> None:
-        """Gives all open snapshots back, and ends scans, so that no read keeps a dropped store's rows in memory."""
+        """Gives all open snapshots back, and ends scans, so that no read keeps memory of a store that is dropped."""
         for snapshot in self._snapshots.values():
             snapshot.give_back()
         for scan in self._scans.values():
             scan.end()
+        self._spare.bound(0)
 
     def _begin(self, reader: Reader, lock: Lock, *, whole: bool) -> Snapshot:
         if reader in self._snapshots:
