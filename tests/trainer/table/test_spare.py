@@ -92,3 +92,11 @@ def test_an_abandoned_read_keeps_no_spare_memory_of_a_store_that_is_dropped(
     assert kept() == 0
     with pytest.raises(SnapshotAbandonedError):
         next(read)
+
+
+def test_memory_for_rows_that_have_left_is_not_kept(store: TableStore, push: Callable[..., None]) -> None:
+    kept = kept_after_snapshot(store, push)
+    assert kept() == 2
+    store.retire(0, np.arange(PUSHES // 4 * PUSHED, PUSHES * PUSHED))
+    store.snapshot(Reader.FLASH, NO_LOCK)
+    assert kept() == 0

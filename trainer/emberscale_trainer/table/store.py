@@ -18,7 +18,7 @@ from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.scan import Scan, ScannedTable
-from emberscale_trainer.table.slab import MAX_SLOTS, SEGMENT_BYTES, TABLE, Reader
+from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader
 from emberscale_trainer.table.slots import Slots
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
 from emberscale_trainer.table.spare import SpareMemory
@@ -401,7 +401,7 @@ class TableStore:
         taken, current = self._changes.get(reader), None
         if taken is not None:
             self._changes[reader] = current = self._new_changes(reader)
-        self._spare.bound(sum(len(slots.segments) for slots in self.slots) * SEGMENT_BYTES)
+        self._spare.bound(sum(slots.rows * slots.layout.stride for slots in self.slots))
         shares: list[TableShare] = []
         try:
             for number, slots in enumerate(self.slots):
