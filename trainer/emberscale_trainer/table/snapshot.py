@@ -305,7 +305,7 @@ class Snapshot:
             if filled >= most:  # there may be no room for what the next segment holds
                 yield records[:filled]
                 filled = 0
-            yield from (one.records for one in saved)
+            yield from (one.records for one in saved if len(one.records))
         if filled:
             yield records[:filled]
         with self._lock:
