@@ -7,7 +7,6 @@
 `admission`  which keys get rows                     `eviction`  which rows leave
 `compaction`  gives memory back to the system        `deltas`    the log of changes for parity of the rows
 `scan`       copies of rows that go on changing      `slots`     which slots are in use, and which are free
-`spare`      memory of old snapshots for new ones
 `quantization`  weights as codes of a few bits       `packed`    rows with such weights, as checkpoints store them
 `packing`    the kernels that write and read these   `held`       the update rules on rows that a worker holds
 `optimizers`, `initializers`  the arithmetic

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from emberscale_trainer.jit.memory import address_of
 from emberscale_trainer.table import kernels
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.slab import Segment
-from emberscale_trainer.table.spare import SpareMemory
+from emberscale_trainer.table.slab import Segment, SpareMemory
 
 
 class Changes:

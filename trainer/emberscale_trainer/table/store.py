@@ -18,10 +18,9 @@ from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.scan import Scan, ScannedTable
-from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader
+from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader, SpareMemory
 from emberscale_trainer.table.slots import Slots
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
-from emberscale_trainer.table.spare import SpareMemory
 
 _UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
 

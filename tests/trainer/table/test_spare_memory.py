@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
-from emberscale_trainer.table.slab import SEGMENT_BYTES
-from emberscale_trainer.table.spare import SpareMemory
+from emberscale_trainer.table.slab import SEGMENT_BYTES, SpareMemory
 
 ROOM_FOR_TWO = 2 * 16 * SEGMENT_BYTES
 NO_LOCK = nullcontext()
