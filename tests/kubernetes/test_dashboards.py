@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def test_an_alert_does_not_fire_on_a_healthy_job_but_looks_at_metrics_that_exist
             continue  # the suite runs without a brain
         if name.startswith(FLASH_METRICS):
             continue  # test_flash.py, which has a Redis for flash checkpoints, checks these
-        assert prometheus.ask(name), f"nothing serves {name}"
+        # a recorded one takes two scrapes and an evaluation of its rule
+        eventually(partial(prometheus.ask, name), f"{name} is served", seconds=120)
 
 
 @pytest.fixture(scope="module")
