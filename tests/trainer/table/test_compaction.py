@@ -80,6 +80,17 @@ def test_memory_that_went_back_is_used_again(store: TableStore, push: Push) -> N
     assert len(rows_now(store)) == kept + 1000 + ROWS
 
 
+@pytest.mark.parametrize("rows", [1500, 3000, 6000])
+def test_new_rows_take_no_more_memory_than_they_need(store: TableStore, push: Push, rows: int) -> None:
+    """Regression: a few new rows were spread over all segments, and a server soon had its old memory again."""
+    leave(store, 16)
+    compact(store)
+    kept = len(rows_now(store))
+    push(store, (range(10 * ROWS, 10 * ROWS + rows), np.ones(rows * WIDE)))
+    segments = -(-(kept + rows) // store.slots[0].layout.segment_rows)
+    assert store.slots[0].allocated_bytes <= (segments << 22) + (1 << 20)
+
+
 def test_a_full_table_stays_as_it_is(store: TableStore) -> None:
     expected, before = rows_now(store), store.allocated_bytes
     compact(store)

@@ -38,6 +38,7 @@ class Compaction:
         Raises MemoryError, and then has done nothing. After any other error the tables must not be used any more.
         """
         if self._segment < self._slots.segments_needed:
+            self._slots.use_first_slots_first()  # else new rows would soon touch every segment that was given back
             return False
         records = self._slots.records(self._segment, self._first, slots)
         if len(records):

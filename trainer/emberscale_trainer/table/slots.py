@@ -120,6 +120,10 @@ class Slots:
         free[deferred : deferred + slots] = left
         return deferred
 
+    def use_first_slots_first(self) -> None:
+        """Sorts the free slots, so that new rows fill one segment after the other."""
+        self.free[::-1].sort()
+
     def release(self, segment: int) -> int:
         """Gives the memory of a segment back to the system; returns its bytes, 0 if it holds a row and stays."""
         if len(self.records(segment, 0, self.layout.segment_rows)):
