@@ -100,6 +100,10 @@ class Servers:
             server.state.switch(1, self.barrier, wanted.version, applied[0])
         self.table = wanted
 
+    def reported_rows(self) -> int:
+        """Rows of the first table, as all servers report them."""
+        return sum(server.state.figures().rows.get("C0", 0) for server in self.all)
+
     def check(self) -> None:
         """Checks that each server holds exactly its rows, to the bit as the single store; one that left holds none."""
         for server in self.all:
@@ -188,7 +192,19 @@ def test_a_server_returns_the_memory_of_rows_that_it_gave_away(make_servers: Cal
     servers.switch(wanted)
     joined([thread for thread in set(threading.enumerate()) - running if thread.name == "retire"])
     assert giver.figures().table_bytes < before / 2
-    assert sum(server.state.figures().rows["C0"] for server in servers.all) == rows
+    assert servers.reported_rows() == rows
+
+
+def test_each_row_counts_once_during_a_move_and_after_it(make_servers: Callable[[int, int], Servers]) -> None:
+    servers = make_servers(2, 1)
+    servers.push()
+    rows = servers.reported_rows()
+    table = servers.prepare(3)
+    assert servers.reported_rows() == rows
+    servers.copied(table)
+    assert servers.reported_rows() == rows
+    servers.switch(table)
+    assert servers.reported_rows() == rows
 
 
 def test_there_and_back_again(make_servers: Callable[[int, int], Servers]) -> None:

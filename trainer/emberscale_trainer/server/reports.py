@@ -24,7 +24,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Figures:
-    """The rows of each embedding table, and the bytes of all tables.
+    """The rows of each embedding table that the server owns, and the bytes of all tables.
 
     * `admission`: the counts of keys and rows since the process started, including rows that a roll-back has dropped;
       by table, only for tables with admission or eviction.

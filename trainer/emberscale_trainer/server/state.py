@@ -126,7 +126,10 @@ class ServerState:
         tables, before = self._tables, self._admission_before
         if tables is None:
             return Figures({}, 0, before)
-        return Figures(tables.rows(), tables.allocated_bytes, total_admission(before, tables.admission_counts()))
+        # a move brings rows before the switch, and rows that it takes away stay until they are removed
+        owned = self.core.owned if self.core.serving else Ownership.of_nothing()
+        admission = total_admission(before, tables.admission_counts())
+        return Figures(tables.rows(owned.buckets), tables.allocated_bytes, admission)
 
     def look_at_memory(self, used: int, limit: int | None) -> None:
         """As `MemoryPressure.look`."""

@@ -265,9 +265,11 @@ class TableStore:
         if each and kernels.make_room_in(self._descriptor(table), address_of(wanted), each) == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
-    def rows(self) -> dict[str, int]:
-        """Rows of each embedding table, by its name."""
-        return {self.specs[number].name: self.slots[number].rows for number in self._embeddings}
+    def rows(self, buckets: NDArray[np.bool_] | None = None) -> dict[str, int]:
+        """Rows of each embedding table, by its name: in these buckets, bool [BUCKETS], or in all."""
+        if buckets is None:
+            return {self.specs[number].name: self.slots[number].rows for number in self._embeddings}
+        return {self.specs[number].name: int(self.bucket_rows(number)[buckets].sum()) for number in self._embeddings}
 
     def admission_counts(self) -> dict[str, AdmissionCounts]:
         """The counts of keys and rows of each embedding table with admission or eviction, by its name."""
