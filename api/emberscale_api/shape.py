@@ -86,9 +86,9 @@ class JobProfile:
     batch_size:              Samples per worker and iteration.
     iteration_seconds:       A worker's time for one batch.
     throughput:              Samples per second of all workers together.
-    samples:                 What the job had committed by then.
-    rows:                    Rows of all tables.
-    ps_memory:               Bytes of the largest parameter server; `worker_memory` of the largest worker.
+    samples:                 What the job had trained by then, also in shards that were not finished.
+    rows:                    Rows of all tables; 0: not known, as a move was completed in the window.
+    ps_memory:               Bytes of the largest parameter server, 0 likewise; `worker_memory` of the largest worker.
     worker_cpu_utilization:  0 to 1 of the cores that the role has; so `ps_cpu_utilization`.
     stage_fractions:         Shares of `iteration_seconds`: read, pull, compute, push, wait.
     restarted:               A start, a failure or a scaling falls into the window, or it holds something else than

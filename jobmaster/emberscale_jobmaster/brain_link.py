@@ -176,8 +176,8 @@ class BrainLink:
         """Reports what happened since the last report; then fetches the plan in force."""
         uid = self._runtime.job_uid
         state, seen, spec = self._runtime.view()
-        now = moment(state, seen, spec, self._runtime.now())
-        before, self._last = self._last, now
+        before = self._last
+        self._last = now = moment(state, seen, spec, self._runtime.now(), before)
         profile = measure(before, now, spec) if before is not None else None
         if profile is not None:
             wall = self._clock()

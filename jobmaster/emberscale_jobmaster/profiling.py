@@ -20,7 +20,8 @@ _FULL = 0.95
 class Moment:
     """A job at one time. `now` and `training_seconds` are in seconds; CPU and stage seconds are since the job began.
 
-    `samples` are committed; `trained` has each worker's reported samples, and the time of its last report.
+    `samples` are those that were trained by then, as far as reports and leases tell; `trained` has each worker's
+    reported samples, and the time of its last report.
     """
 
     now: float
@@ -40,8 +41,10 @@ class Moment:
     failures: int
 
 
-def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Moment:
-    """The current job; `now` is a time of the observations' clock."""
+def moment(
+    state: JobState, seen: Observations, spec: TrainingJobSpec, now: float, before: Moment | None = None
+) -> Moment:
+    """The current job, given the last moment; `now` is a time of the observations' clock."""
     live = state.members.live()
     sightings = {name: seen.sightings[name] for name in live if name in seen.sightings}
     stages: dict[str, float] = {}
@@ -49,12 +52,16 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
         if live[name].role is Role.WORKER:
             for stage, seconds in sighting.stage_seconds.items():
                 stages[stage] = stages.get(stage, 0.0) + seconds
+    committed = committed_samples(state, spec)
+    batches = sum(lease.stop - lease.committed for lease in state.ledger.leases.values())
+    leased = min(batches * spec.training.batch_size, (state.epoch + 1) * state.training_records - committed)
+    trained = {name: (s.trained, s.trained_at) for name, s in sightings.items() if s.trained_at is not None}
     return Moment(
         now=now,
         training=phase_of(state, spec) is JobPhase.TRAINING,
         sizes=sizes_of(state, spec),
-        samples=committed_samples(state, spec),
-        trained={name: (s.trained, s.trained_at) for name, s in sightings.items() if s.trained_at is not None},
+        samples=_samples(before, committed, leased, trained, state.recoveries),
+        trained=trained,
         training_seconds=state.clock.training_seconds,
         recoveries=state.recoveries,
         routing_version=state.routing.table.version,
@@ -69,6 +76,20 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
         total_samples=spec.training.epochs * state.training_records,
         failures=state.recoveries + state.reloads + state.rebuilt.count,
     )
+
+
+def _samples(
+    before: Moment | None, committed: int, leased: int, trained: Mapping[str, tuple[int, float]], recoveries: int
+) -> int:
+    """Returns the samples that are trained: those before and those reported since, within what the leases allow.
+
+    A shard's samples are committed together, but its rows count as soon as they are pushed.
+    """
+    if before is None or before.recoveries != recoveries:
+        return committed
+    known = before.trained
+    since = sum(max(0, samples - known[worker][0]) for worker, (samples, _) in trained.items() if worker in known)
+    return min(max(before.samples + since, committed), committed + leased)
 
 
 def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile | None:
@@ -92,13 +113,15 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile 
     }
     ps = _counted(sizes.ps, used[Role.PS], after.memory[Role.PS])
     worker = _counted(sizes.worker, used[Role.WORKER], after.memory[Role.WORKER])
+    steady = before.routing_version == after.routing_version  # else some servers report rows from before the move
     undisturbed = (
         before.training
         and after.training
         and before.sizes == sizes
         and before.incarnations == after.incarnations
         and _complete(after)
-        and (before.recoveries, before.routing_version) == (after.recoveries, after.routing_version)
+        and before.recoveries == after.recoveries
+        and steady
         and after.training_seconds - before.training_seconds >= _FULL * seconds - 1.0
         and throughput > 0
     )
@@ -116,8 +139,8 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile 
         iteration_seconds=workers * batch / throughput if throughput else 0.0,
         throughput=throughput,
         samples=after.samples,
-        rows=after.rows,
-        ps_memory=after.memory[Role.PS],
+        rows=after.rows if steady else 0,
+        ps_memory=after.memory[Role.PS] if steady else 0,
         worker_memory=after.memory[Role.WORKER],
         worker_cpu_utilization=_utilization(used[Role.WORKER], workers, worker[0]),
         ps_cpu_utilization=_utilization(used[Role.PS], sizes.ps.replicas, ps[0]),

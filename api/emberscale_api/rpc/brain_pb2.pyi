@@ -288,7 +288,7 @@ class Profile(_message.Message):
     throughput: _builtins.float
     """all workers together"""
     samples: _builtins.int
-    """committed so far"""
+    """trained so far"""
     rows: _builtins.int
     ps_memory: _builtins.int
     """of the largest process of the role"""

@@ -28,8 +28,8 @@ _WORKER_ONLY_SHAPES = 12
 _CHANGES = 2.0  # a change of shape may take this many times the median
 _COPIED_BYTES = 3e7  # a second, for each server that gives rows away: the rate of a busy machine in benchmarks/oom.py
 _LEAST_MEASUREMENTS = 2
-"""Fewer measurements tell nothing about growth. Samples count only once their shards are done, but rows count at once,
-so the first measurement has too many rows for its samples. Between two measurements, the same training adds to both."""
+"""Fewer measurements tell nothing about growth. Reports of rows and of samples are up to a heartbeat apart, which
+distorts the first measurement. Between two measurements, the same training adds to both."""
 _SAME_PREDICTIONS = 0.02  # a front is kept while a new fit predicts its points within this
 
 
