@@ -96,6 +96,10 @@ class ReceiveOrder:
         self._connection += 1
         return self._connection
 
+    def is_newest(self, connection: int) -> bool:
+        """Whether no other connection has replaced this one."""
+        return connection == self._connection
+
     def is_new(self, connection: int, number: int) -> bool:
         """Returns whether to handle an item; an older one is only acknowledged again.
 

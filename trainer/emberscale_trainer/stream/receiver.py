@@ -7,7 +7,7 @@ from collections.abc import Callable
 from emberscale_api.wire import Header, Kind, Status, WireError
 from emberscale_trainer.stream.core import ReceiveOrder, StreamLostError
 from emberscale_trainer.stream.item import Item
-from emberscale_trainer.transport import Connection
+from emberscale_trainer.transport import Connection, ConnectionLostError
 
 _MOST_STREAMS = 4096
 
@@ -54,6 +54,8 @@ class StreamReceivers:
             if header.kind != Kind.ITEM:
                 raise WireError(f"a request of kind {header.kind} within a stream")
             with incoming.lock:
+                if not incoming.order.is_newest(mine):  # perhaps by one that broke before: the sender connects again
+                    raise ConnectionLostError("another connection has replaced this one")
                 if incoming.order.is_new(mine, header.batch):
                     deliver(Item.parse(payload))
                     incoming.order.delivered()
