@@ -227,6 +227,11 @@ def close_deltas(deltas: int, size: int, tables: int, table_count: int) -> int:
     return closed
 
 
+def _is_always_needed(table: int, segment: int) -> bool:
+    """Says that a segment's rows are to leave the parity."""
+    return True
+
+
 class DeltaLog:
     """The log of one store; `lane_of(table, segment)` is the lane of the deltas of a segment."""
 
@@ -252,6 +257,7 @@ class DeltaLog:
         self._full: list[list[NDArray[np.uint8]]] = [[] for _ in range(lanes)]
         self._lanes_of = [np.zeros(0, np.int64) for _ in segments]
         self._merges = merges
+        self._is_needed: Callable[[int, int], bool] = _is_always_needed
         self._opened = [np.zeros(0, np.uint8) for _ in segments]
         tables["opened"] = 0
         for lane in range(lanes):
@@ -344,15 +350,33 @@ class DeltaLog:
             entry["logged"] = following if in_segment < int(entry["segment_rows"]) else ((first >> bits) + 1) << bits
             return
 
+    def begin_withdrawal(self, is_needed: Callable[[int, int], bool]) -> list[int]:
+        """Lets `withdraw` and `withdraw_slots` take rows of a whole log out of the parity.
+
+        Segments of a table that are not needed are left in it. Returns, by table, the slot from which on the parity has
+        no rows, and takes none any more. Raises MemoryError, and then a later call does the rest.
+        """
+        self._merges = True
+        for table in range(len(self._segments)):
+            self._make_room_to_open(table, len(self._segments[table]))
+        self._is_needed = is_needed
+        np.minimum(self._tables["logged"], self._tables["next_slot"], out=self._tables["logged"])
+        return self.ends
+
+    @property
+    def ends(self) -> list[int]:
+        """By table, the slot from which on the parity has no rows."""
+        ends: list[int] = self._tables["logged"].tolist()
+        return ends
+
     def withdraw(self, most_bytes: int) -> None:
         """Withdraws the last rows that were filled in, about `most_bytes` bytes of them. Raises as `fill` does."""
         self._close()  # rows that are withdrawn change without further deltas
         for table in range(len(self._tables)):
             entry = self._tables[table]
-            end = min(int(entry["logged"]), int(entry["next_slot"]))
-            bits, segment_rows = int(entry["slot_bits"]), int(entry["segment_rows"])
-            if end & ((1 << bits) - 1) == 0 and end:  # the slots between two segments are none
-                end = ((end >> bits) - 1 << bits) + segment_rows
+            bits = int(entry["slot_bits"])
+            while (end := self._end(table)) and not self._is_needed(table, end - 1 >> bits):
+                entry["logged"] = (end - 1 >> bits) << bits
             if end == 0:
                 entry["logged"] = 0
                 continue
@@ -362,9 +386,40 @@ class DeltaLog:
             entry["logged"] = end - count
             return
 
+    def withdraw_slots(self, table: int, slots: NDArray[np.int64]) -> None:
+        """Withdraws the rows at these slots of a table that are still in the parity. Raises as `fill` does."""
+        self._close()
+        opened, bits = self._opened[table], int(self._tables[table]["slot_bits"])
+        slots = slots[slots < self._end(table)]
+        slots = slots[opened[slots >> 3] >> (slots & 7).astype(np.uint8) & 1 == 0]
+        stride = int(self._tables[table]["stride"])
+        self.make_room(len(slots) * (DELTA_BYTES + stride))
+        for segment in np.unique(slots >> bits).tolist():
+            within = slots[slots >> bits == segment]
+            rows = self._segments[table][segment].rows[within & ((1 << bits) - 1)]
+            deltas = np.empty((len(within), DELTA_BYTES + stride), np.uint8)
+            deltas[:, :4] = within.astype("<u4")[:, None].view(np.uint8)
+            deltas[:, 4:DELTA_BYTES] = np.array([1 | table << 16], "<u4").view(np.uint8)
+            deltas[:, DELTA_BYTES:] = rows
+            lane = self._lane_of(table, segment)
+            at = int(self._cells[lane]) - address_of(self._chunks[lane])
+            self._chunks[lane][at : at + deltas.nbytes] = deltas.reshape(-1)
+            np.bitwise_or.at(opened, within >> 3, np.uint8(1) << (within & 7).astype(np.uint8))
+            self._cells[lane] += deltas.nbytes  # last: without memory for the rest, they were not withdrawn
+
+    def _end(self, table: int) -> int:
+        """Returns the slot after the last one that is filled in."""
+        entry = self._tables[table]
+        end = min(int(entry["logged"]), int(entry["next_slot"]))
+        bits = int(entry["slot_bits"])
+        if end & ((1 << bits) - 1) == 0 and end:  # the slots between two segments are none
+            end = ((end >> bits) - 1 << bits) + int(entry["segment_rows"])
+        return end
+
     def stop(self) -> None:
         """Stops logging."""
         self._tables["logged"] = 0
+        self._is_needed = _is_always_needed  # lets go of whoever asked otherwise
 
     def _count(self, table: int, rows: int, most_bytes: int) -> int:
         return min(rows, _MOST_ROWS, max(1, most_bytes // int(self._tables[table]["stride"])))
@@ -381,6 +436,11 @@ class DeltaLog:
         delta = self._chunks[lane][at : at + size]
         delta[:DELTA_BYTES] = np.array([first, count | table << 16], "<u4").view(np.uint8)
         delta[DELTA_BYTES:] = self._segments[table][segment].rows[row : row + count].reshape(-1)
+        if len(opened := self._opened[table]):  # of closed deltas, these rows are withdrawn already
+            bits_of = np.unpackbits(opened[first >> 3 : (first + count + 7) >> 3], bitorder="little")
+            withdrawn = bits_of[first & 7 :][:count] != 0
+            if withdrawn.any():
+                delta[DELTA_BYTES:].reshape(count, stride)[withdrawn] = 0
         self._cells[lane] += size
 
     def _rest(self, lane: int) -> NDArray[np.uint8]:
