@@ -30,6 +30,17 @@ def test_a_stripe_has_one_segment_of_each_member_but_its_holders(layout: ParityL
 
 
 @given(LAYOUTS, TABLES)
+def test_a_member_finds_its_segment_in_each_stripe(layout: ParityLayout, table: int) -> None:
+    for member in range(layout.members):
+        found = [layout.segment(member, table, stripe) for stripe in range(SEGMENTS * layout.members)]
+        mine = [segment for segment in found if segment is not None]
+        assert mine == list(range(len(mine)))
+        assert [layout.stripe(member, table, segment) for segment in mine] == [
+            stripe for stripe, segment in enumerate(found) if segment is not None
+        ]
+
+
+@given(LAYOUTS, TABLES)
 def test_all_members_hold_as_many_blocks_of_each_kind(layout: ParityLayout, table: int) -> None:
     held = Counter(
         (member, layout.role(member, table, stripe))

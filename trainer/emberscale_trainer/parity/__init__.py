@@ -4,6 +4,8 @@
 `layout`   the placement of parity on servers
 `blocks`   the bytes of parity that one server holds
 `holding`  what a server holds for the others: parity, and the last item of each server in it
+`withdrawals`  what live servers have taken out of the parity, and which rows of a lost one can be decoded
+`places`   the places of rows in stripes, as numbers
 """
 
 from emberscale_trainer.parity.blocks import ParityBlocks

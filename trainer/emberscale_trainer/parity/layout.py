@@ -44,6 +44,14 @@ class ParityLayout:
             rest += rest >= held
         return whole * self.members + rest
 
+    def segment(self, member: int, table: int, stripe: int) -> int | None:
+        """Returns the member's segment in a stripe, as the inverse of `stripe`; None if it holds parity of it."""
+        if self.role(member, table, stripe) is not None:
+            return None
+        whole, rest = divmod(stripe, self.members)
+        skipped = sum((member - table - role) % self.members < rest for role in range(self.parity))
+        return whole * (self.members - self.parity) + rest - skipped
+
     def lane(self, member: int, table: int, segment: int) -> int:
         """Returns the first holder of the parity of a member's segment."""
         return (self.stripe(member, table, segment) + table) % self.members
@@ -64,6 +72,10 @@ class ParityLayout:
         if len(self.lost_rows(lost, table, stripe)) > 1:
             return self.parity - 1
         return next(role for role in range(self.parity) if (stripe + table + role) % self.members not in lost)
+
+    def decoding_member(self, lost: frozenset[int], table: int, stripe: int) -> int:
+        """Returns the member that decodes the rows of lost members in a stripe."""
+        return (stripe + table + self.decoder(lost, table, stripe)) % self.members
 
     def _distance(self, member: int, table: int, stripe: int) -> int:
         return (member - table - stripe) % self.members
