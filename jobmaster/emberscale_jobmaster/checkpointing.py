@@ -93,10 +93,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     """
     if state.over or state.ends_with is not None:
         return state
-    is_whole = state.routing.ready and state.rebuilding is None
+    is_whole = state.routing.ready and state.rebuilding is None and not state.misses_rows
     can_save = is_whole and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending_since is not None and not can_save:
         is_rebuilt = state.rebuilding is not None and state.move is not None  # the move ends in any case
+        is_rebuilt = is_rebuilt or state.misses_rows  # they come, or the job rolls back
         is_patient = is_rebuilt or now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
         waits = _would_lose(state) and spec.checkpoint.uri is not None and is_patient
         return state if waits else suspend(state, spec)
@@ -141,7 +142,7 @@ def _would_lose(state: JobState) -> bool:
     Survivors of a recovery hold more than the last persistent checkpoint. So does a flash checkpoint, which is lost
     with its Redis.
     """
-    recovers = state.reload is not None or state.rebuilding is not None
+    recovers = state.reload is not None or state.rebuilding is not None or state.misses_rows
     return recovers or bool(newest_flash(state)) or is_flash(state.checkpoint)
 
 

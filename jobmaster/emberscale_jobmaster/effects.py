@@ -115,6 +115,7 @@ class PrepareCall:
     * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
     * `parity`, `no_parity`, `async_parity`: as in `AssignCall`, under the table of the move.
     * `knows_async_parity`: the master counts as forgotten what rebuilt rows lack.
+    * `on_demand`: as in `Move`.
     """
 
     move: int
@@ -128,6 +129,7 @@ class PrepareCall:
     no_parity: bool = False
     async_parity: bool = False
     knows_async_parity: bool = False
+    on_demand: bool = False
 
 
 @dataclass(frozen=True)

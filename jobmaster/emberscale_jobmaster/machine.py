@@ -250,6 +250,7 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
             job = lifecycle.count_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
+        job = rebuilding.note_rows(job, member, event.generation, event.version, event.served)
         is_due = due_parity(job, spec) > 0
         if is_due and seen.has_heard_servers(job.members):  # an earlier master may have lost one
             trouble = rebuilding.trouble_of(job, member, event.generation, event.served)

@@ -41,7 +41,8 @@ class Process:
     `most_parity`: the largest parity that it can keep when told to; 0 for a version that ignores the master's choice,
     from before `Auto` could choose parity. `knows_async_parity`: whether it can hold deltas of several batches that
     come as one, and answer pushes before others hold their deltas. `adopts_rows`: whether it can take over the rows of
-    a lost server while it has rows of its own.
+    a lost server while it has rows of its own. `rebuilds_on_demand`: whether it can serve rebuilt rows that have yet to
+    arrive, and rebuild those first that are wanted.
     """
 
     incarnation: str
@@ -52,6 +53,7 @@ class Process:
     most_parity: int = 0
     knows_async_parity: bool = False
     adopts_rows: bool = False
+    rebuilds_on_demand: bool = False
 
 
 class DrainPhase(StrEnum):

@@ -82,6 +82,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         if move.phase in (MovePhase.PREPARE, MovePhase.COPY) and not _is_wanted(state, spec, move):
             return state.without(move)
         return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
+    if state.misses_rows:
+        return state
     target, servers = state.scaling.target, servers_wanted(state, spec)
     if target is None and KIND in state.troubles and _follows_shares(state, servers):
         return state.untroubled(KIND)  # a recovery or an edit has made the move unnecessary
@@ -302,6 +304,7 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
             no_parity=bool(state.forgone),
             async_parity=keeps_async(state, operation.table),
             knows_async_parity=state.chosen_durability is Durability.ASYNC,
+            on_demand=operation.on_demand,
         )
     if operation.lost and operation.phase is MovePhase.SWITCH:
         adopted = operation.settled if operation.is_adoption else {}

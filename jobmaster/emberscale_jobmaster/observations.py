@@ -84,6 +84,8 @@ class ServerReport:
     protected_version: int = 0
     """The version of the routing table under which others hold parity of all its rows; 0: none."""
     parity_trouble: ParityTrouble | None = None
+    missing_rows: int = 0
+    """Rows that it serves and that have yet to arrive: they are rebuilt from parity."""
 
 
 @dataclass(frozen=True)

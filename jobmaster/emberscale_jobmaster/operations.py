@@ -331,6 +331,7 @@ class Move:
     * `shares`: the shares by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
     * `lost`: servers whose rows the others rebuild for their new owners, without a barrier; empty: rows move.
+    * `on_demand`: in a rebuild, the new owners serve the rows once they know their keys; the rows follow.
     * `settled`: in phase SWITCH, by lost server: the batches that count as applied to its rebuilt rows. `forgotten`:
       those of them that these rows lack.
     """
@@ -351,6 +352,7 @@ class Move:
     members: tuple[int, ...] = ()
     pulls: tuple[HandedPull, ...] = ()
     lost: tuple[int, ...] = ()
+    on_demand: bool = False
     settled: Mapping[int, Applied] = field(default_factory=dict)
     forgotten: tuple[ForgottenShare, ...] = ()
     pending: Mapping[int, int] = field(default_factory=dict)

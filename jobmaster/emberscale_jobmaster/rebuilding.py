@@ -1,6 +1,7 @@
 """Rebuilds the rows of lost parameter servers from the parity that the others hold, for their new owners.
 
     lost -> (all successors have joined) -> a move with `lost`: PREPARE -> COPY -> SWITCH -> over
+       one server is lost, and all know how -> over once the keys of its rows are known: the rows follow, on demand
        they have not after some seconds -> the same move, in which the survivors adopt the rows
        the survivors cannot, for want of memory -> the successors are waited for
        another server is lost before COPY, and the parity covers all -> lost, with one more server
@@ -25,7 +26,7 @@ table, as a lost server may still live, and answer those that have yet to hear o
 from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity, resolve_model
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.status import Rebuilds
 from emberscale_api.readable import bytes_text, duration_text
@@ -108,6 +109,19 @@ def note_parity(
     return recover(state, spec, Failure((), f"{member.slot} cannot protect its rows: {trouble.message}"))
 
 
+def note_rows(state: JobState, member: MemberId, generation: int, version: int, report: ServerReport) -> JobState:
+    """Takes a server's report, under the table of this version, of rows that it serves and that are being rebuilt."""
+    group = state.parity_group
+    if not (state.misses_rows and member.index in group.missing and version == state.routing.table.version):
+        return state
+    if report.missing_rows or not _is_served_by(state, member, generation):
+        return state
+    state = replace(state, parity_group=replace(group, missing=group.missing - {member.index}))
+    if state.misses_rows:
+        return state
+    return reshaping.note_step(state, "RowsRebuilt", "all rows are rebuilt; their parity is computed again", 0.0)
+
+
 def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
     """Whether a server owns rows of the present table, and all servers have adopted that table."""
     table = state.routing.table
@@ -117,8 +131,8 @@ def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
 
 
 def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, troubled_seconds: float) -> bool:
-    """Whether pushes wait in vain. Servers that change their table part briefly, which is no such case."""
-    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE)
+    """Whether pushes or missing rows wait in vain. Servers part briefly as they change their table: that is no case."""
+    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) or state.misses_rows
     patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
     return trains and switching(state) is None and min(trouble.seconds, troubled_seconds) >= patience
 
@@ -143,6 +157,9 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
         return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
     is_current = state.parity_group.version == state.routing.table.version
     group = state.parity_group if is_current else ParityGroup()
+    if group.missing:
+        names = " and ".join(slot_name(Role.PS, index) for index in sorted(group.missing))
+        return f"rows of {names} are still being rebuilt from parity"
     if group.troubles:
         index, told = min(group.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"
@@ -195,6 +212,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         shares=shares,
         members=tuple(one.index for one in after.owners),
         lost=lost.servers,
+        on_demand=len(lost.lost) == 1 and not _evicts(spec) and _all_know_how(state, after),
     )
     return replace(state, rebuilding=replace(lost, attempts=lost.attempts + 1)).beginning(move)
 
@@ -205,6 +223,17 @@ def _may_adopt(state: JobState, lost: Rebuilding) -> bool:
     processes = [state.members.process(Role.PS, index) for index in left]
     can_adopt = bool(processes) and all(process is not None and process.adopts_rows for process in processes)
     return can_adopt and not lost.awaits_successors
+
+
+def _all_know_how(state: JobState, after: RoutingTable) -> bool:
+    """Whether all owners under the next table can serve rows that have yet to be rebuilt, and rebuild those in time."""
+    processes = [state.members.process(Role.PS, server.index) for server in after.owners]
+    return all(process is not None and process.rebuilds_on_demand for process in processes)
+
+
+def _evicts(spec: TrainingJobSpec) -> bool:
+    """Whether servers remove rows: they would choose others while some have yet to arrive."""
+    return any(table.eviction.removes_rows for table in resolve_model(spec).tables)
 
 
 def _shares_without(state: JobState, lost: Rebuilding) -> tuple[float, ...]:
@@ -288,7 +317,7 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
         state.without(move),
         routing=Routing(move.table, True, state.routing.left, move.shares),
         rebuilding=None,
-        parity_group=ParityGroup(),
+        parity_group=_missing(move),
         rebuilt=Rebuilds(count=state.rebuilt.count + len(move.lost), server=name, seconds=seconds, bytes=sent),
         forgotten=(*state.forgotten, *move.forgotten),
     )
@@ -297,6 +326,8 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
     if move.is_adoption:
         owners = " and ".join(slot_name(Role.PS, server.index) for server in move.table.owners)
         back = f"{bytes_text(sent)} of rows of {name} are on {owners}"
+    if move.on_demand:
+        back += ", those that are wanted first and the rest behind training"
     message = f"{back}, rebuilt from parity, by routing table {move.table.version}; nothing was rolled back"
     for share in move.forgotten:
         batches = sum(map(count, (part.ranges for part in share.epochs)))
@@ -305,6 +336,15 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
             f"forgotten their latest {batches:,} batches, {share.samples:,} samples"
         )
     return reshaping.note_step(state, "Recovered", message, seconds)
+
+
+def _missing(move: Move) -> ParityGroup:
+    """Returns the parity group of the table of a rebuild: who has yet to get rows."""
+    if not move.on_demand:
+        return ParityGroup()
+    owners = frozenset(one.index for one in move.table.owners)
+    missing = owners if move.is_adoption else owners & {*move.lost}
+    return ParityGroup(move.table.generation, move.table.version, missing=missing)
 
 
 def _expelling(state: JobState, lost: Rebuilding) -> JobState:

@@ -71,12 +71,14 @@ class ParityGroup:
 
     * `protected`: the indexes of the servers of whose rows, all of them, others hold parity.
     * `troubles`: by the index of a server, what keeps its rows from being protected now; for people.
+    * `missing`: the indexes of servers that serve rows which have yet to be rebuilt.
     """
 
     generation: int = 0
     version: int = 0
     protected: frozenset[int] = frozenset()
     troubles: Mapping[int, str] = field(default_factory=dict)
+    missing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

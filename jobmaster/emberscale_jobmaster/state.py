@@ -106,8 +106,8 @@ class JobState:
     * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
     * `chosen_parity`: the parity that servers were told to keep when they last loaded rows; 0: none.
       `chosen_durability`: with `Async`, servers that can are told to answer pushes before others hold their deltas.
-    * `parity_group`: the servers whose rows the others can rebuild. `rebuilding`: those that are being rebuilt now.
-      `rebuilt`: those that were rebuilt.
+    * `parity_group`: the servers whose rows the others can rebuild, or that have yet to get rebuilt rows. `rebuilding`:
+      those that are being rebuilt now. `rebuilt`: those that were rebuilt.
     * `partings`: the newest roll-backs because live servers did not reach each other; oldest first.
     * `forgone`: why the job keeps no parity after too many partings, for people; empty: parity is not forgone.
     * `reloads`: the number of partial recoveries.
@@ -276,6 +276,12 @@ class JobState:
         """Returns the state once operations of these kinds succeed again."""
         left = {kind: trouble for kind, trouble in self.troubles.items() if kind not in kinds}
         return replace(self, troubles=left)
+
+    @property
+    def misses_rows(self) -> bool:
+        """Whether servers serve rows that are still being rebuilt."""
+        group, table = self.parity_group, self.routing.table
+        return bool(group.missing) and (group.generation, group.version) == (table.generation, table.version)
 
     @property
     def pls(self) -> float:

@@ -34,6 +34,7 @@ class Caller:
         *,
         knows_async_parity: bool = False,
         adopts_rows: bool = False,
+        rebuilds_on_demand: bool = False,
         **addresses: str,
     ) -> pb.RegisterReply:
         """Waits until the master listens, since all channels of this process share the state of an address."""
@@ -46,6 +47,7 @@ class Caller:
             most_parity=most_parity,
             knows_async_parity=knows_async_parity,
             adopts_rows=adopts_rows,
+            rebuilds_on_demand=rebuilds_on_demand,
             **addresses,
         )
         return self.stub.Register(request, timeout=60, wait_for_ready=True)

@@ -42,12 +42,14 @@ class Driven(DrivenMaster):
     """One job, whose data are `files` with `records`, and `evaluation` records in a file of their own.
 
     With `forgets_anew`, the servers run a version that takes the batches of another job's checkpoint for applied;
-    without `adopts_rows`, one in which only a successor can have the rows of a lost server.
+    without `adopts_rows`, one in which only a successor can have the rows of a lost server. With `rebuilds_on_demand`,
+    they serve rebuilt rows that have yet to arrive.
 
     * `workers`: the workers by index; `tasks`: what each works on; `committed`: how far it is, by the task's token.
     * `factors`: how many times longer a second of work takes a member, by slot; `worked` and `spent`: the seconds of
       work of each process, and what they took.
     * `troubles`: what servers report about their parity, by index.
+    * `missing`: how many rows of a server have yet to arrive, by index.
     """
 
     records: int = 500
@@ -55,6 +57,7 @@ class Driven(DrivenMaster):
     files: tuple[str, ...] = ("/data/day_0",)
     forgets_anew: bool = False
     adopts_rows: bool = True
+    rebuilds_on_demand: bool = False
 
     def __post_init__(self) -> None:
         self.workers: dict[int, MemberId] = {}
@@ -63,6 +66,7 @@ class Driven(DrivenMaster):
         self.names = 0
         self.factors: dict[str, float] = {}
         self.troubles: dict[int, ParityTrouble] = {}
+        self.missing: dict[int, int] = {}
         self.worked: Counter[str] = Counter()
         self.spent: dict[str, float] = {}
         super().__post_init__()
@@ -109,7 +113,7 @@ class Driven(DrivenMaster):
     def _served(self, member: MemberId) -> ServerReport:
         self._work(member)
         name = member.incarnation
-        protected = self.ps[member.index].version if self.ps[member.index].parity else 0
+        protected = self.ps[member.index].version if self.ps[member.index].parity and not self.missing else 0
         trouble = self.troubles.get(member.index)
         return ServerReport(
             {},
@@ -119,6 +123,7 @@ class Driven(DrivenMaster):
             {"push": self.spent[name]},
             protected_version=protected,
             parity_trouble=trouble,
+            missing_rows=self.missing.get(member.index, 0),
         )
 
     def _speaks(self, member: MemberId) -> bool:
@@ -155,6 +160,7 @@ class Driven(DrivenMaster):
             most_parity=MOST_PARITY,
             knows_async_parity=True,
             adopts_rows=self.adopts_rows,
+            rebuilds_on_demand=self.rebuilds_on_demand,
         )
 
     def start(self) -> None:
@@ -250,9 +256,19 @@ def protected(
     durability: str = "Sync",
     *,
     adopts_rows: bool = True,
+    rebuilds_on_demand: bool = False,
+    sizes_open: bool = False,
 ) -> Driven:
     """A job that has trained a little, and whose servers hold parity of each other."""
-    driven = Driven(servers=servers, interval=interval, parity=parity, durability=durability, adopts_rows=adopts_rows)
+    driven = Driven(
+        servers=servers,
+        interval=interval,
+        parity=parity,
+        durability=durability,
+        adopts_rows=adopts_rows,
+        rebuilds_on_demand=rebuilds_on_demand,
+        sizes_open=sizes_open,
+    )
     driven.start()
     driven.train(4)
     driven.pass_time(1)

@@ -50,6 +50,7 @@ class ServerDouble:
     owns: bool = False
     switched: int = 0
     rebuilds: tuple[int, ...] = ()
+    on_demand: bool = False
     parity: int = 0
     async_parity: bool = False
 
@@ -124,6 +125,7 @@ class ServerDouble:
             if request.lost and self.owns and self.async_parity and not request.knows_async_parity:
                 return "rebuilt rows may lack batches, and this master would not know which"
             self.move, self.rebuilds = (request.move, request.table), request.lost
+            self.on_demand = request.on_demand
             self.parity = 0 if request.no_parity else request.parity
             self.async_parity = request.async_parity
         if self.move is None or self.move[0] != request.move:

@@ -5,7 +5,9 @@ from tests.jobmaster.driven import Driven, protected
 from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.scenario import describe
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
+from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import rebuilding, retry
 from emberscale_jobmaster.effects import CallServer, WriteManifest
 from emberscale_jobmaster.events import ManifestWritten
@@ -104,3 +106,14 @@ def test_a_server_that_is_lost_after_the_last_checkpoint_takes_nothing_back() ->
     driven.pass_time(60)
     assert "Completed" in describe(driven)
     assert driven.job.recoveries == 0
+
+
+def test_the_last_checkpoint_does_not_wait_for_rows_that_no_longer_come() -> None:
+    driven = saving("Hold")
+    group = replace(driven.job.parity_group, missing=frozenset({1}))
+    driven.state = replace(driven.state, job=replace(driven.job, parity_group=group))
+    version = driven.job.routing.table.version
+    driven.troubles[1] = ParityTrouble(version, "9 rows do not arrive", rebuilding.PARTED_SECONDS, broken=True)
+    driven.missing[1] = 9
+    driven.pass_time(rebuilding.PARTED_SECONDS + 1)
+    assert driven.job.recoveries == 1

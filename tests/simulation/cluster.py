@@ -26,6 +26,8 @@ PATIENCE_SECONDS = 900.0
 """The time after the last fault within which the job must be Complete."""
 
 _CALL_SECONDS = 10.0
+_LATE_SECONDS = 30.0
+"""How long after the network has calmed down messages may come late, and servers count as lost for it."""
 _LAST_WRITE_SECONDS = 0.02
 """For this long, a replaced master may still write what it has just decided."""
 
@@ -46,6 +48,7 @@ class Cluster:
         self.operator = Operator(self)
         self._dawdling = scenario.dawdling
         self._late_until = 0.0
+        self._disturbed_until = 0.0
         self._awaiting = [fault for fault in scenario.faults if fault.during]
         self.compute_seconds = scenario.compute_seconds
         self.strays: list[Process] = []
@@ -102,6 +105,7 @@ class Cluster:
 
     def exited(self, process: Process, code: int) -> None:
         """Ends a process."""
+        self._disturbed_until = max(self._disturbed_until, self.world.now)
         process.die()
         self.operator.note_exit(process, code)
 
@@ -149,6 +153,12 @@ class Cluster:
         for fault in striking:
             self.world.after(fault.at, partial(self._strike, fault))
 
+    def is_calm(self, since: float) -> bool:
+        """Whether no fault has had an effect since a time, and the network loses and delays nothing."""
+        scenario = self.scenario
+        unsteady = scenario.slow or scenario.lossy or scenario.dawdling
+        return self._disturbed_until < since and not (unsteady and since <= scenario.quiet_after + _LATE_SECONDS)
+
     # People
 
     def _edit(self, servers: int, workers: int) -> None:
@@ -194,6 +204,7 @@ class Cluster:
 
     def _strike(self, fault: Fault) -> None:
         self.world.trace("FAULT", str(fault).strip())
+        self._disturbed_until = max(self._disturbed_until, self.world.now + fault.seconds)
         target = self.operator.process(Role(fault.role), fault.index) if fault.role else None
         match fault.kind:
             case Kind.KILL if target is not None:

@@ -66,6 +66,15 @@ REBUILT = "Rebuilt"
 ADOPTED = "Adopted"
 """A server has adopted the table by which it owns rows of a lost one."""
 
+FOUND = "Found"
+"""A server has sent the keys of lost rows that follow on demand."""
+
+MISSING = "Missing"
+"""A server has adopted a table by which it owns rows that have yet to arrive."""
+
+ARRIVED = "Arrived"
+"""One of these rows has arrived."""
+
 HALF_PUSHED = "Half pushed by "
 """Prefix of the moments at which the first server, whose rows can be rebuilt, has applied a worker's push, and others
 have yet to; the worker's name follows."""

@@ -1,23 +1,19 @@
-"""One server's part in a parity group: the real cores, including those of streams, over rows that are sets of batches.
+"""One server's part in a parity group: the real cores, also those of streams, over rows that are sets of batches."""
 
-A parity block maps each batch of each row to a number: the sum of the factors under which the batch was added, which
-is what the code makes of a byte 1. So parity shows which row and server each batch belongs to: a row that was not
-withdrawn, or changed without a delta, leaves something behind in rebuilt rows.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from tests.simulation.network import BrokenError, End, Hello
+from tests.simulation.parity_sets import PLACES, SLOT_BITS, TABLE, Block, Columns, Deltas, ParitySets, columns_of
 from tests.simulation.units import Batch, Unit
 from tests.simulation.world import Condition, Signal, Task
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_api.wire import Status
 from emberscale_trainer.parity import Holding, ParityLayout
-from emberscale_trainer.parity.code import coefficient, decode_one, decode_two
+from emberscale_trainer.parity.withdrawals import SlotNumbers, Withdrawals
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.group import GroupCore, parity_stream
 from emberscale_trainer.server.lag import ParityLag
@@ -26,14 +22,6 @@ from emberscale_trainer.stream.core import SendWindow, StreamLostError
 if TYPE_CHECKING:
     from tests.simulation.parameter_server import ParameterServer
 
-Element = tuple[Unit, Batch]
-Block = dict[Element, int]
-"""The non-zero numbers of a block."""
-
-Deltas = tuple[tuple[int, frozenset[Element]], ...]
-"""The changes to the row of each slot; a segment has one slot."""
-
-_TABLE = 0
 _EVERY_SLOT = 1 << 40
 _UNBOUNDED = 1 << 62
 _PAUSE_SECONDS = 0.1
@@ -57,74 +45,25 @@ class Refused:
 
 
 class Sent(NamedTuple):
-    """An item of a stream. `base`: all batches so far. `marks`: rows are withdrawn, and the marks of the lost members.
+    """An item of a stream. `base`: all batches so far. `marks`: the marks of the lost members.
 
-    `half`: the sender's part of a `stripe`, for the member that decodes it; None: there are no more.
+    * `half`: the sender's part of a stripe and `place`, for the member that decodes it; None: there are no more.
+    * `columns`: by holder, the columns of the sender's segment in a stripe.
+    * `end`: the slot from which on the sender has withdrawn all; None: it does not say so.
+    * `places`: where the sender has withdrawn its rows: each `stripe << SLOT_BITS | place`.
     """
 
-    kind: Literal["base", "deltas", "withdrawal", "withdrawn", "half"]
+    kind: Literal["base", "deltas", "withdrawal", "withdrawn", "half", "columns", "told", "places"]
     stored: int = 0
     batches: tuple[Batch, ...] = ()
     deltas: Deltas = ()
     base: AppliedBatches | None = None
     marks: Mapping[int, int] = {}
-    stripe: int = 0
+    place: tuple[int, int] = (0, 0)
     half: "Block | None" = None
-
-
-class ParitySets:
-    """A member's parity, by stripe."""
-
-    def __init__(self, layout: ParityLayout, member: int) -> None:
-        self._layout = layout
-        self._member = member
-        self._blocks: dict[int, Block] = {}
-        self.halves: dict[int, Block] = {}
-
-    def apply(self, source: int, deltas: Deltas) -> None:
-        """Applies deltas. Raises ValueError if another member holds the row's parity."""
-        for slot, changed in deltas:
-            stripe = self._layout.stripe(source, _TABLE, slot)
-            role = self._layout.role(self._member, _TABLE, stripe)
-            if role is None:
-                raise ValueError(f"member {source} sends deltas of slot {slot} to member {self._member}")
-            block = self._blocks.setdefault(stripe, {})
-            factor = coefficient(role, self._layout.position(source, _TABLE, stripe))
-            for element in changed:
-                block[element] = block.get(element, 0) ^ factor
-
-    def halves_for_others(self, lost: frozenset[int]) -> Iterator[tuple[int, Block]]:
-        """Yields what another holder needs to decode two lost rows, by stripe."""
-        for stripe, block, role in self._held():
-            if len(self._layout.lost_rows(lost, _TABLE, stripe)) > 1 and role != self._decoder(lost, stripe):
-                yield stripe, dict(block)
-
-    def decoded(self, lost: frozenset[int], member: int) -> Iterator[Element]:
-        """Yields the content of a lost member's rows that this member decodes; a partial batch is another batch."""
-        for stripe, block, role in self._held():
-            rows_of = self._layout.lost_rows(lost, _TABLE, stripe)
-            if member not in rows_of or role != self._decoder(lost, stripe):
-                continue
-            half = self.halves.get(stripe, {})
-            elements = sorted(block.keys() | half.keys())
-            p, q = (np.array([one.get(element, 0) for element in elements], np.uint8) for one in (half, block))
-            positions = [self._layout.position(one, _TABLE, stripe) for one in rows_of]
-            if len(rows_of) == 2:
-                found = decode_two(p, q, *positions)[rows_of.index(member)]
-            else:
-                found = q if role == 0 else decode_one(q, positions[0])
-            for (unit, (epoch, number)), value in zip(elements, found.tolist(), strict=True):
-                if value:
-                    yield unit, (epoch if value == 1 else -value, number)
-
-    def _held(self) -> Iterator[tuple[int, Block, int]]:
-        for stripe, block in sorted(self._blocks.items()):
-            role = self._layout.role(self._member, _TABLE, stripe)
-            assert role is not None
-            yield stripe, block, role
-
-    def _decoder(self, lost: frozenset[int], stripe: int) -> int:
-        return self._layout.decoder(lost, _TABLE, stripe)
+    columns: Mapping[int, tuple[int, Columns]] = {}
+    end: int | None = None
+    places: tuple[int, ...] = ()
 
 
 @dataclass
@@ -156,17 +95,21 @@ class SimulatedGroup:
         self._server = server
         parity = server.cluster.scenario.parity
         self._layout = ParityLayout(len(self.members), parity)
-        self._parity = ParitySets(self._layout, self.me)
-        self.core = GroupCore(self.me, len(self.members), Holding(self._parity, self.me, len(self.members)), parity)
+        self.parity = ParitySets(self._layout, self.me)
+        self.withdrawals = Withdrawals(self._layout, [SlotNumbers(SLOT_BITS, PLACES)])
+        self.core = GroupCore(self.me, len(self.members), Holding(self.parity, self.me, len(self.members)), parity)
         self._logged = 0
         self._lag = ParityLag(server.cluster.scenario.lag if server.protection.is_async else None)
         self._pending: Deltas = ()
-        self._withdrawing = False
+        self._withdraws = False
+        self._out: set[int] = set()
+        """Slots below `_logged` whose rows are withdrawn."""
+        self._needed_by = frozenset[int]()
+        """The lost member whose rows follow on demand; else all rows are withdrawn."""
         self._parted_at: float | None = None
-        self._rest: dict[int, AppliedBatches] | None = None
-        self._changed = Condition()
+        self.changed = Condition()
         self._links = {member: _PeerStream() for member in range(len(self.members)) if member != self.me}
-        self._send(Sent("base", base=AppliedBatches()))
+        self.send(Sent("base", base=AppliedBatches()))
         for member in self._links:
             server.spawn(self._stream(member))
         server.spawn(self._begin())
@@ -192,6 +135,16 @@ class SimulatedGroup:
                 return ParityTrouble(version, "another does not acknowledge its changes", seconds)
         return None
 
+    def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
+        """What keeps pushes waiting while this group still serves a rebuild; `version` is of the table in force."""
+        for member in self.core.waits_for(self.core.put_count, self._acknowledged()):
+            link, seconds = self._links[member], self._server.world.now - self._links[member].waits_since
+            if link.problem:
+                return ParityTrouble(version, link.problem, seconds, broken=True)
+            if seconds >= _SLOW_SECONDS:
+                return ParityTrouble(version, "another does not acknowledge its changes", seconds)
+        return None
+
     # What this server sends
 
     def pushed(self, batch: Batch, units: tuple[Unit, ...]) -> None:
@@ -199,19 +152,24 @@ class SimulatedGroup:
         if not self.core.sends_pushes:
             return
         changed = tuple((self._server.protection.slot(unit), frozenset(((unit, batch),))) for unit in units)
-        self._pending += tuple(one for one in changed if one[0] < self._logged)
+        self._pending += tuple(one for one in changed if one[0] < self._logged and self._is_in(one[0]))
         if self._lag.pushed(batch, 0):
             self._send_deltas()
-        self._changed.notify()
+        self.changed.notify()
 
-    def _send_deltas(self, deltas: Deltas = (), *, withdraws: bool = False) -> None:
-        number, deltas = self.core.put(), self._pending + deltas
+    def _send_deltas(self, deltas: Deltas = (), end: int | None = None, places: tuple[int, ...] = ()) -> None:
+        """Sends pending changes with others; once rows are withdrawn, nobody asks for the batches in them."""
+        deltas, self._pending = self._pending + deltas, ()
+        if not self.core.sends_pushes:
+            self._lag.drop()
+            return
+        number = self.core.put()
         batches = self._lag.send(number, 0)
-        self._pending = ()
-        if withdraws:
-            self._queue(Sent("withdrawal", self._stored(), deltas=deltas))
-        else:
+        if not self._withdraws:
             self._queue(Sent("deltas", self._stored(), batches, deltas))
+        else:
+            kind: Literal["places", "withdrawal"] = "places" if places else "withdrawal"
+            self._queue(Sent(kind, self._stored(), deltas=deltas, end=end, places=places))
 
     def _flush(self) -> Task[None]:
         while not self.core.is_over:
@@ -227,22 +185,23 @@ class SimulatedGroup:
             self._lag.stored(self._stored())
             yield from self._await(self._lag.must_store(self.core.put_count))
 
-    def await_holders(self) -> Task[None]:
-        """Waits until all holders have what was sent, or until the group is over."""
-        yield from self._await(self.core.put_count)
+    def await_holders(self, ahead: int = 0) -> Task[None]:
+        """Waits until all holders have what was sent, but for the last items, or until the group is over."""
+        yield from self._await(self.core.put_count - ahead)
 
     def _await(self, number: int) -> Task[None]:
         while self.core.waits_for(number, self._acknowledged()):
-            yield self._changed
+            yield self.changed
 
     def end(self) -> None:
         """Ends the group: the server forms another one, or none."""
         self.core.end()
         for link in self._links.values():
             self._close(link)
-        self._changed.notify()
+        self.changed.notify()
 
-    def _send(self, item: Sent) -> None:
+    def send(self, item: Sent) -> None:
+        """Sends an item to all holders."""
         self.core.put()
         self._queue(item)
 
@@ -254,10 +213,10 @@ class SimulatedGroup:
                 if link.window.acknowledged_count == link.window.put_count:
                     link.waits_since = self._server.world.now
                 link.window.put(item._replace(deltas=mine), 1)
-        self._changed.notify()
+        self.changed.notify()
 
     def _goes_to(self, member: int, slot: int) -> bool:
-        return self._layout.lane(self.me, _TABLE, slot) in self._layout.lanes_to(member)
+        return self._layout.lane(self.me, TABLE, slot >> SLOT_BITS) in self._layout.lanes_to(member)
 
     def _acknowledged(self) -> dict[int, int]:
         return {member: link.window.acknowledged_count for member, link in self._links.items()}
@@ -267,10 +226,10 @@ class SimulatedGroup:
 
     def _begin(self) -> Task[None]:
         while self.core.is_filling and self.core.yet_to_meet(self._acknowledged()):
-            yield self._changed
+            yield self.changed
         if self.core.is_filling:
             self.core.meet()
-            self._send(Sent("base", base=self._server.core.applied.copy()))
+            self.send(Sent("base", base=self._server.core.applied.copy()))
         yield from self._fill()
 
     def _fill(self) -> Task[None]:
@@ -283,7 +242,7 @@ class SimulatedGroup:
             self._logged = until if until <= last else _EVERY_SLOT
             yield from self.await_holders()
         while not self._server.core.is_uniform:
-            yield self._changed
+            yield self.changed
             if not self.core.is_filling:
                 return
         if self._lag.has_gathered:
@@ -331,13 +290,13 @@ class SimulatedGroup:
             raise StreamLostError("another server is there")
         end.send(Open(stream, self.table.generation))
         link.window.connected(_number((yield end.receive())))
-        self._changed.notify()
+        self.changed.notify()
         reading: Signal[None] = Signal()
         self._server.spawn(self._read(link, end, reading))
         while not reading.done:
             following = link.window.next()
             if following is None:
-                yield self._changed
+                yield self.changed
             else:
                 end.send(following)
         if reading.done:
@@ -347,13 +306,13 @@ class SimulatedGroup:
         try:
             while True:
                 link.acknowledged(_number((yield end.receive())), self._server.world.now)
-                self._changed.notify()
+                self.changed.notify()
         except BrokenError:
             pass
         except StreamLostError as error:
             self._refused(link, error)
         reading.set()
-        self._changed.notify()
+        self.changed.notify()
 
     # What others send
 
@@ -366,71 +325,109 @@ class SimulatedGroup:
             case "deltas":
                 self.core.take(source, item.stored, item.batches, item.deltas)
             case "withdrawal":
-                self.core.take_withdrawal(source, item.stored, item.deltas)
+                self.core.take_withdrawal(source, item.deltas)
+                if item.end is not None:
+                    self.withdrawals.withdrew_to(source, [item.end])
+            case "places":
+                self.core.take_withdrawal(source, item.deltas)
+                for number in item.places:
+                    place = np.array([number & (PLACES - 1)])
+                    self.withdrawals.withdrew(source, TABLE, number >> SLOT_BITS, place)
+            case "columns":
+                self.core.take_columns(source)
+                if self.me in item.columns:
+                    self.withdrawals.tell_keys(TABLE, *item.columns[self.me])
+            case "told":
+                assert item.end is not None
+                self.withdrawals.tell_ends(source, [item.end])
+                self.core.marked(source, item.marks)
             case "withdrawn":
                 self.core.withdrawn(source, item.marks)
             case "half" if item.half is not None:
                 self.core.require()
-                self._parity.halves[item.stripe] = item.half
+                self.parity.halves[item.place] = item.half
             case "half":
                 self.core.told(source)
-        self._changed.notify()
+        self.changed.notify()
 
     # The loss of members
 
-    def rebuild(self, lost: frozenset[int]) -> Task[dict[int, AppliedBatches]]:
-        """Reduces the parity to the rows of lost members; returns the batches in these rows. Raises NotHeldError."""
+    def lose(self, lost: frozenset[int]) -> dict[int, int]:
+        """Declares members lost; returns how many items came of each. Raises NotHeldError."""
         marks = self.core.lose(lost)
-        while self._withdrawing:
-            yield self._changed
         if self._parted_at is None:
             self._parted_at = self._server.world.now
         for member in lost:
             self._close(self._links[member])
-        self._changed.notify()
-        if self._rest is None:
-            self._withdrawing = True
-            try:
-                yield from self._withdraw(marks)
-                while (agreed := self.core.agreed()) is None:
-                    yield self._changed
-                if len(lost) > 1:
-                    yield from self._exchange_halves()
-                self._rest = agreed
-            finally:
-                self._withdrawing = False
-                self._changed.notify()
-        return self._rest
+        self.changed.notify()
+        return marks
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the rows is in the parity."""
+        return not self._logged
+
+    def begin_withdrawal(self, lost: int) -> int:
+        """Lets rows that share parity with a lost member's be withdrawn; returns the slot after the last one."""
+        self._withdraws, self._needed_by = True, frozenset((lost,))
+        self._logged = min(self._logged, self._server.protection.last_slot + 1)
+        self._send_deltas()
+        return self._logged
+
+    def columns(self, end: int) -> list[tuple[int, int, Columns]]:
+        """Returns holder, stripe and columns of each segment that shares parity with rows of the lost member."""
+        found = []
+        for segment in range(-(-end // PLACES)):
+            if self._is_needed(segment):
+                stripe = self._layout.stripe(self.me, TABLE, segment)
+                holder = self._layout.decoding_member(self.core.lost, TABLE, stripe)
+                first = segment << SLOT_BITS
+                rows = self._rows(first, min(end, first + PLACES))
+                columns = columns_of((slot - first, element) for slot, row in rows for element in row)
+                found.append((holder, stripe, columns[: min(end - first, PLACES)]))
+        return found
+
+    def _is_needed(self, segment: int) -> bool:
+        stripe = self._layout.stripe(self.me, TABLE, segment)
+        return not self._needed_by or bool(self._layout.lost_rows(self._needed_by, TABLE, stripe))
+
+    def withdraw_next(self) -> None:
+        """Withdraws the next rows, the last first; says so to the holders if others follow on demand."""
+        self.core.require()
+        self._withdraws = True
+        end = min(self._logged, self._server.protection.last_slot + 1)
+        while end and not self._is_needed(end - 1 >> SLOT_BITS):
+            end = (end - 1 >> SLOT_BITS) << SLOT_BITS
+        bottom = (end - 1 >> SLOT_BITS) << SLOT_BITS if self._needed_by else 0
+        first = max(bottom, end - self._server.world.random.randint(1, 4)) if end else 0
+        rows = tuple(one for one in self._rows(first, end) if self._is_in(one[0]))
+        self._logged = first
+        self._send_deltas(rows, self._logged if self._needed_by else None)
+
+    def withdraw_places(self, numbers: Sequence[int]) -> None:
+        """Withdraws the rows at these places of stripes that are still in the parity."""
+        self.core.require()
+        self._withdraws = True
+        rows: Deltas = ()
+        for number in sorted(set(numbers)):
+            segment = self._layout.segment(self.me, TABLE, number >> SLOT_BITS)
+            if segment is not None:
+                slot = segment << SLOT_BITS | number & (PLACES - 1)
+                if slot < self._logged and self._is_in(slot):
+                    rows += self._rows(slot, slot + 1)
+                    self._out.add(slot)
+        self._send_deltas(rows, places=tuple(numbers))
+
+    def _is_in(self, slot: int) -> bool:
+        """Whether a slot's row was not withdrawn by its place."""
+        return slot not in self._out
 
     def rest(self, member: int) -> dict[Unit, frozenset[Batch]]:
         """Returns those rows of a lost member that this member decodes."""
         found: dict[Unit, set[Batch]] = {}
-        for unit, batch in self._parity.decoded(self.core.lost, member):
+        for unit, batch in self.parity.decoded(self.core.lost, member):
             found.setdefault(unit, set()).add(batch)
         return {unit: frozenset(batches) for unit, batches in found.items()}
-
-    def _exchange_halves(self) -> Task[None]:
-        for stripe, half in self._parity.halves_for_others(self.core.lost):
-            self.core.require()
-            self._send(Sent("half", stripe=stripe, half=half))
-            yield from self.await_holders()
-        self.core.require()
-        self._send(Sent("half"))
-        while not self.core.has_all():
-            yield self._changed
-
-    def _withdraw(self, marks: dict[int, int]) -> Task[None]:
-        while self._logged:
-            self.core.require()
-            end = min(self._logged, self._server.protection.last_slot + 1)
-            first = max(0, end - self._server.world.random.randint(1, 4))
-            self._send_deltas(self._rows(first, end), withdraws=True)
-            self._logged = first
-            yield from self.await_holders()
-        self.core.require()
-        self._send(Sent("withdrawn", marks=marks))
-        self.core.withdrew()
-        yield from self.await_holders()
 
 
 def _number(answer: int | Refused | Status) -> int:

@@ -325,6 +325,7 @@ class Master(Process):
             most_parity=most_parity,
             knows_async_parity=member.role is Role.PS,
             adopts_rows=member.role is Role.PS,
+            rebuilds_on_demand=member.role is Role.PS and self.cluster.scenario.rebuilds_on_demand(member.incarnation),
         )
         yield from self._changing(
             Registered(now=self.world.now, member=member, process=joined, generation=generation, version=version)
@@ -484,10 +485,11 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return AppliedReport(ranges_of(applied), held)
         case PrepareCall(move, since, table, _, checkpoint, lost, no_parity=no_parity, async_parity=is_async):
+            on_demand = request.on_demand
             server.protection.is_async = is_async
             if not since:
                 server.protection.is_forgone = no_parity
-            return Prepared((yield from server.prepare(move, since, table, checkpoint, lost)))
+            return Prepared((yield from server.prepare(move, since, table, checkpoint, lost, on_demand)))
         case CopyCall(move, wait, _):
             ready, rounds, rebuilt = yield from server.copy(move, wait)
             return CopyReport(

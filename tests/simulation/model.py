@@ -18,6 +18,8 @@
 * One master at a time writes the state, and no token stands for two leases.
 * A server that is rebuilt from parity has every batch that its predecessor has acknowledged, and each of its rows has
   exactly the batches of its record. A predecessor that lives on acknowledges nothing any more.
+* No row that has yet to be rebuilt is served, saved or moved. It arrives once, exactly as parity has it, unless the job
+  rolls back, for which something else must happen.
 * If parity may lag, the rebuilt server lacks no more acknowledged batches than the bound, those that its predecessor
   acknowledges later included. The ledger counts none of them as done, except those that the record has, which the
   master records as forgotten. A worker that counted others as committed counted too early, and they are applied again.
@@ -30,9 +32,12 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.faults import (
     ADOPTED,
+    ARRIVED,
     DEGRADED,
+    FOUND,
     HALF_PUSHED,
     LAGGED,
+    MISSING,
     PROTECTED,
     REBUILD,
     REBUILT,
@@ -56,6 +61,7 @@ from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask
 from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.worker.leases import ShardLease
 
 if TYPE_CHECKING:
@@ -98,6 +104,11 @@ class Model:
         """By a server's incarnation and the generation: the incarnations of lost servers whose rows it has got."""
         self._holder: dict[tuple[int, int], str] = {}
         """By generation and index: the incarnation of the server that adopted a table last."""
+        self._agreed: dict[tuple[int, int], set[Batch]] = {}
+        """By a move's number and the index of a lost server: the batches in its rows, as another server says."""
+        self._awaited: defaultdict[str, dict[Unit, set[Batch]]] = defaultdict(dict)
+        """By a server's incarnation: the rows that have yet to arrive, and what they will have."""
+        self._missing_since = 0.0
         self._can_lose = False
         self._trained: set[tuple[str, int]] = set()
         """Pairs of a server's incarnation and a generation in which it has applied pushes."""
@@ -120,6 +131,7 @@ class Model:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation, table.version] = table
         self._holder[table.generation, server.index] = server.incarnation
+        self._awaited.pop(server.incarnation, None)
         manifest = self._cluster.folder.manifests().get(checkpoint)
         for unit in UNITS:
             if owner(table, unit) == server.index:
@@ -144,17 +156,29 @@ class Model:
                 self._broken(f"{server.name} loads {sorted(unknown)} of {unit}, which its record lacks")
             self._forgotten[table.generation, unit] = counted - held
 
+    def agreed(self, server: "ParameterServer", transfer: Transfer, lost: int, batches: AppliedBatches) -> None:
+        """A server says which batches the rows of a lost one have; they are sent, or follow on demand."""
+        server.trace(f"has found what ps-{lost} had")
+        self._agreed.setdefault((transfer.number, lost), recorded(batches))
+        if transfer.on_demand:
+            self._cluster.reaches(FOUND)
+
     def rebuilt(
         self,
         server: "ParameterServer",
+        transfer: Transfer,
         before: RoutingTable,
-        after: RoutingTable,
         records: Mapping[int, AppliedBatches],
-        rows: Mapping[Unit, set[Batch]],
+        arrived: Mapping[Unit, set[Batch]],
     ) -> None:
-        """A server gets rows that others have rebuilt from parity; `records` are of the lost servers that had them."""
+        """A server gets rows that others rebuild from parity; `records` are of the lost servers that had them."""
         self._cluster.reaches(REBUILT if server.index in records else ADOPTED)
+        after = transfer.table
         own = {unit: owner(before, unit) for unit in UNITS if owner(after, unit) == server.index}
+        rows, missing = dict(arrived), {unit for unit in own if server.misses(unit)}
+        for unit in missing:
+            agreed = touching(self._agreed[transfer.number, own[unit]], unit)
+            rows[unit] = agreed - self._forgotten[after.generation, unit]
         expected: dict[Unit, set[Batch]] = {}
         for lost, record in records.items():
             units = [unit for unit, earlier_owner in own.items() if earlier_owner == lost]
@@ -163,6 +187,28 @@ class Model:
             if rows.get(unit, set()) != expected.get(unit, set()):
                 wanted = sorted(expected.get(unit, set()))
                 self._broken(f"{server.name} is rebuilt with {sorted(rows.get(unit, set()))} in {unit} for {wanted}")
+        self._awaited[server.incarnation] = {unit: set(expected[unit]) for unit in missing}
+        self._missing_since = self._cluster.world.now
+        if unknown := [unit for unit in missing if not expected[unit]]:
+            self._broken(f"{server.name} waits for {unknown[0]}, which was never changed")
+        if missing:
+            self._cluster.reaches(MISSING)
+
+    def arrived(self, server: "ParameterServer", unit: Unit, batches: frozenset[Batch]) -> None:
+        """A row arrives that a server has served without its content."""
+        server.trace(f"gets {unit}")
+        self._cluster.reaches(ARRIVED)
+        expected = self._awaited[server.incarnation].pop(unit, None)
+        if expected is None:
+            self._broken(f"{server.name} gets {unit}, which it does not miss")
+        elif batches != expected:
+            self._broken(f"{server.name} gets {sorted(batches)} in {unit} for {sorted(expected)}")
+
+    def _has(self, server: "ParameterServer", unit: Unit) -> set[Batch]:
+        """Returns the batches in a server's row, or those that it will have."""
+        awaited = self._awaited.get(server.incarnation)
+        found = None if awaited is None else awaited.get(unit)
+        return server.rows.get(unit, set()) if found is None else found
 
     def _expected(
         self,
@@ -215,7 +261,7 @@ class Model:
             for unit in units:
                 if owner(_table_of(other), unit) != other.index:
                     continue
-                lacks = touching(batches, unit) - other.rows.get(unit, set())
+                lacks = touching(batches, unit) - self._has(other, unit)
                 lacks -= self._forgotten[header.generation, unit]
                 if lacks and self._has_rows_of(other, server, header.generation):
                     self._lacks(header.generation, unit, lacks)
@@ -231,12 +277,14 @@ class Model:
         lacked = set[Batch]()
         for unit in UNITS:
             if lost.index == owner(_table_of(lost), unit) and server.index == owner(_table_of(server), unit):
-                known = server.rows.get(unit, set()) | self._forgotten[generation, unit]
+                known = self._has(server, unit) | self._forgotten[generation, unit]
                 lacked |= touching(self._acknowledged[lost.incarnation, generation], unit) - known
         return lacked
 
     def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
         """A server has adopted a later table of its generation."""
+        if self._awaited.get(server.incarnation) and server.missing is None:
+            self._broken(f"{server.name} switches though rows have yet to arrive")
         server.trace(f"switches to generation {table.generation}, version {table.version}")
         if server.index < len(table.servers) and table.servers[server.index].incarnation != server.incarnation:
             self._broken(f"{server.name} switches to a table that names {table.servers[server.index].incarnation}")
@@ -255,6 +303,8 @@ class Model:
     def pulled(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
         """A server answers a pull."""
         self._owned(server, units)
+        if any(self._has_rows_of(other, server, header.generation) for other in self._later(header)):
+            return  # a replaced server may read what came before it was lost, since it can no longer answer
         for unit in units:
             known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
             if missing := self._committed[header.generation, unit] - known:
@@ -352,11 +402,15 @@ class Model:
             self._broken(f"{server.name} takes checkpoint {checkpoint} in barriers {first} and {barrier}")
         if self._cluster.world.now >= held_until:
             self._broken(f"{server.name} takes a snapshot in a barrier that has lapsed")
+        if self._awaited.get(server.incarnation):
+            self._broken(f"{server.name} takes a snapshot of rows that have yet to arrive")
 
     def _owned(self, server: "ParameterServer", units: tuple[Unit, ...]) -> None:
         table = server.table
         if table is None or any(owner(table, unit) != server.index for unit in units):
             self._broken(f"{server.name} serves units that it does not own")
+        if missing := [unit for unit in units if unit in self._awaited.get(server.incarnation, ())]:
+            self._broken(f"{server.name} serves {missing[0]}, which has yet to arrive")
 
     # Workers
 
@@ -400,6 +454,8 @@ class Model:
                 self._broken("a partial recovery changes the generation")
         if after.routing.table.generation < before.routing.table.generation:
             self._broken(f"{master.name} goes back to generation {after.routing.table.generation}")
+        if after.recoveries > before.recoveries and before.misses_rows and self._cluster.is_calm(self._missing_since):
+            self._broken("the job rolls back while rows are rebuilt on demand, and nothing else has happened")
         if before.restore is None and after.restore is not None:
             self._newest_at_restore[after.routing.table.generation] = self.newest_sound()
         if after.routing.ready and not before.routing.ready:
@@ -533,9 +589,11 @@ class Model:
                 for unit in touched(batch):
                     if batch in self._forgotten[table.generation, unit]:
                         continue
+                    if found.table.version < table.version and owner(table, unit) != found.index:
+                        continue  # others own its rows since, and it has yet to hear so
                     if found.table.version > table.version and batch in lacking.get((table.generation, unit), ()):
                         continue
-                    if owner(found.table, unit) == found.index and batch not in found.rows.get(unit, ()):
+                    if owner(found.table, unit) == found.index and batch not in self._has(found, unit):
                         self._broken(f"{who} batch {batch}, which {found.name} has not applied to {unit}")
 
     def _broken(self, what: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from tests.simulation.mover import SimulatedMover
 from tests.simulation.parameter_server import ParameterServer, Request
 from tests.simulation.rounds import Turns
 from tests.simulation.storage import Storage, Stored
@@ -23,6 +24,7 @@ from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState
 from emberscale_trainer.parity import Holding
+from emberscale_trainer.parity.withdrawals import Alone, Withdrawals
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server import staleness
@@ -31,6 +33,7 @@ from emberscale_trainer.server.barrier import Barrier
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.group import GroupCore
 from emberscale_trainer.server.lag import ParityLag
+from emberscale_trainer.server.missing import MissingRows
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 from emberscale_trainer.worker import core as worker_core
 
@@ -291,6 +294,47 @@ def _rows_are_sent_before_others_have_withdrawn(stack: ExitStack) -> None:
     _servers_may_differ_about_rebuilt_rows(stack)
 
 
+def _holders_do_not_pause(stack: ExitStack) -> None:
+    def pause(self: Holding[Any], source: int) -> None:
+        one = self._of(source)
+        self._apply(source, one.received)
+        one.kept.append(((), None))
+        one.received += 1
+
+    stack.enter_context(patch.object(Holding, "pause", pause))
+
+
+def _requests_do_not_wait_for_missing_rows(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(ParameterServer, "_once_there", lambda self, asked, decide: decide))
+
+
+def _barriers_are_held_while_rows_are_missing(stack: ExitStack) -> None:
+    """Masters normally ask for none then."""
+
+    def miss(self: ParameterServer, missing: MissingRows | None) -> None:
+        self.missing = missing
+        self.notify()
+
+    stack.enter_context(patch.object(ParameterServer, "miss", miss))
+    stack.enter_context(patch.object(JobState, "misses_rows", False))
+
+
+def _new_group_is_formed_at_once(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(SimulatedMover, "_may_protect", lambda self, table: True))
+
+
+def _withdrawals_of_some_are_enough(stack: ExitStack) -> None:
+    def look(self: Withdrawals, table: int, stripe: int, places: Any) -> None:
+        new = places[~self._found[table, stripe][places]]
+        for out in self._out[table, stripe].values():
+            if len(one := new[out[new]]):
+                self._found[table, stripe][one] = True
+                self._alone.append(Alone(table, stripe, one))
+                return
+
+    stack.enter_context(patch.object(Withdrawals, "_look", look))
+
+
 def _halves_are_not_waited_for(stack: ExitStack) -> None:
     stack.enter_context(patch.object(GroupCore, "has_all", lambda self: True))
 
@@ -418,6 +462,11 @@ MUTATIONS: dict[str, Patches] = {
     "holders do not agree on the least": _holders_do_not_agree_on_the_least,
     "items are applied as they come": _items_are_applied_as_they_come,
     "rows are sent before others have withdrawn": _rows_are_sent_before_others_have_withdrawn,
+    "a holder does not pause": _holders_do_not_pause,
+    "a request does not wait for missing rows": _requests_do_not_wait_for_missing_rows,
+    "a barrier is held while rows are missing": _barriers_are_held_while_rows_are_missing,
+    "the new group is formed at once": _new_group_is_formed_at_once,
+    "withdrawals of some are enough": _withdrawals_of_some_are_enough,
     "halves are not waited for": _halves_are_not_waited_for,
     "a part of a round is no obstacle": _part_of_a_round_is_no_obstacle,
     "pulls overlap pushes of rounds": _pulls_overlap_pushes_of_rounds,

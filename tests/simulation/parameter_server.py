@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 from tests.simulation.group import Open
 from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
@@ -18,6 +19,7 @@ from emberscale_jobmaster.observations import ServerReport
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assigning, Assignment, HandedOver, LaterError, ServerCore, Wait
+from emberscale_trainer.server.missing import MissingPart, MissingRows
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ class ParameterServer(Process):
         self.failing_pushes = 0
         self.ended_sessions: set[int] = set()
         """Sessions that have lost a connection here."""
+        self.missing: MissingRows | None = None
         self._told: tuple[int, frozenset[int], int] = (0, frozenset(), 0)
         self._waiting: list[Signal[None]] = []
         self._notifying = False
@@ -152,11 +155,13 @@ class ParameterServer(Process):
             return None
         if header.kind == Kind.PULL:
             counts, keys = request(asked.units)
-            status = yield from self._decided(lambda: core.pull(session, header, counts, keys, arrived, self.world.now))
+            decide = lambda: core.pull(session, header, counts, keys, arrived, self.world.now)  # noqa: E731
+            status = yield from self._decided(self._once_there(asked, decide))
             if status is Status.OK:
                 self.cluster.model.pulled(self, session, header, asked.units)
         else:
-            status = yield from self._decided(lambda: self._push(session, asked, arrived))
+            decide = lambda: self._push(session, asked, arrived)  # noqa: E731
+            status = yield from self._decided(self._once_there(asked, decide))
             self.notify()
             if status in (Status.OK, Status.REPEATED):
                 if self.protection.protector is not None:
@@ -203,6 +208,47 @@ class ParameterServer(Process):
         if self.protection.protector is not None:
             self.protection.protector.pushed(batch, asked.units)
 
+    def _once_there(self, asked: Request, decide: Callable[[], Status | Wait]) -> Callable[[], Status | Wait]:
+        """Returns a decision that waits while rows of the request are missing."""
+        seen: MissingRows | None = None
+        part: MissingPart | None = None
+
+        def decide_once_there() -> Status | Wait:
+            nonlocal seen, part
+            if self.missing is not seen:
+                seen = self.missing
+                part = None if seen is None else seen.of_request(*request(asked.units))
+                if part is not None:
+                    self.notify()
+            return decide() if part is None or part.is_there() else Wait(None)
+
+        return decide_once_there
+
+    def miss(self, missing: MissingRows | None) -> None:
+        """Notes the rows that have yet to arrive; None: all are there."""
+        self.missing = missing
+        self.core.misses_rows = missing is not None
+        self.notify()
+
+    def misses(self, unit: Unit) -> bool:
+        """Whether a row has yet to arrive."""
+        if self.missing is None:
+            return False
+        return bool(self.missing.still_missing(int(unit[0] == "piece"), np.array([unit[1]], np.int64)).any())
+
+    def await_wanted(self, missing: MissingRows) -> Task[tuple[int, ...] | None]:
+        """Waits until requests wait for missing rows; returns their places, or None once none are missing."""
+        while self.missing is missing:
+            if wanted := missing.take_wanted().tolist():
+                return tuple(wanted)
+            yield self._changed(None)
+        return None
+
+    def drop_rows(self) -> None:
+        """Ends the protection of the rows, which are no longer served."""
+        self.protection.drop()
+        self.miss(None)
+
     def _decided(self, decide: Callable[[], Status | Wait]) -> Task[Status]:
         while True:
             decision = decide()
@@ -242,8 +288,8 @@ class ParameterServer(Process):
         if step is Assigning.LOAD:
             self._loading = _Loading()
             self._stop_saving()
-            self.protection.drop()
-            self.notify()
+            self.drop_rows()
+            self.mover.stop()
             self.spawn(self._load(wanted, table, checkpoint, self._loading))
         deadline = self.world.now + wait_seconds
         loading = self._loading
@@ -373,11 +419,13 @@ class ParameterServer(Process):
                 self.notify()
                 return
 
-    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: tuple[int, ...]) -> Task[bool]:
+    def prepare(
+        self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: tuple[int, ...], on_demand: bool
+    ) -> Task[bool]:
         """Begins a move."""
         yield self.sleep(self.world.random.uniform(0.0, 0.3))
         try:
-            return self._controlled(lambda: self.mover.prepare(move, since, table, checkpoint, lost))
+            return self._controlled(lambda: self.mover.prepare(move, since, table, checkpoint, lost, on_demand))
         except DamagedError as error:
             raise CallError("DATA_LOSS", str(error)) from error
 
@@ -449,7 +497,7 @@ class ParameterServer(Process):
         """Registers, then sends heartbeats."""
         member = self.cluster.member_of(self)
         while True:
-            self.mover.lapse()
+            self.mover.look()
             known = self.core.known
             if self.registered:
                 ask = methodcaller(
@@ -488,8 +536,16 @@ class ParameterServer(Process):
             yield self.sleep(self.cluster.spec.sharding.heartbeat_interval)
 
     def _report(self) -> ServerReport:
-        protection = self.protection
-        return ServerReport({}, 0, 0, 0, {}, protected_version=protection.version, parity_trouble=protection.trouble)
+        return ServerReport(
+            {},
+            0,
+            0,
+            0,
+            {},
+            protected_version=self.protection.version,
+            parity_trouble=self.mover.trouble,
+            missing_rows=0 if self.missing is None else self.missing.count,
+        )
 
     def _hear_leases(self, generation: int, live: Sequence[int], next_token: int) -> None:
         if generation == self.core.known[0] and (generation, next_token) >= (self._told[0], self._told[2]):

@@ -1,20 +1,16 @@
-"""The parity of one parameter server and its part in rebuilds, around the group of its table."""
+"""The parity of one parameter server, around the group of its table."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.group import Open, Refused, SimulatedGroup
 from tests.simulation.network import End
-from tests.simulation.units import Batch, Unit, owner
+from tests.simulation.units import Unit
 from tests.simulation.world import Condition, Task
 
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import SourceOverError
-from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import source_of
-from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.stream.core import ReceiveOrder, StreamLostError
 
 if TYPE_CHECKING:
@@ -116,57 +112,6 @@ class SimulatedProtection:
             return None
         member = source_of(opened.stream, opened.generation, _of(group.table), group.members)
         return None if member is None else (group, member)
-
-
-@dataclass
-class SimulatedRebuild:
-    """One server's part in a rebuild of lost servers."""
-
-    server: "ParameterServer"
-    group: SimulatedGroup
-    transfer: Transfer
-    applied: Mapping[int, AppliedBatches] = field(default_factory=dict)
-    problem: str = ""
-    changed: Condition = field(default_factory=Condition)
-
-    def __post_init__(self) -> None:
-        lost = self.transfer.lost
-        if not set(lost) <= set(self.group.members):
-            raise NotHeldError("the lost servers are not of this group")
-        self.server.spawn(self._run(lost))
-
-    def close(self) -> None:
-        """Ends the rebuild; waiting calls fail."""
-        self._end("it is over")
-
-    def progress(self, wait: float) -> Task[Mapping[int, AppliedBatches]]:
-        """Returns the batches in the rebuilt rows once all are sent, or nothing after the wait. Raises NotHeldError."""
-        deadline = self.server.world.now + wait
-        self.server.after(wait, self.changed.notify)
-        while not self.applied and not self.problem and self.server.world.now < deadline:
-            yield self.changed
-        if self.problem:
-            raise NotHeldError(f"the rebuild of move {self.transfer.number} has failed here: {self.problem}")
-        return self.applied
-
-    def _run(self, lost: tuple[int, ...]) -> Task[None]:
-        members = {self.group.members.index(server): server for server in lost}
-        try:
-            applied = yield from self.group.rebuild(frozenset(members))
-            found: dict[Unit, frozenset[Batch]] = {}
-            for member, server in members.items():
-                rows = self.group.rest(member)
-                found |= {unit: rows[unit] for unit in rows if owner(self.group.table, unit) == server}
-            yield from self.server.mover.deliver_rebuilt(self.transfer, found)
-        except (NotHeldError, ValueError, StreamLostError, SourceOverError) as error:
-            self._end(str(error))
-            return
-        self.applied = {members[member]: applied[member] for member in applied}
-        self.changed.notify()
-
-    def _end(self, problem: str) -> None:
-        self.problem = self.problem or problem
-        self.changed.notify()
 
 
 def _of(table: RoutingTable) -> tuple[int, int]:

@@ -5,8 +5,11 @@ from random import Random
 
 from tests.simulation.faults import (
     ADOPTED,
+    ARRIVED,
     DEGRADED,
     FOR_EVER,
+    FOUND,
+    MISSING,
     PROTECTED,
     REBUILD,
     REBUILT,
@@ -197,6 +200,37 @@ def torn(random: Random, base: Scenario) -> Scenario:
         pull_ahead=random.choice((0, 0, base.pull_ahead)),
         compute_seconds=random.choice((0.05, 0.1)),
         faults=tuple(sorted((*(base.faults if random.random() < 0.3 else ()), *faults))),
+    )
+
+
+def followed(random: Random, base: Scenario) -> Scenario:
+    """Strikes in half of the scenarios with parity while rows follow on demand; in some, not all servers know how."""
+    if not base.parity:
+        return base
+    base = replace(base, outdated=random.choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.3)))
+    if random.random() < 0.5:
+        return base
+    servers = random.choice((base.servers, base.servers, 4))
+    base = replace(base, servers=servers, room=max(servers, base.room))
+    faults = [
+        Fault(round(random.uniform(0.0, 2.5), 3), Kind.KILL, "ps", random.randrange(base.servers), 0.0, PROTECTED)
+    ]
+    for _ in range(random.choice((0, 1, 1, 1, 2))):
+        fault = replace(
+            _rebuild_fault(random, base.servers, base.workers), during=random.choice((FOUND, MISSING, MISSING, ARRIVED))
+        )
+        faults.append(replace(fault, at=random.choice((0.0, 0.0, 0.001, 0.003, 0.02, 0.1, 0.4, 1.0))))
+    if random.random() < 0.3:  # survivors that cannot reach each other keep rows from coming for a while
+        lasting = random.choice((1.0, 3.0, 10.0, FOR_EVER))
+        faults.append(
+            Fault(0.0, Kind.PART, "ps", random.randrange(base.servers), lasting, random.choice((FOUND, MISSING)))
+        )
+    return replace(
+        base,
+        batches=base.batches + random.randint(3, 10),
+        interval=random.choice((0.5, 1.0, base.interval)),
+        compute_seconds=random.choice((0.05, 0.1, 0.3)),
+        faults=tuple(sorted((*(base.faults if random.random() < 0.4 else ()), *faults))),
     )
 
 

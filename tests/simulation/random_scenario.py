@@ -7,6 +7,7 @@ from tests.simulation.faults import FOR_EVER, HORIZON, Fault, Kind
 from tests.simulation.random_elasticity import drained, edited, rescaled, switched_in_part
 from tests.simulation.random_recovery import (
     adopted,
+    followed,
     lagging,
     parted,
     protected,
@@ -58,6 +59,7 @@ _CHANGES = (
     ("lags", lagging),
     ("slow successors", adopted),
     ("torn batches", torn),
+    ("rows on demand", followed),
     ("rounds", _in_rounds),
 )
 """What changes a scenario, in this order. Each has random numbers of its own, so that no other disturbs them."""

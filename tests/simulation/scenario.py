@@ -1,6 +1,7 @@
 """What a scenario is: the job, the state of the network, what people and the brain want, and the faults."""
 
 from dataclasses import dataclass
+from random import Random
 
 from tests.simulation.faults import HORIZON, Fault
 
@@ -27,6 +28,7 @@ class Scenario:
     * `rounds`: the most batches of a round; 0: no rounds, 1: as many as `RoundLengths` says.
     * `parity`: the parity that servers keep of each other's rows; 0: none.
     * `lag`: how far it may lag behind pushes; None: not at all.
+    * `outdated`: the part of the servers, by incarnation, that cannot rebuild rows on demand.
     * `dawdling`: the probability that the master delays a call, as if it got no CPU.
     * `placing_seconds`: how long the successor of a parameter server waits for a place.
     """
@@ -54,6 +56,11 @@ class Scenario:
     rounds: int = 0
     lag: LagBound | None = None
     placing_seconds: float = 0.0
+    outdated: float = 0.0
+
+    def rebuilds_on_demand(self, incarnation: str) -> bool:
+        """Whether a parameter server knows how to serve rows that follow."""
+        return Random(f"{incarnation} of {self.seed}").random() >= self.outdated
 
     @property
     def quiet_after(self) -> float:

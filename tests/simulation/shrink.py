@@ -61,6 +61,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, dawdling=0.0)
     if scenario.slow:
         yield replace(scenario, slow=0.0)
+    if scenario.outdated:
+        yield replace(scenario, outdated=0.0)
     if scenario.placing_seconds:
         yield replace(scenario, placing_seconds=0.0)
     for field, least in (

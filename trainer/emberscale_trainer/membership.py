@@ -89,12 +89,14 @@ class MasterClient:
         most_parity: int = 0,
         knows_async_parity: bool = False,
         adopts_rows: bool = False,
+        rebuilds_on_demand: bool = False,
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
         `most_parity` is the largest parity that this server can keep when it is told to; `knows_async_parity` says that
         it can answer pushes before other servers hold their deltas, and `adopts_rows` that it can take over the rows of
-        a lost server while it has rows of its own.
+        a lost server while it has rows of its own, and `rebuilds_on_demand` that it can serve rebuilt rows that have
+        yet to arrive.
 
         If a master has lost its ledger, later calls register this process again. Raises SupersededError and
         NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.
@@ -110,6 +112,7 @@ class MasterClient:
             most_parity=most_parity,
             knows_async_parity=knows_async_parity,
             adopts_rows=adopts_rows,
+            rebuilds_on_demand=rebuilds_on_demand,
         )
         return self.call(self.stub.Register, self._registration, stopping=stopping)
 

@@ -112,7 +112,9 @@ class EvaluationResult(_Status):
 PARITY_STEP = "ChangedParity"
 """The reason of the step that tells that parity is kept from now on, or no longer: under `Auto`, or after partings."""
 
-RECOVERY_STEPS = frozenset({PARITY_STEP, "Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack"})
+RECOVERY_STEPS = frozenset(
+    {PARITY_STEP, "Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack", "RowsRebuilt"}
+)
 """Reasons of steps that tell how the job recovers from the loss of a parameter server, not how its shape changed."""
 
 STARTED_STEP = "StartedFromCheckpoint"
@@ -121,7 +123,7 @@ STARTED_STEP = "StartedFromCheckpoint"
 
 class Rebuilds(_Status):
     """Rebuilds from parity. `count` is how many parameter servers were rebuilt, and `server` the last of them:
-    `seconds` after its loss, its successor had all its rows, of so many `bytes`.
+    `seconds` after its loss, its successor served its rows again, of so many `bytes`.
     """
 
     count: int = 0

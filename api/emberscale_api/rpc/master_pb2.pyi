@@ -172,6 +172,7 @@ class RegisterRequest(_message.Message):
     MOST_PARITY_FIELD_NUMBER: _builtins.int
     KNOWS_ASYNC_PARITY_FIELD_NUMBER: _builtins.int
     ADOPTS_ROWS_FIELD_NUMBER: _builtins.int
+    REBUILDS_ON_DEMAND_FIELD_NUMBER: _builtins.int
     data_address: _builtins.str
     """PS: tcp://host:port or unix:///path"""
     control_address: _builtins.str
@@ -191,6 +192,8 @@ class RegisterRequest(_message.Message):
     """PS: it can hold deltas of several batches that come as one, and can answer pushes before others hold their deltas."""
     adopts_rows: _builtins.bool
     """PS: it can take over the rows of a lost PS while it has rows of its own."""
+    rebuilds_on_demand: _builtins.bool
+    """PS: it can serve rebuilt rows of which it knows only the keys, and rebuild those first that it or others wait for."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -207,10 +210,11 @@ class RegisterRequest(_message.Message):
         most_parity: _builtins.int = ...,
         knows_async_parity: _builtins.bool = ...,
         adopts_rows: _builtins.bool = ...,
+        rebuilds_on_demand: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts_rows", b"adopts_rows", "control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "knows_async_parity", b"knows_async_parity", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopts_rows", b"adopts_rows", "control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "knows_async_parity", b"knows_async_parity", "member", b"member", "metrics_address", b"metrics_address", "most_parity", b"most_parity", "pid", b"pid", "rebuilds_on_demand", b"rebuilds_on_demand", "routing_version", b"routing_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -560,6 +564,7 @@ class PsReport(_message.Message):
     DELAYS_FOR_MEMORY_FIELD_NUMBER: _builtins.int
     PROTECTED_VERSION_FIELD_NUMBER: _builtins.int
     PARITY_TROUBLE_FIELD_NUMBER: _builtins.int
+    MISSING_ROWS_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
@@ -577,6 +582,8 @@ class PsReport(_message.Message):
     """pushes wait, as the server is near its limit of memory"""
     protected_version: _builtins.int
     """the routing table under which others hold parity of all its rows; 0: none"""
+    missing_rows: _builtins.int
+    """rows that it serves and that have yet to arrive: they are rebuilt"""
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """per table"""
@@ -610,10 +617,11 @@ class PsReport(_message.Message):
         delays_for_memory: _builtins.bool = ...,
         protected_version: _builtins.int = ...,
         parity_trouble: Global___ParityTrouble | None = ...,
+        missing_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parity_trouble", b"parity_trouble"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "parity_trouble", b"parity_trouble", "protected_version", b"protected_version", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "missing_rows", b"missing_rows", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "parity_trouble", b"parity_trouble", "protected_version", b"protected_version", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2564,6 +2572,7 @@ class PrepareRequest(_message.Message):
     NO_PARITY_FIELD_NUMBER: _builtins.int
     ASYNC_PARITY_FIELD_NUMBER: _builtins.int
     KNOWS_ASYNC_PARITY_FIELD_NUMBER: _builtins.int
+    ON_DEMAND_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """ascending over the life of the job"""
     manifest_json: _builtins.str
@@ -2582,6 +2591,8 @@ class PrepareRequest(_message.Message):
     """as of AssignRequest, from this table on"""
     knows_async_parity: _builtins.bool
     """the master counts as forgotten what rebuilt rows lack"""
+    on_demand: _builtins.bool
+    """of a rebuild: the rows follow their keys, those first that are wanted"""
     @_builtins.property
     def routing(self) -> Global___Routing:
         """what the move leads to"""
@@ -2610,10 +2621,11 @@ class PrepareRequest(_message.Message):
         no_parity: _builtins.bool = ...,
         async_parity: _builtins.bool = ...,
         knows_async_parity: _builtins.bool = ...,
+        on_demand: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_parity", b"async_parity", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "knows_async_parity", b"knows_async_parity", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "no_parity", b"no_parity", "parity", b"parity", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_parity", b"async_parity", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "knows_async_parity", b"knows_async_parity", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "no_parity", b"no_parity", "on_demand", b"on_demand", "parity", b"parity", "priority_uris", b"priority_uris", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,12 @@ from emberscale_operator.kubernetes.status import FLASH_FAILED
 from emberscale_operator.machine import InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
-_SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {PARITY_STEP, "Recovered", "Returned"}
+_SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {
+    PARITY_STEP,
+    "Recovered",
+    "Returned",
+    "RowsRebuilt",
+}
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are ready; workers index the data"),
     JobPhase.RESTORING: ("RestoringRows", "the parameter servers load their rows, new or from the last checkpoint"),

@@ -136,7 +136,7 @@ def test_more_members_than_parity_covers_are_not_rebuilt() -> None:
 def test_a_member_that_has_begun_to_withdraw_is_not_rebuilt() -> None:
     core, _ = member(0, 4, parity=2)
     core.begin(1, AppliedBatches())
-    core.take_withdrawal(1, 1, 0b1)
+    core.take_withdrawal(1, 0b1)
     with pytest.raises(NotHeldError, match="1 of the lost servers had begun to take their rows out"):
         core.lose(frozenset({1, 2}))
 

@@ -39,7 +39,7 @@ def to_a_silent_receiver(tmp_path: Path) -> Iterator[SendingToOne]:
 def test_rows_on_their_way_to_a_slow_receiver_take_a_fraction_of_the_reserve(
     to_a_silent_receiver: SendingToOne, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "STALLED_SECONDS", 0.1)
     item, put = Item(ItemKind.ROWS, 0, np.zeros((1 << 14, 64), np.uint8)), 0
     with suppress(TimeoutError):
         while put < SMALLEST_RESERVE:

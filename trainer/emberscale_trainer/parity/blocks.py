@@ -1,6 +1,6 @@
 """The bytes of parity that one server holds: a block for each stripe, as large as a segment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from emberscale_trainer.jit.memory import address_of
 from emberscale_trainer.parity.code import PRODUCTS, coefficient, decode_one, decode_two
 from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.table.deltas import APPLIED, MALFORMED, TableDeltas, apply_deltas
-from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table.layout import COUNTER_BYTES, KEY_BYTES, RowLayout
 from emberscale_trainer.table.slab import Segment
 
 _MOST_SEGMENTS = 1 << 20
@@ -53,6 +53,34 @@ class ParityBlocks:
             except MemoryError:  # what is applied twice is undone
                 apply_deltas(address_of(deltas), 0, at, *directory.arguments)
                 raise
+
+    def lost_keys(
+        self, lost: int, table: int, columns: Mapping[tuple[int, int], NDArray[np.uint8]]
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields the stripes in which this member decodes rows of one lost member, with their keys and places.
+
+        Yields int64[n] of both. `columns` has, by table and stripe, the sum of the `key_columns` of all live members.
+        """
+        layout = self._tables[table]
+        for stripe, block, role in self._held(table):
+            is_here = self._layout.lost_rows(frozenset((lost,)), table, stripe)
+            if not is_here or role != self._layout.decoder(frozenset((lost,)), table, stripe):
+                continue
+            own = key_columns(layout, block)
+            if (others := columns.get((table, stripe))) is not None:
+                own ^= others
+            places = np.flatnonzero(own[:, KEY_BYTES:].any(axis=1))
+            if len(places):
+                yield stripe, own[places, :KEY_BYTES].copy().view(np.int64)[:, 0], places
+
+    def alone(self, table: int, stripe: int, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns the rows at these places of a stripe, of which one lost member's are left: uint8[n, stride], a copy.
+
+        Places without a row are left out.
+        """
+        rows: NDArray[np.uint8] = self._blocks[table, stripe].rows[places]
+        alone: NDArray[np.uint8] = rows[self._tables[table].fields(rows)["pushes"] != 0]
+        return alone
 
     def halves(self, lost: frozenset[int], table: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yields the parity that another holder needs to decode rows of two lost members, once only theirs are in it.
@@ -116,6 +144,17 @@ class ParityBlocks:
             self.nbytes += block.rows.nbytes
         factor = coefficient(role, self._layout.position(source, table, stripe))
         self._directories[source].put(table, segment, block.address, factor)
+
+
+def key_columns(layout: RowLayout, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the key and the `pushes` of each of `rows: uint8[n, stride]`, as uint8[n, KEY_BYTES + COUNTER_BYTES].
+
+    They tell which slots hold rows, and whose, and are a small part of the bytes.
+    """
+    columns = np.empty((len(rows), KEY_BYTES + COUNTER_BYTES), np.uint8)
+    columns[:, :KEY_BYTES] = rows[:, :KEY_BYTES]
+    columns[:, KEY_BYTES:] = rows[:, layout.pushes_offset : layout.pushes_offset + COUNTER_BYTES]
+    return columns
 
 
 class _Directory:

@@ -40,6 +40,7 @@ class _Source(Generic[_Deltas]):
     * `received`, `applied`: the last item that arrived, and the last that is in the parity.
     * `kept`: the items in between: their batches, if any, and the deltas, which the first item lacks.
     * `batches`: the batches in the parity.
+    * `paused`: what arrives is kept, also once all holders have it.
     * `lost`: no more items are accepted. `withdrawn`: the parity has none of its rows any more.
     """
 
@@ -47,6 +48,7 @@ class _Source(Generic[_Deltas]):
     applied: int = 0
     kept: deque[tuple[tuple[Batch, ...], _Deltas | None]] = field(default_factory=deque)
     batches: AppliedBatches = field(default_factory=AppliedBatches)
+    paused: bool = False
     lost: bool = False
     withdrawn: bool = False
 
@@ -75,9 +77,47 @@ class Holding(Generic[_Deltas]):
         Raises SourceOverError, and ValueError for what are no deltas. After a MemoryError the item has not come.
         """
         one = self._of(source)
-        self._apply(source, min(stored, one.received))
+        if not one.paused:
+            self._apply(source, min(stored, one.received))
         one.kept.append((tuple(batches), deltas))
         one.received += 1
+
+    def take_at_once(self, source: int, deltas: _Deltas) -> None:
+        """Takes the next item of a source that will never be lost: applies it and all before it, unless it is paused.
+
+        Raises as `take` does.
+        """
+        one = self._of(source)
+        if one.paused:
+            one.kept.append(((), deltas))
+        else:
+            self._apply(source, one.received)
+            self._blocks.apply(source, deltas)
+            one.applied += 1
+        one.received += 1
+
+    def is_withdrawn(self, source: int) -> bool:
+        """Whether none of a source's rows is left in the parity."""
+        return self._sources[source].withdrawn
+
+    def pause(self, source: int) -> None:
+        """Takes an item without changes: the parity has exactly what came before it until `resume`.
+
+        Raises SourceOverError; after a MemoryError the item has not come.
+        """
+        one = self._of(source)
+        if not one.paused:
+            self._apply(source, one.received)
+            one.paused = True
+        one.kept.append(((), None))
+        one.received += 1
+
+    def resume(self) -> None:
+        """Ends all pauses. Raises MemoryError; a later call then does the rest."""
+        for source, one in self._sources.items():
+            if one.paused:
+                self._apply(source, one.received)
+                one.paused = False
 
     def received(self, source: int) -> int:
         """Returns the number of items that arrived from a source."""

@@ -5,6 +5,7 @@ Pure, decisions without rows or threads:
 * `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier`, `moves`, and `adoption` (of
   lost servers' rows).
 * `group`: the parity of other servers' rows; `lag`: the pushes that the parity of this server's rows still lacks.
+* `missing`: rows of a lost server that are served and have yet to be rebuilt.
 
 Around it:
 
@@ -12,6 +13,7 @@ Around it:
 * `dataplane`: requests of workers; `control`: calls of the master, whose long ones go on in the `background`.
 * `saves`: checkpoints of the rows, written in the background.
 * `mover`, `rebuild`: rows go to other servers, both by `sending`; `retiring`: what was given away leaves the tables.
-* `protection`, `parity_group`: threads and streams around `group`.
+* `protection`, `parity_group`: threads and streams around `group`; `withdrawing`: rows leave the parity so that lost
+  ones are left in it, first those that a `demand` of their new owner is for.
 * `eviction`, `pressure`: rows and pushes when memory is bounded; `metrics`: Prometheus.
 """

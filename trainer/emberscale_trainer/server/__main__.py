@@ -68,6 +68,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             most_parity=MOST_PARITY,
             knows_async_parity=True,
             adopts_rows=True,
+            rebuilds_on_demand=True,
         )
     except JobOverError:
         _log.info("stopped", reason="NotRegistered")
@@ -92,7 +93,9 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.stage_seconds.update(stage_seconds(state))
         request.ps.delays_for_memory = state.core.pressure.delays
         request.ps.protected_version = mover.protection.version
-        if (trouble := mover.protection.trouble) is not None:
+        if (missing := state.missing) is not None:
+            request.ps.missing_rows = missing.count
+        if (trouble := mover.trouble) is not None:
             told = message_of(master_pb2.ParityTrouble, trouble, routing_version=trouble.version)
             request.ps.parity_trouble.CopyFrom(told)
         request.memory_bytes = max(request.memory_bytes, memory.used())

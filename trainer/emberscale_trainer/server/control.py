@@ -247,6 +247,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                     self._index,
                     replaces=bool(checkpoint),
                     lost=tuple(request.lost),
+                    on_demand=request.on_demand,
                 )
                 if transfer.joins:
                     self._parity = _chosen_parity(request, TrainingJob.from_json(request.manifest_json))
@@ -345,7 +346,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             and self._next is not None
             and (self._next.generation, self._next.version) == (generation, version)
         ):
-            self._mover.protection.form(self._next, self._index, self._parity, self._next_lag)
+            self._mover.switched(request.move)
+            self._mover.protect(self._next, self._index, self._parity, self._next_lag)
         _log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
 

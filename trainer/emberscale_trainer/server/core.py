@@ -106,7 +106,8 @@ class ServerCore:
     """One server's decisions, from the start of its process on. Times are in seconds, on one monotonic clock.
 
     `known` are generation and version of the newest table, as soon as rows are dropped for it; (0, 0) before the first.
-    A server that has given everything away still reports the table under which it did so.
+    A server that has given everything away still reports the table under which it did so. `misses_rows`, which the
+    caller sets: some rows have yet to arrive.
     """
 
     def __init__(self) -> None:
@@ -119,6 +120,7 @@ class ServerCore:
         self._ended: dict[int, None] = {}  # sessions, the oldest first
         self._checkpoint = (0, 0)  # the newest that the server has heard of, and its barrier
         self._masters_generation = 0
+        self.misses_rows = False
         self.pressure = MemoryPressure()
 
     @property
@@ -372,6 +374,8 @@ class ServerCore:
         if serving.partly:
             batches = count_text(len(serving.partly), "batch", "batches")
             raise NotHeldError(f"some rows lack {batches} that others have, since they were adopted here")
+        if self.misses_rows:
+            raise NotHeldError("rows that are rebuilt from parity have yet to arrive here")
         if checkpoint and checkpoint <= self._checkpoint[0] and self._checkpoint != (checkpoint, number):
             raise LaterError(f"checkpoint {self._checkpoint[0]} was begun here, and {checkpoint} is not later")
         self._barrier.hold(number, seconds, now)
@@ -415,12 +419,13 @@ class ServerCore:
         *,
         replaces: bool = False,
         lost: tuple[int, ...] = (),
+        on_demand: bool = False,
     ) -> Transfer:
         """Joins a move to a table of a later version, which replaces any move before; or attaches to it.
 
         The server must serve version `since`, or own nothing if that is 0: a master that has lost the end of its ledger
-        plans from a table that is no longer in force. `replaces`: the table replaces lost servers. `lost` is as in
-        `Transfer`.
+        plans from a table that is no longer in force. `replaces`: the table replaces lost servers. `lost` and
+        `on_demand` are as in `Transfer`. No move begins while rows have yet to arrive.
         """
         current, serving = self._moves.transfer, self._serving
         if current is not None and current.number == number:
@@ -431,6 +436,8 @@ class ServerCore:
         before = Ownership.of_nothing()
         if serving is None and self._wanted is not None:
             raise NotHeldError("this server is loading rows")
+        if self.misses_rows and serving is not None and serving.generation == table.generation:
+            raise NotHeldError("rows that are rebuilt from parity have yet to arrive here")
         if serving is not None and serving.generation == table.generation:
             before = serving.owned
         serves = serving.version if serving is not None and before else 0
@@ -439,7 +446,7 @@ class ServerCore:
         if serving is not None and serving.generation < table.generation:  # rows of an earlier history are void
             self._leave()
             self._wanted = None
-        transfer = Transfer(number, table, index, before, replaces, lost)
+        transfer = Transfer(number, table, index, before, replaces, lost, on_demand)
         self._moves.begin(transfer, now)
         return transfer
 

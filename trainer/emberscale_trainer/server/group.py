@@ -1,6 +1,7 @@
 """One server's part in a group that keeps parity of its members' rows, as pure state, without rows and streams.
 
     meeting -> filling -> whole -> (members are lost) -> withdrawing -> agreed
+                                -> (one is lost, whose rows follow on demand) -> keys are told, agreed -> withdrawing
        another table, or another assignment -> over
 
 A member greets each other member with a first item. Once all have answered, it sends each of them one numbered item for
@@ -27,6 +28,7 @@ class GroupCore(Generic[_Deltas]):
 
     * `holding`: the parity that it holds for the others. `put_count`: the number of its last item.
     * `has_met`: all others have answered, so that pushes are sent to them. `lost`: the members that count as lost.
+    * `has_told`: the holders know the keys in its rows, or will.
     * `has_withdrawn`: it has withdrawn its rows, and sends nothing more, as the others accept nothing more.
     * `is_over`: another group, or none, has replaced this one.
     """
@@ -39,6 +41,7 @@ class GroupCore(Generic[_Deltas]):
         self.has_met = False
         self._whole = False
         self.lost: frozenset[int] = frozenset()
+        self.has_told = False
         self.has_withdrawn = False
         self.put_count = 0
         self._received: dict[int, int] = {}
@@ -104,6 +107,10 @@ class GroupCore(Generic[_Deltas]):
             else tuple(member for member in self.holders if acknowledged[member] < number)
         )
 
+    def told_columns(self) -> None:
+        """Notes that this member has told all keys of its rows."""
+        self.has_told = True
+
     def withdrew(self) -> None:
         """Notes that the holders have nothing left of this member's rows, and know it."""
         self.has_withdrawn = True
@@ -120,10 +127,25 @@ class GroupCore(Generic[_Deltas]):
         self._taking()
         self.holding.take(source, stored, batches, deltas)
 
-    def take_withdrawal(self, source: int, stored: int, deltas: _Deltas) -> None:
+    def take_withdrawal(self, source: int, deltas: _Deltas) -> None:
         """As `take`, for rows that the member takes out of the parity; it can no longer be rebuilt itself."""
-        self.take(source, stored, (), deltas)
+        self._taking()
+        self.holding.take_at_once(source, deltas)
         self._withdrawing.add(source)
+
+    def take_columns(self, source: int) -> None:
+        """Notes the keys in a member's rows: the parity keeps what the member has sent until all keys are known.
+
+        The member can no longer be rebuilt itself. Raises also what `Holding.pause` does.
+        """
+        self._taking()
+        self.holding.pause(source)
+        self._withdrawing.add(source)
+
+    def marked(self, source: int, received: Mapping[int, int]) -> None:
+        """Notes that a member has told all keys of its rows. `received` is as of `withdrawn`."""
+        self.take_columns(source)
+        self._marks[source] = dict(received)
 
     def withdrawn(self, source: int, received: Mapping[int, int]) -> None:
         """Notes that a member has withdrawn its rows. `received` has the number of its items by lost member."""
@@ -172,6 +194,11 @@ class GroupCore(Generic[_Deltas]):
         for lost in self.lost:
             self.holding.agree(lost, min([self._received[lost], *(received[lost] for received in marks)]))
         return {lost: self.holding.applied(lost) for lost in sorted(self.lost)}
+
+    def has_only_lost_rows(self) -> bool:
+        """Whether all live members have withdrawn their rows. Raises NotHeldError."""
+        self.require()
+        return all(self.holding.is_withdrawn(member) for member in self.holders)
 
     def has_all(self) -> bool:
         """Whether this member has received all that it needs to decode rows. Raises NotHeldError."""

@@ -62,7 +62,15 @@ class ServerMetrics(Collector):
             counts = {table: getattr(told, attribute) for table, told in figures.admission.items()}
             yield labelled(CounterMetricFamily, name, text, ["table"], counts)
         yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=figures.table_bytes)
+        yield from self._missing()
         yield from self._parity()
+
+    def _missing(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        missing = self._state.missing
+        text = "Rows that are served and have yet to be rebuilt from parity"
+        yield GaugeMetricFamily(metrics.PS_MISSING_ROWS, text, value=0 if missing is None else missing.count)
+        text = "Missing rows that requests have waited for: degraded reads"
+        yield CounterMetricFamily(metrics.PS_WANTED_ROWS_TOTAL, text, value=self._state.totals.wanted_rows)
 
     def _parity(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         group, totals = self._protection.group, self._protection.totals

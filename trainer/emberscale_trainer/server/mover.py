@@ -11,19 +11,23 @@ work is lost to training: resting does not lower the total cost, but spreads it.
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from emberscale_api.readable import duration_text
+from emberscale_api.readable import count_text, duration_text
+from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.demand import RowDemand
 from emberscale_trainer.server.group import is_parity_stream
-from emberscale_trainer.server.moves import Transfer, move_of
+from emberscale_trainer.server.lag import LagBound
+from emberscale_trainer.server.moves import Transfer, asks_for_rows, move_of
 from emberscale_trainer.server.protection import RowProtection
 from emberscale_trainer.server.rebuild import Rebuild
 from emberscale_trainer.server.sending import CopyProgress, RowSending
 from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.server.withdrawing import Withdrawing
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers
 from emberscale_trainer.stream.receiver import Deliver
 from emberscale_trainer.table import Scan, SnapshotAbandonedError, TableStore
@@ -45,6 +49,8 @@ _REST = 1.0
 _SPARING_REST = 300.0
 """The rest while it spares training, as a multiple of the piece's CPU time. The receiver takes about as much again."""
 _LONGEST_REST_SECONDS = 1.0
+_MISSING_SECONDS = 30.0
+"""How long no missing row may arrive before the master is told."""
 
 
 class RowMover:
@@ -58,6 +64,9 @@ class RowMover:
         self._lock = threading.Lock()
         self._sending: _MoveSending | None = None
         self._rebuild: Rebuild | None = None
+        self._withdrawing: Withdrawing | None = None
+        self._demand: RowDemand | None = None
+        self._to_protect: tuple[RoutingTable, Callable[[], None]] | None = None
         self.protection = RowProtection(state, token, context)
         self.streams = StreamReceivers(self._accept)
 
@@ -90,8 +99,69 @@ class RowMover:
         self._state.abandon(move)
         with self._lock:
             for sending in (self._sending, self._rebuild):
-                if sending is not None and sending.move <= move:
+                if sending is not None and sending.move <= move and not self._outlives(sending, move):
                     sending.close("it was abandoned")
+
+    def _outlives(self, sending: RowSending, move: int) -> bool:
+        """Whether this is the rebuild of a table in force, and only a later move is abandoned."""
+        return sending is self._rebuild and sending.move < move and self._rebuild.goes_on
+
+    def switched(self, move: int) -> None:
+        """Has rows that follow on demand sent, and asked for: their new owners serve them."""
+        missing = self._state.missing
+        with self._lock:
+            if self._rebuild is not None and self._rebuild.move == move:
+                self._rebuild.go_on()
+            if missing is not None and missing.transfer.number == move and self._asks_for(move) is None:
+                want = None if self._rebuild is None else self._rebuild.want
+                self._demand = RowDemand(self._state, missing, want, self._token, self._context)
+
+    def _asks_for(self, move: int) -> RowDemand | None:
+        return self._demand if self._demand is not None and self._demand.move == move else None
+
+    def protect(self, table: RoutingTable, index: int, parity: int = 1, lag: LagBound | None = None) -> None:
+        """As `RowProtection.form`, once the rebuild that led to this table is over here and all its rows are there.
+
+        `look` sees to that. Until then the group before serves the rebuild.
+        """
+        with self._lock:
+            self._to_protect = table, lambda: self.protection.form(table, index, parity, lag)
+        self._protect_if_due()
+
+    def _protect_if_due(self) -> None:
+        with self._lock:
+            waiting = self._to_protect
+            if waiting is None or self._state.missing is not None or self._rebuilds_for(waiting[0]):
+                return
+            self._to_protect = self._withdrawing = None
+        try:
+            waiting[1]()
+        except MemoryError as error:
+            _log.warning("rows_not_protected", version=waiting[0].version, problem=str(error) or repr(error))
+            with self._lock:
+                self._to_protect = self._to_protect or waiting
+
+    def _rebuilds_for(self, table: RoutingTable) -> bool:
+        """Whether the rebuild that led to this table is not over here; others wait for one that has failed, too."""
+        rebuild = self._rebuild
+        return rebuild is not None and rebuild.table == table and (not rebuild.over or bool(rebuild.problem))
+
+    @property
+    def trouble(self) -> ParityTrouble | None:
+        """As `Group.trouble`; also what keeps rows that follow on demand from coming, or pushes waiting meanwhile."""
+        missing, rebuild, waiting = self._state.missing, self._rebuild, self._to_protect
+        if waiting is None:
+            return self.protection.trouble
+        version, now = waiting[0].version, time.monotonic()
+        if rebuild is not None and rebuild.table == waiting[0] and rebuild.problem:
+            return ParityTrouble(
+                version, f"it no longer rebuilds rows: {rebuild.problem}", _MISSING_SECONDS, broken=True
+            )
+        if missing is not None and now - missing.changed_at >= _MISSING_SECONDS:
+            problem = f"{count_text(missing.count, 'row', 'rows')} that are rebuilt from parity do not arrive"
+            return ParityTrouble(version, problem, now - missing.changed_at, broken=True)
+        group = self.protection.group
+        return None if group is None else group.trouble_of_rebuild(version)
 
     def stop(self) -> None:
         """Ends all sending, as the rows are no longer served, so that no sender keeps them in memory."""
@@ -99,11 +169,16 @@ class RowMover:
             for sending in (self._sending, self._rebuild):
                 if sending is not None:
                     sending.close("the rows are served no more")
+            self._to_protect = self._withdrawing = None
         self.protection.stop()
 
     def look(self) -> None:
-        """Gives up a move that the master has not mentioned for too long; the caller repeats this regularly."""
+        """Gives up a move that the master has not mentioned for too long, and protects rows that are rebuilt by now.
+
+        The caller repeats this regularly.
+        """
         self._state.lapse()
+        self._protect_if_due()
 
     def _rebuilt(self, transfer: Transfer, wait_seconds: float) -> CopyProgress:
         """Rebuilds the rows of lost servers for their new owners, or attaches to that."""
@@ -117,8 +192,10 @@ class RowMover:
                     raise NotHeldError("no parity is held here")
                 if rebuild is not None:
                     rebuild.close("a later move has begun")
+                if self._withdrawing is None or self._withdrawing.group is not group:
+                    self._withdrawing = Withdrawing(group)
                 rebuild = self._rebuild = Rebuild(
-                    group,
+                    self._withdrawing,
                     transfer,
                     lambda item: self._state.receive(transfer.number, item),
                     self._token,
@@ -142,10 +219,15 @@ class RowMover:
         if is_parity_stream(stream):
             return self.protection.accept(stream, generation)
         move = move_of(stream)
+        if asks_for_rows(stream):
+            return self._accept_wants(move)
         try:
             transfer = self._state.wanted(move)
         except NotHeldError as error:
-            raise StreamLostError(str(error)) from error
+            followed = self._state.followed
+            if followed is None or followed.number != move:
+                raise StreamLostError(str(error)) from error
+            transfer = followed
         if transfer.table.generation != generation:
             raise StreamLostError(f"move {move} is of generation {transfer.table.generation}")
 
@@ -154,6 +236,18 @@ class RowMover:
                 self._state.receive(move, item)
             except (NotHeldError, MemoryError) as error:
                 raise StreamLostError(str(error)) from error
+
+        return deliver
+
+    def _accept_wants(self, move: int) -> Deliver:
+        rebuild = self._rebuild
+        if rebuild is None or rebuild.move != move or rebuild.over:
+            raise StreamLostError(f"the rebuild of move {move} is over here")
+
+        def deliver(item: Item) -> None:
+            if item.kind is not ItemKind.WANTED:
+                raise ValueError(f"an item of kind {item.kind} in a stream that asks for rows")
+            rebuild.want(item.keys.copy())
 
         return deliver
 
@@ -203,8 +297,9 @@ class _MoveSending(RowSending):
             self._fail(str(error))
         except (StreamLostError, SnapshotAbandonedError, TimeoutError, MemoryError) as error:
             if not self._closed.is_set():
-                _log.warning("move_failed", move=self.move, problem=str(error))
-                self._fail(str(error))
+                problem = str(error) or repr(error)  # a MemoryError may say nothing
+                _log.warning("move_failed", move=self.move, problem=problem)
+                self._fail(problem)
         except BaseException as error:
             self._fail(repr(error))
             raise

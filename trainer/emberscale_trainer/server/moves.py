@@ -17,6 +17,7 @@ PATIENCE_SECONDS = 60.0
 """The time after which a server leaves a move that the master no longer mentions."""
 
 _SERVERS = 1 << 10
+_WANTS = 1 << 62
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,7 @@ class Transfer:
 
     * `replaces`: the table replaces lost servers. No rows are sent: successors load them from a checkpoint.
     * `lost`: the indexes of servers whose rows the others rebuild for their new owners; empty: rows move.
+    * `on_demand`: of a rebuild, the new owners serve the rows once they know their keys.
     """
 
     number: int
@@ -33,6 +35,7 @@ class Transfer:
     before: Ownership
     replaces: bool = False
     lost: tuple[int, ...] = ()
+    on_demand: bool = False
 
     @cached_property
     def after(self) -> Ownership:
@@ -126,6 +129,16 @@ def stream_of(move: int, source: int) -> int:
     return move * _SERVERS + source
 
 
+def wants_stream(move: int, source: int) -> int:
+    """The number of the stream with which a server asks for rows that follow on demand: 64 bits."""
+    return _WANTS | stream_of(move, source)
+
+
+def asks_for_rows(stream: int) -> bool:
+    """Whether a stream asks for rows, and does not bring them."""
+    return bool(stream & _WANTS)
+
+
 def move_of(stream: int) -> int:
     """The number of the move that a stream belongs to."""
-    return stream // _SERVERS
+    return (stream & ~_WANTS) // _SERVERS

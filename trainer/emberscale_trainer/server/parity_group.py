@@ -18,6 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import structlog
@@ -26,6 +27,8 @@ from numpy.typing import NDArray
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError
 from emberscale_trainer.parity.holding import Batch
+from emberscale_trainer.parity.places import split_places
+from emberscale_trainer.parity.withdrawals import SlotNumbers, Withdrawals
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, parity_stream
@@ -38,10 +41,6 @@ from emberscale_trainer.table import DeltaLog
 _log = structlog.get_logger()
 
 _FILL_BYTES = 256 << 10
-_WITHDRAW_BYTES = 1 << 20
-"""Rows that are withdrawn at a time: no training goes on meanwhile, and each piece takes an item to every holder."""
-_WITHDRAW_AHEAD = 2
-"""Pieces that are sent before the holders have acknowledged earlier ones; holders keep as many."""
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0
@@ -51,14 +50,16 @@ _FLUSH_SECONDS = 0.2
 _GATHER_SECONDS = 2.0
 """How long they may wait with `Async`: large batches come a few times a second, and an item is to have several."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_NOTHING = np.zeros((0, 8), np.uint8)
+NOTHING = np.zeros((0, 8), np.uint8)
 
 
 class Group:
     """One server's part in the group of one routing table, until another table or assignment ends it.
 
     * `core` decides; only the group changes it.
-    * `rebuild_pieces`: the pieces of rows taken out of the parity, and of parity sent to other holders, for a rebuild.
+    * `state`: the server's rows and their lock. `log`: the changes of the rows, which the lock guards.
+    * `layouts`: those of the rows of each table.
+    * `withdrawals`: what the others have taken out of the parity, which `changed` guards.
     """
 
     def __init__(
@@ -82,12 +83,9 @@ class Group:
         self.members = members
         self.me = me = members.index(index)
         self.changed = threading.Condition()
-        self._state = state
+        self.state = state
         self._totals = totals
-        self._withdrawing = threading.Lock()
         self._withdraws = False  # deltas from now on may take rows out of the parity
-        self._rest: dict[int, AppliedBatches] | None = None
-        self.rebuild_pieces = 0
         self._parted_at: float | None = None
         self._problem = ""
         self._sends_no_more = threading.Event()
@@ -95,11 +93,13 @@ class Group:
         self._lag = ParityLag(lag)
         self._lagging = threading.Lock()  # held for moments, within any other lock
         tables = state.tables
-        self._layout = layout = ParityLayout(len(members), parity)
-        self._log: DeltaLog = tables.log_deltas(
+        self.layouts = tables.layouts
+        self.layout = layout = ParityLayout(len(members), parity)
+        self.log: DeltaLog = tables.log_deltas(
             len(members), lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
         )
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
+        self.withdrawals = Withdrawals(layout, [SlotNumbers(one.slot_bits, one.segment_rows) for one in tables.layouts])
         self.core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
         self._senders = {
@@ -109,7 +109,7 @@ class Group:
             for member, server in enumerate(table.owners)
             if member != self.me
         }
-        self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(AppliedBatches())) for _ in members)
+        self.send(Item(ItemKind.BASE, 0, NOTHING, _flat(AppliedBatches())) for _ in members)
         threading.Thread(target=self._run, name="parity", daemon=True).start()
 
     @property
@@ -155,6 +155,25 @@ class Group:
             return ParityTrouble(version, f"{self._name(slowest)} does not acknowledge its changes", waiting)
         return ParityTrouble(version, self._problem) if self._problem else None
 
+    def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
+        """What keeps pushes waiting while this group, of an earlier table, still serves a rebuild; None: nothing does.
+
+        `version` is that of the table in force.
+        """
+        for member in self.core.waits_for(self.core.put_count, self._acknowledged()):
+            sender = self._senders[member]
+            if problem := sender.problem:
+                refused = f"{self._name(member)} takes no more of its changes: {problem}"
+                return ParityTrouble(version, refused, sender.waiting_seconds, broken=True)
+            if sender.waiting_seconds >= _SLOW_SECONDS:
+                waits = f"{self._name(member)} does not acknowledge its changes"
+                return ParityTrouble(version, waits, sender.waiting_seconds)
+        return None
+
+    def rows_of(self, table: int, segment: int) -> NDArray[np.uint8]:
+        """Returns the slots of a segment of this server's rows, uint8[n, stride]. The caller holds the state's lock."""
+        return self.state.tables.slots[table].segments[segment].rows
+
     def _name(self, member: int) -> str:
         return f"ps-{self.members[member]}"
 
@@ -163,7 +182,7 @@ class Group:
     def pushed(self, epoch: int, batch: int) -> None:
         """Sends what a push has changed, now or with that of later pushes. The caller holds the lock of the state."""
         with self._lagging:
-            is_due = self._lag.pushed((epoch, batch), self._log.pending_bytes)
+            is_due = self._lag.pushed((epoch, batch), self.log.pending_bytes)
         if not is_due and self.core.sends_pushes:
             return
         try:
@@ -193,9 +212,14 @@ class Group:
     def _has_parted(self) -> bool:
         return self._parted_at is not None or any(self._senders[one].problem for one in self.core.holders)
 
-    def await_holders(self) -> None:
-        """Waits until all live holders have stored all items up to now, or no holder has to."""
-        self._await(self.core.put_count)
+    def await_holders(self, *, ahead: int = 0) -> None:
+        """Waits until all live holders have stored all items up to now but the last `ahead`, or no holder has to."""
+        self._await(self.core.put_count - ahead)
+
+    def send_queued(self) -> None:
+        """Sends what is queued, without waiting for it."""
+        for member in self.core.holders:
+            self._senders[member].send_queued()
 
     def _await(self, number: int) -> None:
         for member in self.core.waits_for(number, self._acknowledged()):
@@ -212,7 +236,7 @@ class Group:
 
     def end(self) -> None:
         """Ends the group, which another or none replaces; releases whoever waits for it."""
-        self._log.stop()
+        self.log.stop()
         with self.changed:
             self.core.end()
             self._sends_no_more.set()
@@ -222,18 +246,18 @@ class Group:
 
     def catch_up(self) -> None:
         """Sends pending changes if they are large, and waits as `await_holders` does."""
-        if self._log.pending_bytes >= _FILL_BYTES:
+        if self.log.pending_bytes >= _FILL_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         """Sends pending changes; leaves them for later if memory is short."""
-        with self._state.lock:
+        with self.state.lock:
             if not self.core.is_filling or not self._has_pending() or not self._try_to_send():
                 return
         self.await_holders()
 
     def _has_pending(self) -> bool:
-        return bool(self._log.pending_bytes) or self._lag.has_gathered
+        return bool(self.log.pending_bytes) or self._lag.has_gathered
 
     def _try_to_send(self) -> bool:
         """Sends pending changes; returns False, and leaves them for later, if memory is short."""
@@ -244,20 +268,28 @@ class Group:
             return False
         return True
 
-    def _send_deltas(self) -> None:
+    def withdraw(self, kind: ItemKind = ItemKind.WITHDRAWAL, what: Sequence[int] = ()) -> None:
+        """Sends the pending deltas, which take rows out of the parity: `what` are the keys that say which.
+
+        The caller holds the lock of the state. Raises MemoryError; the deltas then go with a later push or withdrawal.
+        """
+        self._withdraws = True
+        self._send_deltas(kind, what)
+
+    def _send_deltas(self, kind: ItemKind = ItemKind.WITHDRAWAL, what: Sequence[int] = ()) -> None:
         """Sends the pending deltas, with the batches that they are of. Raises MemoryError if it cannot take them.
 
         Any later error is fatal: what was taken cannot be put back, and the parity would be wrong without it. A server
-        that withdraws its rows is not rebuilt, so nobody asks for the batches in them.
+        that withdraws its rows is not rebuilt, so nobody asks for the batches in them: its deltas are of this `kind`.
         """
-        taken = self._log.take([self._layout.lanes_to(member) for member in range(len(self.members))])
+        taken = self.log.take([self.layout.lanes_to(member) for member in range(len(self.members))])
         try:
-            self._send_taken(taken)
+            self._send_taken(taken, kind, what)
         except BaseException as error:
-            self._state.fail(error)
+            self.state.fail(error)
             raise
 
-    def _send_taken(self, taken: Sequence[NDArray[np.uint8]]) -> None:
+    def _send_taken(self, taken: Sequence[NDArray[np.uint8]], kind: ItemKind, what: Sequence[int]) -> None:
         self._sent_at = time.monotonic()
         if not self.core.sends_pushes:
             with self._lagging:
@@ -268,13 +300,15 @@ class Group:
         with self._lagging:
             self._lag.stored(stored)  # what is stored need not be remembered
             batches = self._lag.send(number, size)
-        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in taken]
-        kind, named, (epoch, batch) = _named(batches, withdraws=self._withdraws)
+        deltas = [one.reshape(1, -1) if len(one) else NOTHING for one in taken]
+        named, epoch, batch = list(what), 0, 0
+        if not self._withdraws:
+            kind, named, (epoch, batch) = _named(batches)
         keys = np.array([stored, *named], np.int64)
         self._queue(Item(kind, 0, records, keys, epoch, batch) for records in deltas)
 
-    def _send(self, items: Iterable[Item]) -> None:
-        """Sends one item to each member, in their order."""
+    def send(self, items: Iterable[Item]) -> None:
+        """Sends one item to each member, in their order. The caller holds the lock of the state."""
         self.core.put()
         self._queue(items)
 
@@ -329,10 +363,10 @@ class Group:
                 continue
             except StreamLostError:
                 self._sends_no_more.wait(_WAIT_SECONDS)
-        with self._state.lock:
+        with self.state.lock:
             if self.core.is_filling:
                 self.core.meet()
-                self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(self._state.core.applied)) for _ in self.members)
+                self.send(Item(ItemKind.BASE, 0, NOTHING, _flat(self.state.core.applied)) for _ in self.members)
 
     def _part(self, problem: str) -> None:
         """Marks the group as parted for good, for the reason in `problem`."""
@@ -346,12 +380,12 @@ class Group:
         pause, whole = _FIRST_PAUSE, False
         while not whole:
             try:
-                with self._state.lock:
+                with self.state.lock:
                     if not self.core.is_filling:
                         return
-                    self._log.fill(_FILL_BYTES)
+                    self.log.fill(_FILL_BYTES)
                     self._send_deltas()
-                    whole = self._log.is_whole
+                    whole = self.log.is_whole
             except MemoryError as error:
                 self._problem = "it has no memory to send its rows to their parity servers, and tries again"
                 _log.warning("rows_not_protected", version=self.table.version, problem=str(error))
@@ -367,8 +401,8 @@ class Group:
         The record that others hold is of all rows: a batch that only a part of them has is not in it, and would be
         applied to that part again.
         """
-        with self._state.lock:
-            if not self.core.is_filling or self.core.is_whole or not self._state.core.is_uniform:
+        with self.state.lock:
+            if not self.core.is_filling or self.core.is_whole or not self.state.core.is_uniform:
                 return
             if self._has_pending() and not self._try_to_send():
                 return
@@ -402,7 +436,23 @@ class Group:
             case ItemKind.FILL:
                 self.core.take(source, keys[0], (), item.records.reshape(-1).copy())
             case ItemKind.WITHDRAWAL:
-                self.core.take_withdrawal(source, keys[0], item.records.reshape(-1).copy())
+                self.core.take_withdrawal(source, item.records.reshape(-1).copy())
+                if ends := keys[1:]:
+                    with _taken_once():
+                        self.withdrawals.withdrew_to(source, ends)
+            case ItemKind.WITHDRAWN_PLACES:
+                parts = [*split_places(item.keys[1:], self.layouts)]
+                self.core.take_withdrawal(source, item.records.reshape(-1).copy())
+                with _taken_once():
+                    for table, stripe, places in parts:
+                        self.withdrawals.withdrew(source, table, stripe, places)
+            case ItemKind.COLUMNS:
+                self.core.take_columns(source)
+                with _taken_once():
+                    self._take_columns(item)
+            case ItemKind.COLUMNS_TOLD:
+                self.withdrawals.tell_ends(source, keys[2:])
+                self.core.marked(source, {keys[0]: keys[1]})
             case ItemKind.WITHDRAWN:
                 self.core.withdrawn(source, dict(zip(keys[::2], keys[1::2], strict=True)))
             case ItemKind.HALF if keys:
@@ -413,39 +463,20 @@ class Group:
             case _:
                 raise ValueError(f"an item of kind {item.kind} in a stream of parity")
 
+    def _take_columns(self, item: Item) -> None:
+        first = 0
+        for table, stripe, count in item.keys.reshape(-1, 3).tolist():
+            self.withdrawals.tell_keys(table, stripe, item.records[first : first + count])
+            first += count
+
     # The loss of members
 
-    def rebuild(self, lost: frozenset[int]) -> dict[int, AppliedBatches]:
-        """Withdraws all other rows from the parity of lost members; returns the batches in the rows of each.
+    def lose(self, lost: frozenset[int]) -> dict[int, int]:
+        """Declares members lost: nothing more of them is taken. Returns how many items came of each.
 
-        Waits until all other members have done so. Raises NotHeldError if this group cannot rebuild the rows.
+        Raises NotHeldError if this group cannot rebuild their rows.
         """
-        marks = self._begin_rebuild(lost)
-        with self._withdrawing:
-            if self._rest is None:
-                if not self.core.has_withdrawn:  # an earlier attempt failed after it
-                    self._withdraw(marks)
-                agreed = self._agreed()
-                if len(lost) > 1:
-                    self._send_halves()
-                    self._await_halves()
-                self._rest = agreed
-            return self._rest
-
-    def rest(self, member: int) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
-        """Yields the rows of a rebuilt member that this server decodes.
-
-        Yields the number of the table, whether it is the dense one, and the rows, uint8 [n, stride].
-        """
-        tables = self._state.tables
-        for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
-            for slots in self.blocks.decoded(self.core.lost, member, table):
-                records = chosen(slots, layout.fields(slots)["pushes"] != 0)
-                if len(records):
-                    yield table, spec.column < 0, records
-
-    def _begin_rebuild(self, lost: frozenset[int]) -> dict[int, int]:
-        with self._state.lock, self.changed:
+        with self.state.lock, self.changed:
             marks = self.core.lose(lost)
             if self._parted_at is None:
                 names = " and ".join(self._name(member) for member in sorted(lost))
@@ -454,65 +485,18 @@ class Group:
             self._senders[member].close()
         return marks
 
-    def _withdraw(self, marks: dict[int, int]) -> None:
-        empty = False
-        while not empty:
-            with self._state.lock:
-                self.core.require()
-                self._log.withdraw(_WITHDRAW_BYTES)
-                self._withdraws = True  # if the deltas cannot be sent now, a push sends them
-                self._send_deltas()
-                empty = self._log.is_empty
-            for member in self.core.holders:
-                self._senders[member].send_queued()
-            self._await(self.core.put_count - _WITHDRAW_AHEAD)
-            self.rebuild_pieces += 1
-        said = np.array([*marks.items()], np.int64).reshape(-1)
-        with self._state.lock:
-            self.core.require()
-            self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, said) for _ in self.members)
-            self.core.withdrew()
-        self.await_holders()
 
-    def _agreed(self) -> dict[int, AppliedBatches]:
-        """Waits for all others; returns the batches of each lost server that all of its parity has."""
-        with self.changed:
-            while (agreed := self.core.agreed()) is None:
-                self.changed.wait()
-            return agreed
-
-    def _send_halves(self) -> None:
-        """Sends other holders the parity that they need to decode two lost rows of a stripe, and then an end mark."""
-        following = (self.me + 1) % len(self.members)
-        for table in range(len(self._state.tables.specs)):
-            for stripe, first, rows in self.blocks.halves(self.core.lost, table):
-                half = Item(ItemKind.HALF, table, rows, np.array([stripe, first], np.int64))
-                none = Item(ItemKind.HALF, table, rows[:0], half.keys)
-                self._send_half([half if member == following else none for member in range(len(self.members))])
-                self.rebuild_pieces += 1
-        self._send_half([Item(ItemKind.HALF, 0, _NOTHING) for _ in self.members])
-
-    def _send_half(self, items: Sequence[Item]) -> None:
-        with self._state.lock:
-            self.core.require()
-            self._send(items)
-        self.await_holders()
-
-    def _await_halves(self) -> None:
-        with self.changed:
-            while not self.core.has_all():
-                self.changed.wait()
+@contextmanager
+def _taken_once() -> Iterator[None]:
+    """Ends the stream for want of memory: its item is taken, and must not come again."""
+    try:
+        yield
+    except MemoryError as error:
+        raise StreamLostError(f"no memory to note what is withdrawn: {error}") from error
 
 
-def chosen(records: NDArray[np.uint8], mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Returns the records, uint8 [n, stride], that the mask, bool [n], chooses: without a copy if it chooses all."""
-    return records if mask.all() else records[mask]
-
-
-def _named(batches: Sequence[Batch], *, withdraws: bool) -> tuple[ItemKind, list[int], Batch]:
+def _named(batches: Sequence[Batch]) -> tuple[ItemKind, list[int], Batch]:
     """Returns the kind of the item with the deltas of these batches, the keys that name them, and a single one."""
-    if withdraws:
-        return ItemKind.WITHDRAWAL, [], (0, 0)
     if len(batches) > 1:
         return ItemKind.COALESCED, [number for batch in batches for number in batch], (0, 0)
     return (ItemKind.DELTA, [], batches[0]) if batches else (ItemKind.FILL, [], (0, 0))

@@ -1,26 +1,40 @@
 """Sends the rebuilt rows of lost servers to their new owners: their successors, or the servers that are left.
 
 A server that is left may own some of the rows that it rebuilds itself; these need no stream.
+
+The rows of several lost servers are all sent before the new owners serve them. Those of one follow *on demand*: first
+their keys, with which the new owner can serve them, then the rows that it wants, and behind them, at a bounded rate,
+the rest.
 """
 
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from emberscale_trainer.parity import SourceOverError
-from emberscale_trainer.partition import Ownership
+from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.moves import Transfer, new_owners
-from emberscale_trainer.server.parity_group import Group, chosen
-from emberscale_trainer.server.sending import CopyProgress, RowSending
+from emberscale_trainer.server.parity_group import NOTHING
+from emberscale_trainer.server.sending import STALLED_SECONDS, CopyProgress, RowSending
+from emberscale_trainer.server.withdrawing import Rows, Withdrawing, chosen
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError
 from emberscale_trainer.table import keys_of
 
 _log = structlog.get_logger()
+
+_REST = 2.0
+"""The rest after a piece of rows that nobody waits for, as a multiple of its CPU time: training has priority. Holders
+and new owners take about as much again."""
+_AGAIN_SECONDS = 0.5
+"""The pause after a piece for which there was no memory."""
 
 
 class Rebuild(RowSending):
@@ -28,62 +42,107 @@ class Rebuild(RowSending):
 
     def __init__(
         self,
-        group: Group,
+        withdrawing: Withdrawing,
         transfer: Transfer,
         receive: Callable[[Item], None],
         token: str,
         context: ssl.SSLContext | None,
     ) -> None:
         """`transfer` names the lost servers of the group, and their rows' new owners; `receive` takes this server's."""
+        group = withdrawing.group
         if not transfer.lost or not set(transfer.lost) <= set(group.members):
             raise NotHeldError("the lost servers are not of this group")
         self._owned = {lost: new_owners(Ownership.of(group.table, lost), transfer.table) for lost in transfer.lost}
         peers = {peer for owned in self._owned.values() for peer in owned}
         super().__init__("the rebuild of move", transfer, peers - {transfer.index}, token, context)
-        self._me, self._receive = transfer.index, receive
-        self._group: Group | None = group  # released at the end: old parity takes as much memory as new
+        self.table = transfer.table
+        self._me, self._receive, self._on_demand = transfer.index, receive, transfer.on_demand
+        self._dense, self._strides = len(group.layouts) - 1, [layout.stride for layout in group.layouts]
+        self._withdrawing: Withdrawing | None = withdrawing  # released at the end: old parity takes memory, as new does
         self._pieces = 0
-        threading.Thread(target=self._run, args=(group,), name="rebuild", daemon=True).start()
+        self._wanted: deque[NDArray[np.int64]] = deque()
+        self._goes_on = False
+        self.over = False
+        """Whether the thread has done all that it will do."""
+        threading.Thread(target=self._run, args=(withdrawing,), name="rebuild", daemon=True).start()
 
     def progress(self, wait_seconds: float) -> CopyProgress:
-        """As `RowSending.progress`; it is ready once all rows are sent."""
-        progress, group = super().progress(wait_seconds), self._group
-        return replace(progress, rounds=self._pieces if group is None else group.rebuild_pieces)
+        """As `RowSending.progress`; it is ready once all rows are sent, or on demand their keys."""
+        progress, withdrawing = super().progress(wait_seconds), self._withdrawing
+        return replace(progress, rounds=self._pieces if withdrawing is None else withdrawing.pieces)
 
-    def _run(self, group: Group) -> None:
+    def go_on(self) -> None:
+        """Sends the rows that follow on demand: their new owners serve them now."""
+        self._goes_on = True
+        self._notify()
+
+    def want(self, places: NDArray[np.int64]) -> None:
+        """Sends the rows at these places (`parity.places`) before others."""
+        self._wanted.append(places)
+        self.go_on()
+
+    def close(self, why: str) -> None:
+        """As `RowSending.close`."""
+        super().close(why)
+        self._notify()
+
+    def _notify(self) -> None:
+        if (withdrawing := self._withdrawing) is not None:
+            withdrawing.notify()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the new owners of the rows serve them already."""
+        return self._goes_on
+
+    @property
+    def problem(self) -> str:
+        """Why the rows are no longer sent; empty if they are."""
+        return self._problem
+
+    def _run(self, withdrawing: Withdrawing) -> None:
         try:
-            self._rebuild(group)
+            self._rebuild(withdrawing)
         finally:
-            self._pieces, self._group = group.rebuild_pieces, None
+            self._pieces, self._withdrawing = withdrawing.pieces, None
             for sender in self._senders.values():
                 sender.close()
+            self.over = True
 
-    def _rebuild(self, group: Group) -> None:
+    def _rebuild(self, withdrawing: Withdrawing) -> None:
         began = time.monotonic()
         try:
-            members = {group.members.index(lost): lost for lost in self._owned}
-            found = group.rebuild(frozenset(members))
-            rows = sum(self._send(group, member, lost) for member, lost in members.items())
-            self._flush()
+            members = {withdrawing.group.members.index(lost): lost for lost in self._owned}
+            if self._on_demand:
+                ((member, lost),) = members.items()
+                rows = self._follow(withdrawing, member, lost)
+            else:
+                found = withdrawing.decode(frozenset(members))
+                rows = sum(self._send(lost, withdrawing.decoded(member)) for member, lost in members.items())
+                self._flush()
+                self._ready({lost: found[member] for member, lost in members.items()})
         except (NotHeldError, StreamLostError, SourceOverError, TimeoutError, MemoryError, ValueError) as error:
+            problem = str(error) or repr(error)  # a MemoryError may say nothing
             if not self._closed.is_set():
-                _log.warning("rebuild_failed", move=self.move, problem=str(error))
-            self._fail(str(error))
+                _log.warning("rebuild_failed", move=self.move, problem=problem)
+            self._fail(problem)
             return
         except BaseException as error:
             self._fail(repr(error))
             raise
-        with self._changed:
-            self._progress = replace(self._progress, ready=True, rebuilt={members[one]: found[one] for one in found})
-            self._changed.notify_all()
         _log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
 
-    def _send(self, group: Group, member: int, lost: int) -> int:
+    def _ready(self, rebuilt: dict[int, AppliedBatches]) -> None:
+        with self._changed:
+            self._progress = replace(self._progress, ready=True, rebuilt=rebuilt)
+            self._changed.notify_all()
+
+    def _send(self, lost: int, some: Iterable[Rows]) -> int:
         """Sends the rows that a lost server owned. The parity may have more, left by an earlier or failed move."""
         rows = 0
-        for table, is_dense, found in group.rest(member):
+        for table, found in some:
             for peer, owned in self._owned[lost].items():
-                records = chosen(found, owned.among(keys_of(found), is_dense))
+                records = chosen(found, owned.among(keys_of(found), table == self._dense))
                 if len(records):
                     self._give(peer, Item(ItemKind.ROWS, table, records))
                     rows += len(records)
@@ -92,6 +151,63 @@ class Rebuild(RowSending):
     def _give(self, peer: int, item: Item) -> None:
         if peer == self._me:
             self._receive(item)
-            self._count(item)
         else:
-            self._put(peer, item)
+            self._senders[peer].put(item, STALLED_SECONDS)
+        if not self._on_demand:  # else it was counted with its key
+            self._count(item.nbytes)
+
+    # Rows that follow on demand
+
+    def _follow(self, withdrawing: Withdrawing, member: int, lost: int) -> int:
+        """Sends the keys of a lost member's rows, and then the rows; returns how many."""
+        found = withdrawing.find_keys(member)
+        for table, keys, places in withdrawing.lost_keys():
+            self._send_keys(lost, table, keys, places)
+        self._flush()
+        self._ready({lost: found[member]})
+        withdrawing.wait_for(lambda: self._goes_on or self._closed.is_set())
+        rows, next_at, withdrew = 0, 0.0, False
+        while not self._closed.is_set():
+            is_last = withdrew and withdrawing.has_only_lost_rows()
+            try:
+                self._withdraw_wanted(withdrawing)
+                if not withdrew and time.monotonic() >= next_at:
+                    used = time.thread_time()
+                    withdrew = withdrawing.withdraw_next()
+                    next_at = time.monotonic() + _REST * (time.thread_time() - used)
+                    if withdrew:
+                        withdrawing.end()
+            except MemoryError as error:
+                _log.warning("rows_not_withdrawn", move=self.move, problem=str(error))
+                next_at = time.monotonic() + _AGAIN_SECONDS
+                self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
+            rows += self._send(lost, withdrawing.take_decoded())
+            if is_last:
+                self._flush()
+                return rows
+            if withdrew:
+                withdrawing.wait_for(lambda: self._has_work(withdrawing) or withdrawing.has_only_lost_rows())
+            else:
+                withdrawing.wait_for(lambda: self._has_work(withdrawing), max(0.0, next_at - time.monotonic()))
+        raise StreamLostError("the rebuild is over")
+
+    def _has_work(self, withdrawing: Withdrawing) -> bool:
+        return bool(self._wanted) or withdrawing.has_decodable() or self._closed.is_set()
+
+    def _withdraw_wanted(self, withdrawing: Withdrawing) -> None:
+        while self._wanted:
+            withdrawing.withdraw_places(self._wanted[0])
+            self._wanted.popleft()
+
+    def _send_keys(self, lost: int, table: int, keys: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Sends keys that the lost server owned; their rows count as sent."""
+        assert self._withdrawing is not None
+        for peer, owned in self._owned[lost].items():
+            mine = owned.among(keys, table == self._dense)
+            if mine.any():
+                item = Item(ItemKind.KEYS, table, NOTHING, np.stack([keys[mine], places[mine]], axis=1).reshape(-1))
+                if peer == self._me:
+                    self._receive(item)
+                else:
+                    self._senders[peer].put(item, STALLED_SECONDS)
+                self._count(int(np.count_nonzero(mine)) * self._strides[table])

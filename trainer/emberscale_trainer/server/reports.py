@@ -10,8 +10,9 @@ from emberscale_api.job.running import AdmissionCounts
 class Totals:
     """A server's totals since it started.
 
-    `pull_seconds` and `push_seconds` are spent under the lock; `hold_seconds` waiting for a barrier, the staleness
-    bound or a switch, summed over the requests that waited.
+    `wanted_rows` had yet to be rebuilt when requests came for them. `pull_seconds` and `push_seconds` are spent under
+    the lock; `hold_seconds` waiting for a barrier, the staleness bound or a switch, summed over the requests that
+    waited.
     """
 
     pulls: int = 0
@@ -20,6 +21,7 @@ class Totals:
     pull_seconds: float = 0.0
     push_seconds: float = 0.0
     hold_seconds: float = 0.0
+    wanted_rows: int = 0
 
 
 @dataclass(frozen=True)

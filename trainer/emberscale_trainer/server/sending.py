@@ -10,7 +10,7 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.moves import Transfer, stream_of
 from emberscale_trainer.stream import Item, StreamSender
 
-_STALLED_SECONDS = 30.0
+STALLED_SECONDS = 30.0
 """The longest time without progress of a receiver."""
 _WINDOW_BYTES = 8 << 20
 """The rows under way to a receiver: a fraction of `memory_reserve`, since rows leave a server that has little else."""
@@ -20,8 +20,9 @@ _WINDOW_BYTES = 8 << 20
 class CopyProgress:
     """A server's progress with the rows that it gives away.
 
-    * `ready`: what remains fits into a barrier; in a rebuild, all rows are sent.
-    * `copied_bytes`: what was sent, and in a rebuild also what the server adopted of the rows that it rebuilt itself.
+    * `ready`: what remains fits into a barrier; in a rebuild, all rows are sent, or follow on demand.
+    * `copied_bytes`: what was sent, and in a rebuild also what the server adopted of the rows that it rebuilt itself;
+      rows that follow on demand count once their keys are sent.
     * `rounds`: the finished rounds. In a rebuild, the pieces of its own rows that the server took out of the parity,
       and of parity that it sent to other holders.
     * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server, by its index.
@@ -87,15 +88,15 @@ class RowSending:
             self._changed.notify_all()
 
     def _put(self, peer: int, item: Item) -> None:
-        self._senders[peer].put(item, _STALLED_SECONDS)
-        self._count(item)
+        self._senders[peer].put(item, STALLED_SECONDS)
+        self._count(item.nbytes)
 
-    def _count(self, item: Item) -> None:
-        """Counts an item that has its place, as progress."""
+    def _count(self, nbytes: int) -> None:
+        """Counts bytes that have their place, as progress."""
         with self._changed:
-            self._progress = replace(self._progress, copied_bytes=self._progress.copied_bytes + item.nbytes)
+            self._progress = replace(self._progress, copied_bytes=self._progress.copied_bytes + nbytes)
 
     def _flush(self) -> None:
         """Waits until the receivers have all items. Raises TimeoutError and StreamLostError."""
         for sender in self._senders.values():
-            sender.flush(_STALLED_SECONDS)
+            sender.flush(STALLED_SECONDS)

@@ -18,14 +18,15 @@ from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
-from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
+from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore, Wait
 from emberscale_trainer.server.eviction import BackgroundEviction
+from emberscale_trainer.server.missing import MissingPart, MissingRows
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Totals
 from emberscale_trainer.server.retiring import Retirement
 from emberscale_trainer.server.staleness import StalenessBound
-from emberscale_trainer.stream import Item
-from emberscale_trainer.table import NonFiniteGradientError, Reader, Scan, TableStore, require_finite
+from emberscale_trainer.stream import Item, ItemKind
+from emberscale_trainer.table import NonFiniteGradientError, Reader, Scan, TableStore, keys_of, require_finite
 from emberscale_trainer.table.snapshot import Lock
 
 _log = structlog.get_logger()
@@ -100,6 +101,9 @@ class ServerState:
         self._retirement = Retirement(self._changed, lambda: self.core.transfer is not None, self._catch_up, fatal)
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
+        self._coming: MissingRows | None = None
+        self._missing: MissingRows | None = None
+        self._followed: Transfer | None = None
         self._protector: Protector | None = None
         self._watch: Watch | None = None
         self._waiting: Counter[int] = Counter()
@@ -188,6 +192,8 @@ class ServerState:
 
     def _serve(self, tables: TableStore | None) -> None:
         self.protect_by(None)
+        self._miss(None)
+        self._followed = None
         if self._tables is not None and tables is not self._tables:
             self._admission_before = total_admission(self._admission_before, self._tables.admission_counts())
         self._tables = tables
@@ -267,7 +273,10 @@ class ServerState:
         """
         arrived = self._clock()
         with self._changed:
-            status = self._decided(session, lambda now: self.core.pull(session, header, counts, keys, arrived, now))
+            decide = self._once_there(
+                counts, keys, lambda now: self.core.pull(session, header, counts, keys, arrived, now)
+            )
+            status = self._decided(session, decide)
             tables = self._tables
             if status is not Status.OK or tables is None:
                 return status, None, 1
@@ -317,7 +326,8 @@ class ServerState:
             raise ValueError("only the changes of a round are of several batches")
         problem = _not_finite(values)
         with self._changed:
-            status = self._decided(session, lambda now: self.core.push(session, header, arrived, now))
+            decide = self._once_there(counts, keys, lambda now: self.core.push(session, header, arrived, now))
+            status = self._decided(session, decide)
             tables = self._tables
             if status is not Status.OK or tables is None:
                 self._totals.repeated += status is Status.REPEATED
@@ -407,13 +417,17 @@ class ServerState:
         *,
         replaces: bool = False,
         lost: tuple[int, ...] = (),
+        on_demand: bool = False,
     ) -> Transfer:
         """As `ServerCore.prepare`. Drops the remains of an earlier move; `prepared` waits until they are gone."""
         with self._changed:
             before = self.core.transfer
-            transfer = self.core.prepare(number, since, table, index, self._clock(), replaces=replaces, lost=lost)
+            transfer = self.core.prepare(
+                number, since, table, index, self._clock(), replaces=replaces, lost=lost, on_demand=on_demand
+            )
             if transfer is not before:
                 self._drop_received(before)
+                self._coming = MissingRows(transfer) if transfer.on_demand else None
                 if self._tables is not None and not self.core.serving:
                     self._drop_rows()
                 self._retirement.hurry(transfer.gained)
@@ -454,16 +468,97 @@ class ServerState:
             return self.core.wanted(number, self._clock())
 
     def receive(self, number: int, item: Item) -> None:
-        """Takes over rows of a move that is `prepared`.
+        """Takes over rows of a move that is `prepared`, or that are missing since; or notes that rows will come.
 
         Raises NotHeldError, and ValueError for rows that do not fit the tables.
         """
         with self._changed:
-            self._receiving(number).retire(item.table, item.keys)
+            if item.kind is ItemKind.KEYS:
+                self._tell_missing(number, item)
+                return
+            if self._has_all_of(number):  # its sender does not know yet that they arrived
+                return
+            if not self._misses(number):
+                self._receiving(number).retire(item.table, item.keys)
         for first in range(0, len(item.records), _RECEIVED_ROWS):
             with self._changed:
-                self._receiving(number).load(item.table, item.records[first : first + _RECEIVED_ROWS])
+                self._receive_rows(number, item.table, item.records[first : first + _RECEIVED_ROWS])
             self._catch_up()
+
+    def _tell_missing(self, number: int, item: Item) -> None:
+        tables, coming = self._receiving(number), self._coming
+        if coming is None or not 0 <= item.table < len(tables.specs) or len(item.keys) % 2:
+            raise ValueError(f"move {number} brings no keys of table {item.table}")
+        coming.tell(item.table, item.keys)
+
+    def _receive_rows(self, number: int, table: int, records: NDArray[np.uint8]) -> None:
+        """Takes over rows, before the switch of their move or, of those that are missing since, after it."""
+        keys = keys_of(records)
+        if not self._misses(number):
+            self._receiving(number).load(table, records)
+            if self._coming is not None:
+                self._coming.arrived(table, keys, self._clock())
+            return
+        missing, tables = self._missing, self._tables
+        assert missing is not None
+        assert tables is not None
+        still = missing.still_missing(table, keys)
+        if still.any():
+            tables.load(table, records[still])
+            missing.arrived(table, keys[still], self._clock())
+            if not missing.count:
+                self._miss(None)
+            self._changed.notify_all()
+
+    def _misses(self, number: int) -> bool:
+        """Whether rows of this move are missing; its table is in force."""
+        return self._missing is not None and self._missing.transfer.number == number
+
+    def _has_all_of(self, number: int) -> bool:
+        """Whether no row is missing any more since this move."""
+        return self._followed is not None and self._followed.number == number and self._missing is None
+
+    def _miss(self, missing: MissingRows | None) -> None:
+        self._missing = missing
+        self.core.misses_rows = missing is not None
+
+    @property
+    def missing(self) -> MissingRows | None:
+        """The rows that have yet to arrive; None if all are there. Their methods take the lock."""
+        return self._missing
+
+    @property
+    def followed(self) -> Transfer | None:
+        """The move whose table is in force, if its rows follow on demand or have done so."""
+        return self._followed
+
+    def await_wanted(self, missing: MissingRows) -> NDArray[np.int64] | None:
+        """Waits until requests wait for missing rows; returns their places, or None once none are missing any more."""
+        with self._changed:
+            while missing is self._missing:
+                if len(wanted := missing.take_wanted()):
+                    self._totals.wanted_rows += len(wanted)
+                    return wanted
+                self._changed.wait()
+            return None
+
+    def _once_there(
+        self, counts: NDArray[np.uint32], keys: NDArray[np.int64], decide: Callable[[float], Decision]
+    ) -> Callable[[float], Decision]:
+        """Returns a decision that waits while rows of the request are missing."""
+        seen: MissingRows | None = None
+        part: MissingPart | None = None
+
+        def decide_once_there(now: float) -> Decision:
+            nonlocal seen, part
+            if self._missing is not seen:
+                seen = self._missing
+                part = None if seen is None else seen.of_request(counts, keys)
+                if part is not None:
+                    self._changed.notify_all()
+            return decide(now) if part is None or seen is None or part.is_there() else Wait(None)
+
+        return decide_once_there
 
     def _catch_up(self) -> None:
         protector = self._protector
@@ -518,12 +613,18 @@ class ServerState:
                 self._eviction.finish()  # first: it may lack memory, and the switch is made only once
             outcome, transfer = self.core.switch(generation, number, move, settled, bound, self._clock(), rebuilt)
             if transfer is not None:
+                coming, self._coming = self._coming, None
+                self._followed = None
                 if transfer.joins:
                     self._serve(self._staged)
                     self._staged = None
                 elif self._tables is not None:
                     self._tables.untrack(Reader.MOVE)
                     self._retirement.begin(transfer.before.without(transfer.after))
+                if coming is not None and coming.transfer is transfer:
+                    coming.begin(self._clock())
+                    self._followed = transfer
+                    self._miss(coming if coming.count else None)
                 self._changed.notify_all()
             return outcome
 
@@ -541,7 +642,7 @@ class ServerState:
     def _drop_received(self, transfer: Transfer | None) -> None:
         if transfer is None:
             return
-        self._staged = None
+        self._staged = self._coming = None
         if self._tables is not None and not transfer.joins:
             self._tables.untrack(Reader.MOVE)
             self._retirement.begin(transfer.gained)

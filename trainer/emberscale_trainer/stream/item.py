@@ -33,13 +33,26 @@ class ItemKind(IntEnum):
     WITHDRAWN = 6
     """Nothing of the sender is left in the parity. `keys` are each lost member, and how many items came of it."""
     WITHDRAWAL = 7
-    """As FILL, of rows that the sender takes out of the parity."""
+    """As FILL, of rows that the sender takes out of the parity. `keys` go on with the slot, by table, from which on it
+    has taken out all, if the rows of a lost member follow on demand."""
     HALF = 8
     """What the sender has of a stripe of `table`, for the holder that decodes it: `keys` are the stripe and the first
     slot of `records`. Without keys, it is the last one of the sender."""
     COALESCED = 9
     """As DELTA, of several batches: `keys` are the last item that all holders have, and epoch and number of each batch.
     """
+    COLUMNS = 10
+    """The key columns (`parity.blocks`) of the sender's segments: `keys` are table, stripe and rows of each."""
+    COLUMNS_TOLD = 11
+    """The last of them: `keys` are the lost member, how many items came of it, and, by table, the slot from which on
+    the sender has no rows in the parity."""
+    WITHDRAWN_PLACES = 12
+    """As WITHDRAWAL, of the sender's rows at places of stripes: `keys` go on with these, as `parity.places` has them.
+    """
+    KEYS = 13
+    """Rows of a lost member that will follow: `keys` are key and place of each."""
+    WANTED = 14
+    """Rows that the sender wants before others of that lost member: `keys` are their places."""
 
 
 def _no_keys() -> NDArray[np.int64]:

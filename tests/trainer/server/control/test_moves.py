@@ -111,7 +111,7 @@ def test_rows_of_before_are_not_kept_by_a_move_whose_receiver_hangs(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job rolls back once the receiver is lost, and the server needs the memory for the rows that it loads."""
-    monkeypatch.setattr(sending, "_STALLED_SECONDS", 1e6)
+    monkeypatch.setattr(sending, "STALLED_SECONDS", 1e6)
     server.assign()
     server.push(1)
     rows = Freed(segment for table in server.state.tables.slots for segment in table.segments)

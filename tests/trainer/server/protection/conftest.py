@@ -15,8 +15,10 @@ from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.lag import LagBound
+from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.sending import CopyProgress
+from emberscale_trainer.server.withdrawing import Withdrawing
 from emberscale_trainer.stream import StreamSender
 from emberscale_trainer.table import Reader, TableStore, keys_of
 from eventually import eventually, unwrap
@@ -36,9 +38,12 @@ def rows_of(store: TableStore) -> list[dict[int, bytes]]:
 class Servers:
     """Servers that protect each other, a twin of each that is never lost, and the actions of a master."""
 
-    def __init__(self, folder: Path, count: int, parity: int = 1, lag: LagBound | None = None) -> None:
+    def __init__(
+        self, folder: Path, count: int, parity: int = 1, lag: LagBound | None = None, *, on_demand: bool = False
+    ) -> None:
         self._folder = folder
         self._parity = parity
+        self._on_demand = on_demand
         self.lag = lag
         """Of the groups that are formed next."""
         self.made = [MovingServer(index, folder) for index in range(count)]
@@ -59,7 +64,8 @@ class Servers:
     def protect(self) -> None:
         """Forms the group of every server; returns when all rows that have the same batches are protected."""
         for server in self.left:
-            server.mover.protection.form(self.table, server.index, self._parity, self.lag)
+            server.mover.protect(self.table, server.index, self._parity, self.lag)
+        eventually(lambda: all(is_formed(server) for server in self.left), "all rows are where they belong")
         for server in self.left:
             if server.mover.protection.group is not None and server.state.core.is_uniform:
                 await_protection(server)
@@ -108,9 +114,9 @@ class Servers:
         lost = tuple(one.index for one in joined)
         others = [server for server in self.serving if server.index not in lost]
         for server in others:
-            server.state.prepare(number, self.table.version, table, server.index, lost=lost)
+            self._prepare(server, number, self.table.version, table, lost)
         for one in joined:
-            assert one.state.prepare(number, 0, table, one.index, lost=lost).joins
+            assert self._prepare(one, number, 0, table, lost).joins
             self.stores[one.index] = store = tables()
             one.state.stage(number, store)
             assert one.mover.copy(number, SECONDS).ready
@@ -119,16 +125,35 @@ class Servers:
         assert all(one.ready for one in said)
         return [one.rebuilt for one in said]
 
+    def _prepare(
+        self, server: MovingServer, number: int, since: int, table: RoutingTable, lost: tuple[int, ...]
+    ) -> Transfer:
+        on_demand = self._on_demand and len(lost) == 1
+        return server.state.prepare(number, since, table, server.index, lost=lost, on_demand=on_demand)
+
     def switch(
         self, joined: Sequence[MovingServer], table: RoutingTable, number: int, rest: Mapping[int, AppliedBatches]
     ) -> None:
         """Switches to the table with the successors, and protects it."""
+        self.begin_switch(joined, table, number, rest)
+        self.protect()
+
+    def begin_switch(
+        self, joined: Sequence[MovingServer], table: RoutingTable, number: int, rest: Mapping[int, AppliedBatches]
+    ) -> None:
+        """Switches to the table with the successors; rows may still be missing."""
         for one in joined:
             self.serving[one.index] = one
-        for server in self.serving:
-            server.state.switch(table.generation, number, number, rest.get(server.index, AppliedBatches()))
         self.table = table
-        self.protect()
+        for server in self.serving:
+            self.switch_one(server, number, rest)
+
+    def switch_one(self, server: MovingServer, number: int, rest: Mapping[int, AppliedBatches]) -> None:
+        """Switches one server to the table."""
+        applied = rest.get(server.index, AppliedBatches())
+        server.state.switch(self.table.generation, number, number, applied)
+        server.mover.switched(number)
+        server.mover.protect(self.table, server.index, self._parity, self.lag)
 
     def replace(self, *lost: int) -> Mapping[int, AppliedBatches]:
         """Loses servers and rebuilds them; returns the batches in the rows of each."""
@@ -139,8 +164,11 @@ class Servers:
         self.switch(joined, table, table.version, rebuilt[0])
         return rebuilt[0]
 
-    def adopt(self, *lost: int) -> Mapping[int, AppliedBatches]:
-        """Loses servers, whose rows the others adopt; returns the batches in the rows of each."""
+    def adopt(self, *lost: int, meanwhile: Callable[[], None] = lambda: None) -> Mapping[int, AppliedBatches]:
+        """Loses servers, whose rows the others adopt; returns the batches in the rows of each.
+
+        Calls `meanwhile` as soon as they serve the rows.
+        """
         before, number = self.table, self.table.version + 1
         after, said = self.copy_to_survivors(number, *lost)
         self.adopted_bytes = sum(one.copied_bytes for one in said)
@@ -150,6 +178,10 @@ class Servers:
             server.state.switch(before.generation, number, number, AppliedBatches(), None, records)
             self._give_to_twin(server.index, lost, after)
         self.table = after
+        for server in self.left:
+            server.mover.switched(number)
+            server.mover.protect(after, server.index, self._parity, self.lag)
+        meanwhile()
         self.protect()
         return rebuilt
 
@@ -168,7 +200,7 @@ class Servers:
             piece_owners=tuple(next(survivors) if owner in lost else owner for owner in before.piece_owners),
         )
         for server in self.left:
-            server.state.prepare(number, before.version, after, server.index, lost=lost)
+            self._prepare(server, number, before.version, after, lost)
             assert server.state.prepared(number, SECONDS)
         with ThreadPoolExecutor(len(self.left)) as threads:
             said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), self.left)]
@@ -194,16 +226,28 @@ class Servers:
             server.close()
 
 
+def is_formed(server: MovingServer) -> bool:
+    """Whether the server has begun to protect its rows, once it has them and others have theirs from it."""
+    server.mover.look()
+    return server.mover._to_protect is None
+
+
 def ranges_of(applied: AppliedBatches) -> tuple[tuple[int, int], ...]:
     return tuple(applied.ranges(0))
 
 
+@pytest.fixture(params=[False, True], ids=["whole", "on demand"])
+def on_demand(request: pytest.FixtureRequest) -> bool:
+    """Whether rows of one lost server follow on demand."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def make_servers(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
+def make_servers(tmp_path: Path, on_demand: bool) -> Iterator[Callable[..., Servers]]:
     made: list[Servers] = []
 
     def make(count: int, parity: int = 1, lag: LagBound | None = None) -> Servers:
-        made.append(Servers(tmp_path, count, parity, lag))
+        made.append(Servers(tmp_path, count, parity, lag, on_demand=on_demand))
         return made[-1]
 
     yield make
@@ -221,6 +265,10 @@ def group_of(server: MovingServer) -> Group:
     return unwrap(server.mover.protection.group)
 
 
+def withdrawing_of(server: MovingServer) -> Withdrawing:
+    return unwrap(server.mover._withdrawing)
+
+
 def await_protection(server: MovingServer) -> None:
     group = group_of(server)
     wait_at(group.changed, lambda: group.core.is_whole)
@@ -228,7 +276,7 @@ def await_protection(server: MovingServer) -> None:
 
 def await_fill(server: MovingServer) -> None:
     """Waits until all earlier rows are part of an item: later pushes are not."""
-    log = group_of(server)._log
+    log = group_of(server).log
     eventually(lambda: log.is_whole, "all rows are sent")
 
 

@@ -204,7 +204,7 @@ def test_pushes_wait_while_memory_is_too_short_to_send_what_has_gathered(
 ) -> None:
     monkeypatch.setattr("emberscale_trainer.server.parity_group._FIRST_PAUSE", 0.01)
     servers = lagging(make_servers, 3)
-    log, take, is_short = group_of(servers.serving[1])._log, DeltaLog.take, Event()
+    log, take, is_short = group_of(servers.serving[1]).log, DeltaLog.take, Event()
     refused = Semaphore(0)
 
     def taken(self: DeltaLog, receivers: list[list[int]]) -> list[NDArray[np.uint8]]:

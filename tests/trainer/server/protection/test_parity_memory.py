@@ -14,6 +14,7 @@ from emberscale_api.wire import Status
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.withdrawing import Withdrawing
 from emberscale_trainer.table import DeltaLog
 from eventually import unwrap
 from moves import EVERYTHING, KEYS, SECONDS, TABLES, Batch, table_of
@@ -27,7 +28,7 @@ def test_rows_for_which_there_is_no_memory_are_protected_later(
 
     def no_memory(log: DeltaLog, most_bytes: int) -> None:
         if lacking.is_set():
-            if log is group_of(servers.serving[0])._log:
+            if log is group_of(servers.serving[0]).log:
                 refused.release()
             raise MemoryError("cannot allocate")
         fill(log, most_bytes)
@@ -89,14 +90,14 @@ def test_a_rebuild_that_fails_once_rows_have_left_the_parity_is_done_again(
     servers, lost = make_servers(4, parity=2), frozenset({1, 2})
     servers.protect()
     servers.push(servers.batch())
-    one, other = group_of(servers.serving[0]), group_of(servers.serving[3])
+    one, other = (Withdrawing(group_of(servers.serving[index])) for index in (0, 3))
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(other.rebuild, lost)
+        waiting = threads.submit(other.decode, lost)
         with monkeypatch.context() as patched:
-            patched.setattr(one.blocks, "halves", no_memory)
+            patched.setattr(one.group.blocks, "halves", no_memory)
             with pytest.raises(MemoryError):
-                one.rebuild(lost)
-        again, all_the_time = one.rebuild(lost), waiting.result(SECONDS)
+                one.decode(lost)
+        again, all_the_time = one.decode(lost), waiting.result(SECONDS)
     assert {member: ranges_of(again[member]) for member in lost} == {1: ((0, 1),), 2: ((0, 1),)}
     assert {member: ranges_of(all_the_time[member]) for member in lost} == {1: ((0, 1),), 2: ((0, 1),)}
 
@@ -111,7 +112,7 @@ def test_a_server_is_not_rebuilt_once_a_push_has_sent_the_withdrawal_that_failed
     with monkeypatch.context() as patched:
         patched.setattr(DeltaLog, "take", no_memory)
         with pytest.raises(MemoryError):
-            group_of(servers.serving[0]).rebuild(frozenset({3}))
+            Withdrawing(group_of(servers.serving[0])).decode(frozenset({3}))
     assert servers.push(servers.batch(), 0) == [Status.OK]
     with pytest.raises(NotHeldError, match="begun to take their rows out"):
         group_of(servers.serving[1]).core.lose(frozenset({0, 3}))

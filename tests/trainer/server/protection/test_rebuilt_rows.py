@@ -8,14 +8,14 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables
+from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables, withdrawing_of
 
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import Ownership
-from emberscale_trainer.server import parity_group
+from emberscale_trainer.server import withdrawing
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.parity_group import Group
+from emberscale_trainer.server.withdrawing import Withdrawing
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import Reader
 from eventually import eventually
@@ -239,27 +239,28 @@ def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], S
     servers.check()
 
 
+@pytest.mark.parametrize("on_demand", [False], indirect=True)
 def test_a_server_counts_what_it_takes_out_of_the_parity(make_servers: Callable[[int], Servers]) -> None:
     servers = make_servers(2)
     servers.protect()
     servers.push(servers.batch())
     joined, table = servers.successors(1)
     servers.rebuild(joined, table, 2)
-    assert servers.serving[0].mover.copy(2, SECONDS).rounds == group_of(servers.serving[0]).rebuild_pieces > 1
+    assert servers.serving[0].mover.copy(2, SECONDS).rounds == withdrawing_of(servers.serving[0]).pieces > 1
 
 
+@pytest.mark.parametrize("on_demand", [False], indirect=True)
 def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
     make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send_taken, ahead = Group._send_taken, list[int]()
+    withdraw, ahead = Group.withdraw, list[int]()
 
-    def noting(group: Group, taken: Sequence[NDArray[np.uint8]]) -> None:
-        send_taken(group, taken)
-        if group._withdraws:
-            ahead.append(group.lag)
+    def noting(group: Group, kind: ItemKind = ItemKind.WITHDRAWAL, what: Sequence[int] = ()) -> None:
+        withdraw(group, kind, what)
+        ahead.append(group.lag)
 
-    monkeypatch.setattr(Group, "_send_taken", noting)
-    monkeypatch.setattr(parity_group, "_WITHDRAW_BYTES", 512)
+    monkeypatch.setattr(Group, "withdraw", noting)
+    monkeypatch.setattr(withdrawing, "_WITHDRAW_BYTES", 512)
     servers = make_servers(3)
     servers.protect()
     servers.push(servers.batch())
@@ -268,9 +269,9 @@ def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
     with ThreadPoolExecutor(1) as thread:
         with holder.changed:  # it takes nothing meanwhile
             rebuilding = thread.submit(servers.rebuild, joined, table, 2)
-            eventually(lambda: first.lag == parity_group._WITHDRAW_AHEAD + 1)
+            eventually(lambda: first.lag == withdrawing._WITHDRAW_AHEAD + 1)
         rebuilt = rebuilding.result()
-    assert max(ahead) == parity_group._WITHDRAW_AHEAD + 1 < len(ahead)
+    assert max(ahead) == withdrawing._WITHDRAW_AHEAD + 1 < len(ahead)
     servers.switch(joined, table, 2, rebuilt[0])
     servers.check()
 
@@ -278,18 +279,19 @@ def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
 def test_a_server_counts_what_it_sends_to_other_holders(
     make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send_halves, withdrawn = Group._send_halves, dict[int, int]()
+    send_halves, withdrawn = Withdrawing._send_halves, dict[int, int]()
 
-    def noting(group: Group) -> None:
-        withdrawn[group.me] = group.rebuild_pieces
-        send_halves(group)
+    def noting(withdrawing: Withdrawing) -> None:
+        withdrawn[withdrawing.group.me] = withdrawing.pieces
+        send_halves(withdrawing)
 
-    monkeypatch.setattr(Group, "_send_halves", noting)
+    monkeypatch.setattr(Withdrawing, "_send_halves", noting)
     servers = make_servers(4, parity=2)
     servers.protect()
     servers.push(servers.batch())
     joined, table = servers.successors(1, 2)
     servers.rebuild(joined, table, 2)
-    group = group_of(servers.serving[3])
+    last = withdrawing_of(servers.serving[3])
+    group = last.group
     halves = sum(len([*group.blocks.halves(frozenset({1, 2}), number)]) for number in range(TABLES + 1))
-    assert group.rebuild_pieces == withdrawn[3] + halves > withdrawn[3]
+    assert last.pieces == withdrawn[3] + halves > withdrawn[3]
