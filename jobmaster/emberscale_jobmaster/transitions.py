@@ -84,7 +84,7 @@ MOVE = (
 REBUILD = (
     Transition("", MovePhase.PREPARE, "the lost server has a successor, or has had none for seconds"),
     Transition(MovePhase.PREPARE, MovePhase.COPY, "the new owners have room"),
-    Transition(MovePhase.COPY, MovePhase.SWITCH, "the new owners have all rows"),
+    Transition(MovePhase.COPY, MovePhase.SWITCH, "the new owners have all rows, or the keys of one server's rows"),
     Transition(MovePhase.PREPARE, "", "a new owner is lost, or it failed"),
     Transition(MovePhase.COPY, "", "a new owner is lost, or it failed"),
     Transition(MovePhase.SWITCH, "", "all servers have switched, or the job rolls back"),

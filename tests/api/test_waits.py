@@ -20,6 +20,8 @@ ALLOWED = {
     "jobmaster/fake_worker.py _may_train": "a worker's heartbeats",
     "operator/stand_in.py be_a_member": "a member's heartbeats",
     "trainer/server/test_dataplane.py drip": "the pace of an attack",
+    "trainer/server/protection/test_rows_on_demand.py "
+    "test_rows_that_are_wanted_without_memory_are_tried_again_after_a_pause": "time for tries without a pause",
     "trainer/server/control/test_moves.py held_up": "time for a rival call to reach the lock that must stop it",
     "trainer/worker/test_rounds.py median_meanwhile": "time for a rival thread to reach the lock that must stop it",
     "sdk/test_client.py test_waiting_is_given_up_in_time_and_says_where_the_job_stands": "tests a time limit",
