@@ -207,15 +207,6 @@ def test_a_server_that_no_longer_rebuilds_says_so(losing: Losing) -> None:
     assert trouble.message == "it no longer rebuilds rows: its disk is on fire"
 
 
-def test_a_later_move_that_is_given_up_leaves_the_rebuild_alone(losing: Losing) -> None:
-    losing.switch()
-    for server in losing.servers.serving:
-        server.mover.abandon(9)
-    losing.go_on()
-    losing.servers.protect()
-    losing.servers.check()
-
-
 def test_a_rebuild_that_is_given_up_before_the_switch_ends(losing: Losing) -> None:
     holder = losing.servers.serving[0].mover
     holder.abandon(2)
