@@ -85,7 +85,7 @@ def one_server(seeds: list[int]) -> Rows:
 
 
 def rows_of(store: TableStore, owned: Ownership) -> Rows:
-    """Returns the rows of a store that are owned."""
+    """Returns the rows of a store that are owned; no other thread changes it meanwhile."""
     snapshot = store.snapshot(Reader.FLASH, nullcontext())
     found = []
     for table in range(STORED):
@@ -278,7 +278,10 @@ def test_a_server_evicts_no_row_that_it_has_received_and_does_not_own_yet() -> N
     machine.copy()
     gained = [server.wanted(machine.moves).gained for server in machine.servers[:2]]
     stores = [server.tables for server in machine.servers[:2]]
-    received = [rows_of(store, owned) for store, owned in zip(stores, gained, strict=True)]
+    received = []
+    for server, store, owned in zip(machine.servers[:2], stores, gained, strict=True):
+        with server.lock:  # a thread still sweeps what the last batch has made due
+            received.append(rows_of(store, owned))
     assert all(rows[0] and rows[2] for rows in received), "both tables that evict have been copied"
     machine.push([10 + seed % 40 for seed in range(60)])  # far beyond the time to live of the copied rows
     machine.settled()

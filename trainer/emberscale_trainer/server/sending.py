@@ -72,10 +72,10 @@ class RowSending:
 
     def close(self, why: str) -> None:
         """Ends the streams and, soon, the thread; calls that wait fail."""
+        self._fail(why)  # first: the thread, which ends then, says less
         self._closed.set()
         for sender in self._senders.values():
             sender.close()
-        self._fail(why)
 
     def _check(self) -> None:
         if self._problem:
