@@ -1,13 +1,22 @@
 """Handles lost parameter servers: determines what is lost and what protects the rows, and begins a recovery."""
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import MemberId
+from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, TrainingJobSpec, can_keep_parity
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.operations import CheckpointPhase, Reload, ReloadPhase, Source
 from emberscale_jobmaster.progress import unroute
-from emberscale_jobmaster.recovery import Decode, Failure, Partial, Protection, Rebuilding, RollBack, choose
+from emberscale_jobmaster.recovery import (
+    Decode,
+    Failure,
+    ParityGroup,
+    Partial,
+    Protection,
+    Rebuilding,
+    RollBack,
+    choose,
+)
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
@@ -54,6 +63,7 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
         allowed,
         protected_servers(state),
         due_parity(state, spec),
+        _uncovered(state, spec, failure),
     )
     match choose(failure, protection):
         case Decode(servers):
@@ -66,9 +76,20 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
             return _roll_back(state, spec)
 
 
+def _uncovered(state: JobState, spec: TrainingJobSpec, failure: Failure) -> str:
+    """Explains to people why parity does not cover a failure, if it does not; empty if the job keeps none."""
+    parity = due_parity(state, spec)
+    if not parity:
+        return ""
+    if failure.is_loss and len(failure.servers) > parity:
+        return f"parity {parity} covers the loss of {parity} at a time"
+    return (failure.is_loss and unprotected_reason(state, spec)) or failure.reason
+
+
 def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
     """Rolls back to the newest checkpoint, and reports `why` the job does not recover otherwise."""
-    told = reshaping.note_step(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
+    message = f"{reason}; the whole job goes back to a checkpoint" + (f": {why}" if why != reason else "")
+    told = reshaping.note_step(state, "RolledBack", message, 0.0)
     return _roll_back(told, spec)
 
 
@@ -144,3 +165,35 @@ def holders(state: JobState) -> set[tuple[int, str]]:
     operation = switching(state)
     servers = state.routing.table.owners if operation is None else operation.parties
     return {(server.index, server.incarnation) for server in servers}
+
+
+def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
+    """Explains to people why lost servers could not be rebuilt now; empty if they could."""
+    if is_protected(state):
+        return ""
+    if state.rebuilding is not None:
+        lost = state.rebuilding
+        are, their = ("is", "its") if len(lost.lost) == 1 else ("are", "their")
+        return f"{lost.names} {are} lost, and {their} rows are being rebuilt"
+    if state.stage in PREPARATION or not state.routing.ready:
+        return "the job does not train"
+    if state.forgone:
+        return state.forgone
+    owners, parity = len(state.routing.table.owners), due_parity(state, spec)
+    if owners == 1:
+        return "only one parameter server has rows"
+    if owners <= parity:
+        return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
+    if not can_keep_parity(owners, parity):
+        return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
+    is_current = state.parity_group.version == state.routing.table.version
+    group = state.parity_group if is_current else ParityGroup()
+    if group.missing:
+        names = " and ".join(slot_name(Role.PS, index) for index in sorted(group.missing))
+        return f"rows of {names} are still being rebuilt from parity"
+    if group.troubles:
+        index, told = min(group.troubles.items())
+        return f"{slot_name(Role.PS, index)}: {told}"
+    waiting = sorted({one.index for one in state.routing.table.owners} - group.protected)
+    names = ", ".join(slot_name(Role.PS, index) for index in waiting)
+    return f"rows of {names} are still sent to their parity servers" if names else "rows change their servers"

@@ -26,14 +26,14 @@ table, as a lost server may still live, and answer those that have yet to hear o
 from collections.abc import Mapping
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, Durability, TrainingJobSpec, can_keep_parity, resolve_model
+from emberscale_api.job import Durability, TrainingJobSpec, resolve_model
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.status import Rebuilds
 from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
-from emberscale_jobmaster.losses import is_protected, recover
+from emberscale_jobmaster.losses import recover
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase, Restored, Source
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
@@ -41,12 +41,10 @@ from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import Applied, count, minus, on_any
 from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding
 from emberscale_jobmaster.state import (
-    PREPARATION,
     JobState,
     Routing,
     Stage,
     applied_batches,
-    due_parity,
     limits_of,
     sizes_of,
     switching,
@@ -135,37 +133,6 @@ def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, t
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) or state.misses_rows
     patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
     return trains and switching(state) is None and min(trouble.seconds, troubled_seconds) >= patience
-
-
-def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
-    """Explains to people why lost servers could not be rebuilt now; empty if they could."""
-    if is_protected(state):
-        return ""
-    if state.rebuilding is not None:
-        lost = state.rebuilding
-        return f"{lost.names} {'is' if len(lost.lost) == 1 else 'are'} lost, and {_their(lost)} rows are being rebuilt"
-    if state.stage in PREPARATION or not state.routing.ready:
-        return "the job does not train"
-    if state.forgone:
-        return state.forgone
-    owners, parity = len(state.routing.table.owners), due_parity(state, spec)
-    if owners == 1:
-        return "only one parameter server has rows"
-    if owners <= parity:
-        return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
-    if not can_keep_parity(owners, parity):
-        return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
-    is_current = state.parity_group.version == state.routing.table.version
-    group = state.parity_group if is_current else ParityGroup()
-    if group.missing:
-        names = " and ".join(slot_name(Role.PS, index) for index in sorted(group.missing))
-        return f"rows of {names} are still being rebuilt from parity"
-    if group.troubles:
-        index, told = min(group.troubles.items())
-        return f"{slot_name(Role.PS, index)}: {told}"
-    waiting = sorted({one.index for one in state.routing.table.owners} - group.protected)
-    names = ", ".join(slot_name(Role.PS, index) for index in waiting)
-    return f"rows of {names} are still sent to their parity servers" if names else "rows change their servers"
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:

@@ -29,6 +29,7 @@ class Protection:
     * `pls`: the portion of lost samples after a partial recovery, including earlier ones.
     * `allowed_pls`: the portion that the job may reach; 0: it may lose nothing.
     * `protected`: the protected servers, of which the others can rebuild any `parity`.
+    * `uncovered`: why parity does not cover the failure if they cannot; empty for jobs without parity.
     """
 
     has_checkpoint: bool
@@ -37,13 +38,14 @@ class Protection:
     allowed_pls: float = 0.0
     protected: frozenset[int] = frozenset()
     parity: int = 1
+    uncovered: str = ""
 
 
 @dataclass(frozen=True)
 class RollBack:
     """All servers and the ledger go back to the newest sound checkpoint or to nothing, in a new generation.
 
-    `why` says why a job that may recover partially does not; empty for other jobs.
+    `why` says why a job that may recover partially, or keeps parity, does not recover so; empty for other jobs.
     """
 
     why: str = ""
@@ -135,7 +137,7 @@ def choose(failure: Failure, protection: Protection) -> Recovery:
     if not failure.servers:
         return RollBack(NOBODY_LOST)
     if not protection.allowed_pls:
-        return RollBack()
+        return RollBack(protection.uncovered)
     if not failure.is_loss:
         return RollBack(failure.reason)
     if not protection.has_checkpoint:

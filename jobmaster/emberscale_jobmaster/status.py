@@ -12,12 +12,11 @@ from emberscale_api.rpc.codec import message_of, wire_evaluation, wire_phase, wi
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
-from emberscale_jobmaster.losses import is_protected
+from emberscale_jobmaster.losses import is_protected, unprotected_reason
 from emberscale_jobmaster.membership import Slot
 from emberscale_jobmaster.messages import wire_applied, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
-from emberscale_jobmaster.rebuilding import unprotected_reason
 from emberscale_jobmaster.state import (
     JobState,
     Stage,

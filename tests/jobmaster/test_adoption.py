@@ -8,7 +8,7 @@ from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster import rebuilding
+from emberscale_jobmaster import losses
 from emberscale_jobmaster.events import HeartbeatReceived
 from emberscale_jobmaster.membership import SupersededMemberError
 from emberscale_jobmaster.rebuilding import ADOPT_SECONDS
@@ -60,7 +60,7 @@ def test_people_are_told_who_has_the_rows() -> None:
 def test_the_survivors_protect_each_other_again() -> None:
     driven = adopted()
     driven.pass_time(2)
-    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert not losses.unprotected_reason(driven.job, driven.spec)
     driven.kill(Role.PS, 2)
     driven.pass_time(ADOPT_SECONDS + 1)
     assert (driven.job.recoveries, driven.job.rebuilt.count) == (0, 2)

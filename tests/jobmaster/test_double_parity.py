@@ -7,7 +7,7 @@ from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster import rebuilding
+from emberscale_jobmaster import losses
 from emberscale_jobmaster.events import HeartbeatReceived
 from emberscale_jobmaster.operations import MovePhase
 from emberscale_jobmaster.recovery import ParityGroup
@@ -20,7 +20,7 @@ def test_two_servers_lost_at_once_are_rebuilt_together_once_both_have_successors
     applied = [driven.ps[index].applied for index in range(4)]
     driven.kill(Role.PS, 1)
     driven.kill(Role.PS, 3)
-    assert rebuilding.unprotected_reason(driven.job, driven.spec) == (
+    assert losses.unprotected_reason(driven.job, driven.spec) == (
         "ps-1 and ps-3 are lost, and their rows are being rebuilt"
     )
     driven.join(Role.PS, 1)
@@ -58,6 +58,7 @@ def test_a_second_server_that_is_lost_while_rows_leave_the_parity_takes_the_job_
     assert unwrap(driven.job.move).phase is MovePhase.COPY
     driven.kill(Role.PS, 2)
     assert driven.job.recoveries == 1
+    assert driven.job.scaling.steps[-1].message.endswith(": ps-1 is lost, and its rows are being rebuilt")
 
 
 def test_a_third_loss_takes_the_job_back() -> None:
@@ -91,6 +92,4 @@ def test_rows_on_too_few_servers_are_said_to_be_unprotected() -> None:
     table = driven.job.routing.table
     drained = replace(table, bucket_owners=(0,) * 1024, piece_owners=(1,) * 64)
     job = replace(driven.job, routing=replace(driven.job.routing, table=drained), parity_group=ParityGroup())
-    assert rebuilding.unprotected_reason(job, driven.spec) == (
-        "only 2 parameter servers have rows, and parity 2 needs 3"
-    )
+    assert losses.unprotected_reason(job, driven.spec) == ("only 2 parameter servers have rows, and parity 2 needs 3")

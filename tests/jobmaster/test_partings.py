@@ -7,7 +7,7 @@ from tests.jobmaster.scenario import describe
 from emberscale_api.job import FaultToleranceStrategy
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
-from emberscale_jobmaster import rebuilding
+from emberscale_jobmaster import losses, rebuilding
 from emberscale_jobmaster.parity import PARTINGS_SECONDS
 from emberscale_jobmaster.status import job_status
 
@@ -24,7 +24,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     driven.troubles[1] = parted(driven, seconds - 1, broken=broken)
     driven.pass_time(2)
     assert driven.job.recoveries == 0
-    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1: ps-2 takes no more of its changes"
+    assert losses.unprotected_reason(driven.job, driven.spec) == "ps-1: ps-2 takes no more of its changes"
     driven.troubles[1] = parted(driven, seconds, broken=broken)
     driven.pass_time(seconds)
     assert driven.job.recoveries == 1
@@ -33,7 +33,7 @@ def test_servers_that_live_but_do_not_get_together_again_take_the_job_back(broke
     assert step.message.startswith("ps-1 cannot protect its rows: ps-2 takes no more of its changes; the whole job")
     driven.pass_time(2)  # reports about the previous table mean nothing
     assert driven.job.recoveries == 1
-    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert not losses.unprotected_reason(driven.job, driven.spec)
     driven.troubles.clear()
     driven.train_all()
 
@@ -143,10 +143,10 @@ def test_servers_that_never_reached_each_other_take_nobody_back() -> None:
     driven.troubles[1] = parted(driven, 0.0, broken=False)  # no push waits
     driven.pass_time(300)
     assert driven.job.recoveries == 0
-    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1: ps-2 takes no more of its changes"
+    assert losses.unprotected_reason(driven.job, driven.spec) == "ps-1: ps-2 takes no more of its changes"
     driven.troubles.clear()
     driven.pass_time(2)
-    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert not losses.unprotected_reason(driven.job, driven.spec)
 
 
 def test_what_lasted_before_anybody_could_see_it_is_no_trouble_yet() -> None:

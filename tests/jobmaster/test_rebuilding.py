@@ -8,7 +8,7 @@ from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.scenario import describe
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster import moving, rebuilding
+from emberscale_jobmaster import losses, moving, rebuilding
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived
 from emberscale_jobmaster.operations import CopyReport, MovePhase
@@ -51,14 +51,14 @@ def test_people_are_told_of_the_loss_and_of_its_end() -> None:
     driven = protected()
     driven.kill(Role.PS, 1)
     assert driven.job.scaling.steps[-1].reason == "Degraded"
-    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "ps-1 is lost, and its rows are being rebuilt"
+    assert losses.unprotected_reason(driven.job, driven.spec) == "ps-1 is lost, and its rows are being rebuilt"
     driven.pass_time(2)
     driven.join(Role.PS, 1)
     step = driven.job.scaling.steps[-1]
     assert (step.reason, step.seconds) == ("Recovered", 2.0)
-    assert "rows of ps-0, ps-1, ps-2 are still sent" in rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert "rows of ps-0, ps-1, ps-2 are still sent" in losses.unprotected_reason(driven.job, driven.spec)
     driven.pass_time(1)
-    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert not losses.unprotected_reason(driven.job, driven.spec)
 
 
 def test_before_all_rows_are_in_parity_a_lost_server_takes_the_job_back() -> None:

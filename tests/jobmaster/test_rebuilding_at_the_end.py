@@ -8,7 +8,7 @@ from tests.jobmaster.scenario import describe
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
-from emberscale_jobmaster import rebuilding, retry
+from emberscale_jobmaster import losses, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer, WriteManifest
 from emberscale_jobmaster.events import ManifestWritten
 from emberscale_jobmaster.state import Stage, committed_samples
@@ -64,7 +64,7 @@ def saving(call: str) -> Driven:
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_server_that_is_lost_during_the_last_checkpoint_is_rebuilt_and_saves_its_rows(call: str, dies: bool) -> None:
     driven = saving(call)
-    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert not losses.unprotected_reason(driven.job, driven.spec)
     given_up = driven.job.checkpointings[0].checkpoint
     driven.kill(Role.PS, 1)
     assert not driven.job.checkpointings, "the snapshot of the lost server is gone"

@@ -22,6 +22,10 @@ def test_a_job_that_may_lose_nothing_goes_back_without_a_word() -> None:
     assert choose(LOST, replace(PROTECTED, allowed_pls=0.0)) == RollBack()
 
 
+def test_a_job_whose_parity_does_not_cover_a_loss_says_why() -> None:
+    assert choose(LOST, Protection(has_checkpoint=True, uncovered="rows move")) == RollBack("rows move")
+
+
 @pytest.mark.parametrize(
     ("failure", "protection", "pls", "why"),
     [

@@ -7,7 +7,7 @@ from tests.jobmaster.driven import Driven, protected
 from emberscale_api.job import EvictionSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
-from emberscale_jobmaster import rebuilding
+from emberscale_jobmaster import losses
 from emberscale_jobmaster.events import HeartbeatReceived
 from eventually import unwrap
 
@@ -66,12 +66,12 @@ def test_people_are_told_until_all_rows_are_there() -> None:
     driven = losing()
     driven.pass_time(3)
     assert driven.job.scaling.steps[-1].reason == "Recovered"
-    assert rebuilding.unprotected_reason(driven.job, driven.spec) == "rows of ps-1 are still being rebuilt from parity"
+    assert losses.unprotected_reason(driven.job, driven.spec) == "rows of ps-1 are still being rebuilt from parity"
     driven.missing.clear()
     driven.pass_time(1)
     assert driven.job.scaling.steps[-1].reason == "RowsRebuilt"
     driven.pass_time(1)
-    assert not rebuilding.unprotected_reason(driven.job, driven.spec)
+    assert not losses.unprotected_reason(driven.job, driven.spec)
 
 
 def test_the_adopters_of_rows_are_all_waited_for() -> None:
@@ -139,3 +139,6 @@ def test_another_loss_meanwhile_takes_the_job_back() -> None:
     driven = losing()
     driven.kill(Role.PS, 2)
     assert (driven.job.recoveries, driven.job.misses_rows) == (1, False)
+    step, why = driven.job.scaling.steps[-1], "rows of ps-1 are still being rebuilt from parity"
+    assert step.reason == "RolledBack"
+    assert step.message == f"ps-2 is lost; the whole job goes back to a checkpoint: {why}"
