@@ -61,7 +61,8 @@ class DrillReport:
     * `unprotected_seconds`: from the kill until any one server could be lost again; None also without parity.
     * `regained_seconds`: from the kill until the job had as many samples as before it.
     * `before`, `meanwhile`: samples/s, until the kill, and from it to the end of the drill.
-    * `rebuild_seconds`: as the master counts them, from when it noticed. `rebuild_bytes`: of the rebuilt rows.
+    * `rebuild_seconds`: as the master counts them, from when it noticed until the rows were served again.
+      `rebuild_bytes`: of the rebuilt rows.
     * `rolled_back`: whether the job went back to a checkpoint; `repeated_samples` are then trained again.
     * `forgotten`: the portion of lost samples that the loss has added, where the lost server alone went back, or its
       parity lagged.
@@ -218,8 +219,8 @@ def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
     new = rate_text(told.meanwhile, "new samples")
     yield "speed", f"{rate_text(told.before)} before, {new} meanwhile{share}"
     if told.rebuilt:
-        took = f"{duration_text(told.rebuild_seconds)} from when the master noticed the loss"
-        yield "rebuilt from parity", f"{bytes_text(told.rebuild_bytes)} in {took}"
+        served = f"{duration_text(told.rebuild_seconds)} after the master noticed the loss"  # all are back later
+        yield "rebuilt from parity", f"{bytes_text(told.rebuild_bytes)} of rows, served {served}"
     if told.rolled_back:
         regained = seconds(told.regained_seconds, "after the kill")
         yield "rolled back", f"{told.repeated_samples:,} samples trained again; regained {regained}"

@@ -68,7 +68,7 @@ def test_a_rebuilt_server_costs_the_time_without_service() -> None:
         "without service": "2.5s from the kill to the first samples after it",
         "fully protected again": "4s after the kill",
         "speed": "2,000 samples/s before, 750 new samples/s meanwhile, 38% of before",
-        "rebuilt from parity": "3 MiB in 1.75s from when the master noticed the loss",
+        "rebuilt from parity": "3 MiB of rows, served 1.75s after the master noticed the loss",
         "rolled back": "nothing",
         "precision": "reports of samples came up to 1s apart",
     }
