@@ -417,6 +417,14 @@ def test_a_stream_that_breaks_again_after_it_got_on_is_logged_at_once(
     assert told(logs)[before] == 1
 
 
+def test_the_log_of_a_refused_stream_blames_no_worker(address: str, send: Send) -> None:
+    with capture_logs() as logs, pytest.raises(StreamLostError, match="generation 1 is served"):
+        deliver(send(address, generation=2), item(0))
+    [told] = [entry for entry in logs if "refused" in entry["event"]]
+    assert (told["event"], told["problem"]) == ("stream_refused", "generation 1 is served")
+    assert "member" not in told
+
+
 @pytest.mark.parametrize("answers", [0, 1], ids=["HELLO", "OPEN"])
 def test_a_stream_that_waits_for_an_answer_ends_when_it_is_closed(
     answers: int, send: Send, held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

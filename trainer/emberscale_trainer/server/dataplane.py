@@ -149,7 +149,10 @@ class _Session:
                 self._serve(*self._connection.receive())
         except (ConnectionLostError, SessionEndedError):
             pass  # workers come and go; the master notices by their heartbeats
-        except (WireError, ValueError, StreamLostError) as error:
+        except StreamLostError as error:  # of another server; its sender says what it makes of that
+            _log.info("stream_refused", problem=str(error))
+            _refuse(self._connection, str(error))
+        except (WireError, ValueError) as error:
             _log.warning("request_refused", member=f"worker-{self._worker}", problem=str(error))
             _refuse(self._connection, str(error))
         except MemoryError as error:
