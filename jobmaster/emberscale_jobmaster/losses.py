@@ -188,12 +188,17 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
         return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
     is_current = state.parity_group.version == state.routing.table.version
     group = state.parity_group if is_current else ParityGroup()
-    if group.missing:
-        names = " and ".join(slot_name(Role.PS, index) for index in sorted(group.missing))
-        return f"rows of {names} are still being rebuilt from parity"
+    if state.misses_rows:
+        return missing_rows(state)
     if group.troubles:
         index, told = min(group.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"
     waiting = sorted({one.index for one in state.routing.table.owners} - group.protected)
     names = ", ".join(slot_name(Role.PS, index) for index in waiting)
     return f"rows of {names} are still sent to their parity servers" if names else "rows change their servers"
+
+
+def missing_rows(state: JobState) -> str:
+    """Says to people whose rows are still being rebuilt, if some are."""
+    names = " and ".join(slot_name(Role.PS, index) for index in sorted(state.parity_group.missing))
+    return f"rows of {names} are still being rebuilt from parity"

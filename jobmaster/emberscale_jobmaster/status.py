@@ -12,7 +12,7 @@ from emberscale_api.rpc.codec import message_of, wire_evaluation, wire_phase, wi
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
-from emberscale_jobmaster.losses import is_protected, unprotected_reason
+from emberscale_jobmaster.losses import is_protected, missing_rows, unprotected_reason
 from emberscale_jobmaster.membership import Slot
 from emberscale_jobmaster.messages import wire_applied, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
@@ -101,12 +101,16 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
         case JobPhase.EVALUATING:
             return "Evaluating", f"epoch {state.epoch + 1} of {spec.training.epochs}"
         case _:
+            if state.rebuilding is not None or state.misses_rows:
+                return "SavingModel", f"waiting to write the final checkpoint{_moving(state)}"
             return "SavingModel", "writing the final checkpoint"
 
 
 def _moving(state: JobState) -> str:
-    """Describes the progress of a move, as the end of a sentence; empty without one."""
+    """Describes the progress of a move, or of rows that follow on demand, as the end of a sentence; else empty."""
     move, lost = state.move, state.rebuilding
+    if state.misses_rows:
+        return f"; {missing_rows(state)}"
     if move is None:
         return "" if lost is None else f"; the rows of {lost.names} wait for {_successors(len(lost.lost))}"
     if move.lost:

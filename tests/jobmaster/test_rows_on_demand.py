@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 from tests.jobmaster.driven import Driven, protected
+from tests.jobmaster.scenario import describe
 
 from emberscale_api.job import EvictionSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import losses
 from emberscale_jobmaster.events import HeartbeatReceived
+from emberscale_jobmaster.state import Stage
+from emberscale_jobmaster.status import explanation
 from eventually import unwrap
 
 
@@ -72,6 +75,19 @@ def test_people_are_told_until_all_rows_are_there() -> None:
     assert driven.job.scaling.steps[-1].reason == "RowsRebuilt"
     driven.pass_time(1)
     assert not losses.unprotected_reason(driven.job, driven.spec)
+
+
+def test_people_are_told_what_the_final_checkpoint_waits_for() -> None:
+    driven = losing()
+    still = "rows of ps-1 are still being rebuilt from parity"
+    assert explanation(driven.job, driven.spec)[1].endswith(f"; {still}")
+    driven.train_all()
+    driven.pass_time(1)
+    assert driven.job.stage is Stage.SAVE
+    assert explanation(driven.job, driven.spec) == ("SavingModel", f"waiting to write the final checkpoint; {still}")
+    driven.missing.clear()
+    driven.pass_time(5)
+    assert "Completed" in describe(driven)
 
 
 def test_the_adopters_of_rows_are_all_waited_for() -> None:
