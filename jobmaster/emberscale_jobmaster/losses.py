@@ -199,6 +199,6 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
 
 
 def missing_rows(state: JobState) -> str:
-    """Says to people whose rows are still being rebuilt, if some are."""
-    names = " and ".join(slot_name(Role.PS, index) for index in sorted(state.parity_group.missing))
-    return f"rows of {names} are still being rebuilt from parity"
+    """Says to people where rows are still being rebuilt, if some are."""
+    names = ", ".join(slot_name(Role.PS, index) for index in sorted(state.parity_group.missing))
+    return f"rows on {names} are still being rebuilt from parity"

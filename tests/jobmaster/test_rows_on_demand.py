@@ -69,7 +69,7 @@ def test_people_are_told_until_all_rows_are_there() -> None:
     driven = losing()
     driven.pass_time(3)
     assert driven.job.scaling.steps[-1].reason == "Recovered"
-    assert losses.unprotected_reason(driven.job, driven.spec) == "rows of ps-1 are still being rebuilt from parity"
+    assert losses.unprotected_reason(driven.job, driven.spec) == "rows on ps-1 are still being rebuilt from parity"
     driven.missing.clear()
     driven.pass_time(1)
     assert driven.job.scaling.steps[-1].reason == "RowsRebuilt"
@@ -79,7 +79,7 @@ def test_people_are_told_until_all_rows_are_there() -> None:
 
 def test_people_are_told_what_the_final_checkpoint_waits_for() -> None:
     driven = losing()
-    still = "rows of ps-1 are still being rebuilt from parity"
+    still = "rows on ps-1 are still being rebuilt from parity"
     assert explanation(driven.job, driven.spec)[1].endswith(f"; {still}")
     driven.train_all()
     driven.pass_time(1)
@@ -96,6 +96,8 @@ def test_the_adopters_of_rows_are_all_waited_for() -> None:
     driven.missing = {0: 10, 2: 20}
     driven.pass_time(5)
     assert driven.job.parity_group.missing == {0, 2}
+    still = "rows on ps-0, ps-2 are still being rebuilt from parity"
+    assert losses.unprotected_reason(driven.job, driven.spec) == still
     del driven.missing[0]
     driven.pass_time(1)
     assert driven.job.parity_group.missing == {2}
@@ -155,6 +157,6 @@ def test_another_loss_meanwhile_takes_the_job_back() -> None:
     driven = losing()
     driven.kill(Role.PS, 2)
     assert (driven.job.recoveries, driven.job.misses_rows) == (1, False)
-    step, why = driven.job.scaling.steps[-1], "rows of ps-1 are still being rebuilt from parity"
+    step, why = driven.job.scaling.steps[-1], "rows on ps-1 are still being rebuilt from parity"
     assert step.reason == "RolledBack"
     assert step.message == f"ps-2 is lost; the whole job goes back to a checkpoint: {why}"
