@@ -337,7 +337,7 @@ def test_a_worker_that_dies_does_not_hold_the_others(served: Served) -> None:
 
 
 def test_a_request_that_waits_is_given_up_with_its_session(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = noted_call(monkeypatch, served.state, "_wait")
+    waits = noted_call(monkeypatch, served.state._requests, "_wait")
     served.assign(StalenessBound(0))
     other, pulls, pushes = (served.connect(session, generation=2) for session in (1, 2, 2))
     assert other.admit(0) is Status.OK

@@ -10,6 +10,7 @@ Pure, decisions without rows or threads:
 Around it:
 
 * `state`: the rows, and the lock under which `core` decides about them; `reports` is what it tells.
+* `arriving`: rows that a move brings to `state`; `waiting`: requests that wait for a change of it.
 * `dataplane`: requests of workers; `control`: calls of the master, whose long ones go on in the `background`.
 * `saves`: checkpoints of the rows, written in the background.
 * `mover`, `rebuild`: rows go to other servers, both by `sending`; `retiring`: what was given away leaves the tables.

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from emberscale_api.rpc.token import tokens_match
 from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Hello, Kind, Status, WireError, counts_bytes
-from emberscale_trainer.server.state import ServerState, SessionEndedError
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.server.waiting import SessionEndedError
 from emberscale_trainer.stream import StreamLostError, StreamReceivers
 from emberscale_trainer.stream.receiver import refuse_all
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -17,16 +16,18 @@ from emberscale_api.readable import duration_text
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.arriving import ArrivingRows
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
-from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore, Wait
+from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
 from emberscale_trainer.server.eviction import BackgroundEviction
-from emberscale_trainer.server.missing import MissingPart, MissingRows
+from emberscale_trainer.server.missing import MissingRows
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Totals
 from emberscale_trainer.server.retiring import Retirement
 from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.waiting import WaitingRequests
 from emberscale_trainer.stream import Item, ItemKind
-from emberscale_trainer.table import NonFiniteGradientError, Reader, Scan, TableStore, keys_of, require_finite
+from emberscale_trainer.table import NonFiniteGradientError, Reader, Scan, TableStore, require_finite
 from emberscale_trainer.table.snapshot import Lock
 
 _log = structlog.get_logger()
@@ -67,10 +68,6 @@ _FIGURES_SECONDS = 0.1
 """The time that a report waits for the lock before it repeats its previous figures."""
 
 
-class SessionEndedError(Exception):
-    """A connection of the session that a request belongs to ended while the request waited."""
-
-
 class NotSettledError(Exception):
     """A batch that other servers have applied did not arrive in time."""
 
@@ -99,15 +96,11 @@ class ServerState:
         self._eviction = BackgroundEviction(lock)
         self.core = ServerCore() if core is None else core
         self._retirement = Retirement(self._changed, lambda: self.core.transfer is not None, self._catch_up, fatal)
+        self._arriving = ArrivingRows(self.core, self._changed, self._retirement, clock)
+        self._requests = WaitingRequests(self._changed, clock)
         self._tables: TableStore | None = None
-        self._staged: TableStore | None = None
-        self._coming: MissingRows | None = None
-        self._missing: MissingRows | None = None
-        self._followed: Transfer | None = None
         self._protector: Protector | None = None
         self._watch: Watch | None = None
-        self._waiting: Counter[int] = Counter()
-        self._ended: set[int] = set()
         self._totals = Totals()
         self._figures = Figures({}, 0)
         self._admission_before: Mapping[str, AdmissionCounts] = {}
@@ -154,7 +147,7 @@ class ServerState:
             assigning = self.core.assign(wanted)
             if assigning is Assigning.LOAD:
                 self._drop_rows()
-                self._staged = None
+                self._arriving.staged = None
             return assigning
 
     def _drop_rows(self) -> None:
@@ -192,8 +185,7 @@ class ServerState:
 
     def _serve(self, tables: TableStore | None) -> None:
         self.protect_by(None)
-        self._miss(None)
-        self._followed = None
+        self._arriving.serve(tables)
         if self._tables is not None and tables is not self._tables:
             self._admission_before = total_admission(self._admission_before, self._tables.admission_counts())
         self._tables = tables
@@ -227,8 +219,7 @@ class ServerState:
         """As `ServerCore.disconnected`; waiting requests of the session are given up."""
         with self._changed:
             self.core.disconnected(session)
-            if session in self._waiting:
-                self._ended.add(session)
+            self._requests.give_up(session)
             self._changed.notify_all()
 
     def hear_generation(self, generation: int) -> None:
@@ -273,10 +264,9 @@ class ServerState:
         """
         arrived = self._clock()
         with self._changed:
-            decide = self._once_there(
-                counts, keys, lambda now: self.core.pull(session, header, counts, keys, arrived, now)
+            status = self._decided(
+                session, counts, keys, lambda now: self.core.pull(session, header, counts, keys, arrived, now)
             )
-            status = self._decided(session, decide)
             tables = self._tables
             if status is not Status.OK or tables is None:
                 return status, None, 1
@@ -326,8 +316,7 @@ class ServerState:
             raise ValueError("only the changes of a round are of several batches")
         problem = _not_finite(values)
         with self._changed:
-            decide = self._once_there(counts, keys, lambda now: self.core.push(session, header, arrived, now))
-            status = self._decided(session, decide)
+            status = self._decided(session, counts, keys, lambda now: self.core.push(session, header, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
                 self._totals.repeated += status is Status.REPEATED
@@ -427,7 +416,7 @@ class ServerState:
             )
             if transfer is not before:
                 self._drop_received(before)
-                self._coming = MissingRows(transfer) if transfer.on_demand else None
+                self._arriving.expect(transfer)
                 if self._tables is not None and not self.core.serving:
                     self._drop_rows()
                 self._retirement.hurry(transfer.gained)
@@ -441,26 +430,18 @@ class ServerState:
         """
         with self._changed:
             deadline = self._clock() + wait_seconds
-            while not self._has_room(self.core.moving(number)):
+            while not self._arriving.has_room(self.core.moving(number)):
                 left = deadline - self._clock()
                 if left <= 0:
                     return False
                 self._changed.wait(left)
             return True
 
-    def _has_room(self, transfer: Transfer) -> bool:
-        return transfer.joins or not self._retirement.has(transfer.gained)
-
-    def _require_room(self, transfer: Transfer) -> None:
-        """Raises NotHeldError while the removal of rows would also remove some that the move brings."""
-        if not self._has_room(transfer):
-            raise NotHeldError(f"move {transfer.number} is not prepared here: rows of an earlier one are being removed")
-
     def stage(self, number: int, tables: TableStore) -> None:
         """Provides the tables of a server that joins by a move. Raises NotHeldError."""
         with self._changed:
             self.core.moving(number)
-            self._staged = tables
+            self._arriving.staged = tables
 
     def wanted(self, number: int) -> Transfer:
         """As `ServerCore.wanted`."""
@@ -474,104 +455,40 @@ class ServerState:
         """
         with self._changed:
             if item.kind is ItemKind.KEYS:
-                self._tell_missing(number, item)
+                self._arriving.tell(number, item)
                 return
-            if self._has_all_of(number):  # its sender does not know yet that they arrived
+            if self._arriving.has_all_of(number):  # its sender does not know yet that they arrived
                 return
-            if not self._misses(number):
-                self._receiving(number).retire(item.table, item.keys)
+            self._arriving.retire(number, item.table, item.keys)
         for first in range(0, len(item.records), _RECEIVED_ROWS):
             with self._changed:
-                self._receive_rows(number, item.table, item.records[first : first + _RECEIVED_ROWS])
+                self._arriving.take(number, item.table, item.records[first : first + _RECEIVED_ROWS])
             self._catch_up()
-
-    def _tell_missing(self, number: int, item: Item) -> None:
-        tables, coming = self._receiving(number), self._coming
-        if coming is None or not 0 <= item.table < len(tables.specs) or len(item.keys) % 2:
-            raise ValueError(f"move {number} brings no keys of table {item.table}")
-        coming.tell(item.table, item.keys)
-
-    def _receive_rows(self, number: int, table: int, records: NDArray[np.uint8]) -> None:
-        """Takes over rows, before the switch of their move or, of those that are missing since, after it."""
-        keys = keys_of(records)
-        if not self._misses(number):
-            self._receiving(number).load(table, records)
-            if self._coming is not None:
-                self._coming.arrived(table, keys, self._clock())
-            return
-        missing, tables = self._missing, self._tables
-        assert missing is not None
-        assert tables is not None
-        still = missing.still_missing(table, keys)
-        if still.any():
-            tables.load(table, records[still])
-            missing.arrived(table, keys[still], self._clock())
-            if not missing.count:
-                self._miss(None)
-            self._changed.notify_all()
-
-    def _misses(self, number: int) -> bool:
-        """Whether rows of this move are missing; its table is in force."""
-        return self._missing is not None and self._missing.transfer.number == number
-
-    def _has_all_of(self, number: int) -> bool:
-        """Whether no row is missing any more since this move."""
-        return self._followed is not None and self._followed.number == number and self._missing is None
-
-    def _miss(self, missing: MissingRows | None) -> None:
-        self._missing = missing
-        self.core.misses_rows = missing is not None
 
     @property
     def missing(self) -> MissingRows | None:
-        """The rows that have yet to arrive; None if all are there. Their methods take the lock."""
-        return self._missing
+        """The served rows that have yet to arrive; None if all are there."""
+        return self._arriving.missing
 
     @property
     def followed(self) -> Transfer | None:
         """The move whose table is in force, if its rows follow on demand or have done so."""
-        return self._followed
+        return self._arriving.followed
 
     def await_wanted(self, missing: MissingRows) -> NDArray[np.int64] | None:
         """Waits until requests wait for missing rows; returns their places, or None once none are missing any more."""
         with self._changed:
-            while missing is self._missing:
+            while missing is self._arriving.missing:
                 if len(wanted := missing.take_wanted()):
                     self._totals.wanted_rows += len(wanted)
                     return wanted
                 self._changed.wait()
             return None
 
-    def _once_there(
-        self, counts: NDArray[np.uint32], keys: NDArray[np.int64], decide: Callable[[float], Decision]
-    ) -> Callable[[float], Decision]:
-        """Returns a decision that waits while rows of the request are missing."""
-        seen: MissingRows | None = None
-        part: MissingPart | None = None
-
-        def decide_once_there(now: float) -> Decision:
-            nonlocal seen, part
-            if self._missing is not seen:
-                seen = self._missing
-                part = None if seen is None else seen.of_request(counts, keys)
-                if part is not None:
-                    self._changed.notify_all()
-            return decide(now) if part is None or seen is None or part.is_there() else Wait(None)
-
-        return decide_once_there
-
     def _catch_up(self) -> None:
         protector = self._protector
         if protector is not None:
             protector.catch_up()
-
-    def _receiving(self, number: int) -> TableStore:
-        transfer = self.core.moving(number)
-        self._require_room(transfer)
-        tables = self._staged if transfer.joins else self._tables
-        if tables is None:
-            raise NotHeldError(f"nothing is prepared here for move {number}")
-        return tables
 
     def moved_rows(self, number: int, *, whole: bool) -> tuple[Scan, TableStore]:
         """Returns all rows, and records changes from now on; or the rows that changed since the previous call.
@@ -609,22 +526,16 @@ class ServerState:
         """
         with self._changed:
             if (current := self.core.transfer) is not None and current.number == move:
-                self._require_room(current)
+                self._arriving.require_room(current)
                 self._eviction.finish()  # first: it may lack memory, and the switch is made only once
             outcome, transfer = self.core.switch(generation, number, move, settled, bound, self._clock(), rebuilt)
             if transfer is not None:
-                coming, self._coming = self._coming, None
-                self._followed = None
                 if transfer.joins:
-                    self._serve(self._staged)
-                    self._staged = None
+                    self._serve(self._arriving.staged)
                 elif self._tables is not None:
                     self._tables.untrack(Reader.MOVE)
                     self._retirement.begin(transfer.before.without(transfer.after))
-                if coming is not None and coming.transfer is transfer:
-                    coming.begin(self._clock())
-                    self._followed = transfer
-                    self._miss(coming if coming.count else None)
+                self._arriving.switched(transfer)
                 self._changed.notify_all()
             return outcome
 
@@ -642,7 +553,7 @@ class ServerState:
     def _drop_received(self, transfer: Transfer | None) -> None:
         if transfer is None:
             return
-        self._staged = self._coming = None
+        self._arriving.drop()
         if self._tables is not None and not transfer.joins:
             self._tables.untrack(Reader.MOVE)
             self._retirement.begin(transfer.gained)
@@ -653,29 +564,17 @@ class ServerState:
             self.core.resume(generation, number)
             self._changed.notify_all()
 
-    def _decided(self, session: int, decide: Callable[[float], Decision]) -> Status:
-        """Repeats `decide` after every change and at its deadline until it decides. Raises SessionEndedError."""
-        began = self._clock()
-        now = began
-        while True:
-            decision = decide(now)
-            if isinstance(decision, Status):
-                self._totals.hold_seconds += now - began
-                return decision
-            self._wait(session, None if decision.until is None else max(0.0, decision.until - now))
-            now = self._clock()
-
-    def _wait(self, session: int, seconds: float | None) -> None:
-        """Waits for a change. Raises SessionEndedError, as nobody reads the connection of a waiting request."""
-        self._waiting[session] += 1
-        self._changed.wait(seconds)
-        self._waiting[session] -= 1
-        ended = session in self._ended
-        if not self._waiting[session]:
-            del self._waiting[session]
-            self._ended.discard(session)
-        if ended:
-            raise SessionEndedError(f"session {session} ended")
+    def _decided(
+        self,
+        session: int,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        decide: Callable[[float], Decision],
+    ) -> Status:
+        """Waits until a request is decided about, and none of its rows is missing. Raises SessionEndedError."""
+        status, seconds = self._requests.decided(session, self._arriving.once_there(counts, keys, decide))
+        self._totals.hold_seconds += seconds
+        return status
 
     def _check_pieces(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
         pieces = keys[len(keys) - int(counts[-1]) :]

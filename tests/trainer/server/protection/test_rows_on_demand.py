@@ -174,7 +174,7 @@ def test_rows_may_arrive_before_their_server_has_switched(losing: Losing) -> Non
     servers.serving[1], servers.table = losing.successor, losing.table
     for index in (0, 2):
         servers.switch_one(servers.serving[index], 2, losing.rest)
-    arrived = losing.successor.state._staged
+    arrived = losing.successor.state._arriving.staged
     eventually(lambda: sum(unwrap(arrived).rows().values()), "rows arrive")
     servers.switch_one(losing.successor, 2, losing.rest)
     servers.protect()
@@ -230,7 +230,7 @@ def test_a_roll_back_ends_the_wait_for_missing_rows(losing: Losing, monkeypatch:
     state, batch = losing.successor.state, losing.servers.batch()
     with ThreadPoolExecutor(1) as threads:
         pushing = threads.submit(losing.servers.push, batch, 1)
-        eventually(lambda: state._waiting, "the push waits")
+        eventually(lambda: state._requests._waiting, "the push waits")
         state.assign(Assignment(2, 3, ""))
         losing.successor.mover.stop()
         assert pushing.result(SECONDS) == [Status.REFRESH]
@@ -333,4 +333,4 @@ def test_rows_that_are_wanted_without_memory_are_tried_again_after_a_pause(
 def test_only_rows_that_follow_on_demand_are_noted_as_they_come(losing: Losing) -> None:
     state = losing.servers.serving[0].state
     state.prepare(9, 1, table_of(3, [""] * 3), 0)
-    assert state._coming is None
+    assert state._arriving._coming is None
