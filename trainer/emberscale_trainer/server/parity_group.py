@@ -144,15 +144,8 @@ class Group:
         version = self.table.version
         if self._parted_at is not None:
             return ParityTrouble(version, self._problem, time.monotonic() - self._parted_at, broken=True)
-        for member, sender in self._senders.items():
-            if problem := sender.problem:
-                refused = f"{self._name(member)} takes no more of its changes: {problem}"
-                return ParityTrouble(version, refused, sender.waiting_seconds, broken=True)
-        waiting, slowest = max((sender.waiting_seconds, member) for member, sender in self._senders.items())
-        if waiting >= _SLOW_SECONDS and not self.core.has_met:
-            return ParityTrouble(version, f"it has yet to reach {self._name(slowest)}, and trains on without parity")
-        if waiting >= _SLOW_SECONDS:
-            return ParityTrouble(version, f"{self._name(slowest)} does not acknowledge its changes", waiting)
+        if (trouble := self._trouble_with(self._senders, version)) is not None:
+            return trouble
         return ParityTrouble(version, self._problem) if self._problem else None
 
     def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
@@ -160,15 +153,22 @@ class Group:
 
         `version` is that of the table in force.
         """
-        for member in self.core.waits_for(self.core.put_count, self._acknowledged()):
-            sender = self._senders[member]
+        return self._trouble_with(self.core.waits_for(self.core.put_count, self._acknowledged()), version)
+
+    def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
+        """Names a member that refuses changes, or else the one that has acknowledged none for longest, if for long."""
+        waiting, slowest = 0.0, ""
+        for member in members:
+            sender, name = self._senders[member], self._name(member)
+            seconds = sender.waiting_seconds
             if problem := sender.problem:
-                refused = f"{self._name(member)} takes no more of its changes: {problem}"
-                return ParityTrouble(version, refused, sender.waiting_seconds, broken=True)
-            if sender.waiting_seconds >= _SLOW_SECONDS:
-                waits = f"{self._name(member)} does not acknowledge its changes"
-                return ParityTrouble(version, waits, sender.waiting_seconds)
-        return None
+                return ParityTrouble(version, f"{name} takes no more of its changes: {problem}", seconds, broken=True)
+            waiting, slowest = max((waiting, slowest), (seconds, name))
+        if waiting < _SLOW_SECONDS:
+            return None
+        if not self.core.has_met:
+            return ParityTrouble(version, f"it has yet to reach {slowest}, and trains on without parity")
+        return ParityTrouble(version, f"{slowest} does not acknowledge its changes", waiting)
 
     def rows_of(self, table: int, segment: int) -> NDArray[np.uint8]:
         """Returns the slots of a segment of this server's rows, uint8[n, stride]. The caller holds the state's lock."""
