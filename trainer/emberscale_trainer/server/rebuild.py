@@ -144,17 +144,19 @@ class Rebuild(RowSending):
             for peer, owned in self._owned[lost].items():
                 records = chosen(found, owned.among(keys_of(found), table == self._dense))
                 if len(records):
-                    self._give(peer, Item(ItemKind.ROWS, table, records))
+                    item = Item(ItemKind.ROWS, table, records)
+                    self._give(peer, item)
+                    if not self._on_demand:  # else they were counted with their keys
+                        self._count(item.nbytes)
                     rows += len(records)
         return rows
 
     def _give(self, peer: int, item: Item) -> None:
+        """Sends an item to its server, which may be this one."""
         if peer == self._me:
             self._receive(item)
         else:
             self._senders[peer].put(item, STALLED_SECONDS)
-        if not self._on_demand:  # else it was counted with its key
-            self._count(item.nbytes)
 
     # Rows that follow on demand
 
@@ -205,9 +207,6 @@ class Rebuild(RowSending):
         for peer, owned in self._owned[lost].items():
             mine = owned.among(keys, table == self._dense)
             if mine.any():
-                item = Item(ItemKind.KEYS, table, NOTHING, np.stack([keys[mine], places[mine]], axis=1).reshape(-1))
-                if peer == self._me:
-                    self._receive(item)
-                else:
-                    self._senders[peer].put(item, STALLED_SECONDS)
+                pairs = np.stack([keys[mine], places[mine]], axis=1).reshape(-1)
+                self._give(peer, Item(ItemKind.KEYS, table, NOTHING, pairs))
                 self._count(int(np.count_nonzero(mine)) * self._strides[table])
