@@ -53,6 +53,11 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise InvalidError(f"{path}: is not UTF-8 text") from error
 
 
+def problem_of(error: BaseException) -> str:
+    """Returns what an error says, or its kind if it says nothing, as a MemoryError of Python's own does."""
+    return str(error) or type(error).__name__
+
+
 def disk_problem(error: OSError) -> str | None:
     """Describes a problem of the disk, such as a full one; None for an error of another kind."""
     return error.strerror if error.errno in _OF_DISKS else None

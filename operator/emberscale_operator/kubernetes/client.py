@@ -11,7 +11,7 @@ import aiohttp
 from kubernetes.aio import client as kube
 from kubernetes.aio import config
 
-from emberscale_api.errors import UnavailableError
+from emberscale_api.errors import UnavailableError, problem_of
 from emberscale_api.readable import bytes_text
 
 _TIMEOUT_SECONDS = 20.0
@@ -136,7 +136,7 @@ class ApiClient:
                 )
                 content = await _read(response.response, f"{method} {path}")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise ApiUnavailableError(f"{method} {path}: {str(error) or type(error).__name__}") from error
+                raise ApiUnavailableError(f"{method} {path}: {problem_of(error)}") from error
         return _answer(method, path, response.status, content)
 
 

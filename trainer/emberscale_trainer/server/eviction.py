@@ -13,6 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from emberscale_api.errors import problem_of
 from emberscale_trainer.table import Eviction, Sweep, TableStore
 
 _log = structlog.get_logger()
@@ -66,7 +67,7 @@ class BackgroundEviction:
                 try:
                     self._sweep()
                 except MemoryError as error:
-                    problem = str(error) or "out of memory"
+                    problem = problem_of(error)
                 if problem:  # only now is the memory of the failed sweep free again
                     with suppress(MemoryError):
                         _log.warning("rows_not_evicted", problem=problem)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from emberscale_api.errors import problem_of
 from emberscale_api.readable import count_text, duration_text
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.partition import Ownership
@@ -137,7 +138,7 @@ class RowMover:
         try:
             waiting[1]()
         except MemoryError as error:
-            _log.warning("rows_not_protected", version=waiting[0].version, problem=str(error) or repr(error))
+            _log.warning("rows_not_protected", version=waiting[0].version, problem=problem_of(error))
             with self._lock:
                 self._to_protect = self._to_protect or waiting
 
@@ -235,7 +236,7 @@ class RowMover:
             try:
                 self._state.receive(move, item)
             except (NotHeldError, MemoryError) as error:
-                raise StreamLostError(str(error)) from error
+                raise StreamLostError(problem_of(error)) from error
 
         return deliver
 
@@ -297,7 +298,7 @@ class _MoveSending(RowSending):
             self._fail(str(error))
         except (StreamLostError, SnapshotAbandonedError, TimeoutError, MemoryError) as error:
             if not self._closed.is_set():
-                problem = str(error) or repr(error)  # a MemoryError may say nothing
+                problem = problem_of(error)
                 _log.warning("move_failed", move=self.move, problem=problem)
                 self._fail(problem)
         except BaseException as error:

@@ -24,6 +24,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from emberscale_api.errors import problem_of
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError
 from emberscale_trainer.parity.holding import Batch
@@ -190,7 +191,7 @@ class Group:
         except MemoryError as error:
             if not self._lag.is_async:
                 raise
-            _log.warning("changes_not_sent_for_parity", problem=str(error))  # they are sent with later ones
+            _log.warning("changes_not_sent_for_parity", problem=problem_of(error))  # they are sent with later ones
 
     def await_pushes(self) -> None:
         """Waits until a push that has come may be answered: with `Sync` as `await_holders`, with `Async` for the lag.
@@ -264,7 +265,7 @@ class Group:
         try:
             self._send_deltas()
         except MemoryError as error:
-            _log.warning("changes_not_sent_for_parity", problem=str(error))
+            _log.warning("changes_not_sent_for_parity", problem=problem_of(error))
             return False
         return True
 
@@ -388,7 +389,7 @@ class Group:
                     whole = self.log.is_whole
             except MemoryError as error:
                 self._problem = "it has no memory to send its rows to their parity servers, and tries again"
-                _log.warning("rows_not_protected", version=self.table.version, problem=str(error))
+                _log.warning("rows_not_protected", version=self.table.version, problem=problem_of(error))
                 self._sends_no_more.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue

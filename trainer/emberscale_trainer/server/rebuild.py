@@ -18,6 +18,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from emberscale_api.errors import problem_of
 from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
@@ -122,7 +123,7 @@ class Rebuild(RowSending):
                 self._flush()
                 self._ready({lost: found[member] for member, lost in members.items()})
         except (NotHeldError, StreamLostError, SourceOverError, TimeoutError, MemoryError, ValueError) as error:
-            problem = str(error) or repr(error)  # a MemoryError may say nothing
+            problem = problem_of(error)
             if not self._closed.is_set():
                 _log.warning("rebuild_failed", move=self.move, problem=problem)
             self._fail(problem)
@@ -180,7 +181,7 @@ class Rebuild(RowSending):
                     if withdrew:
                         withdrawing.end()
             except MemoryError as error:
-                _log.warning("rows_not_withdrawn", move=self.move, problem=str(error))
+                _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))
                 next_at = time.monotonic() + _AGAIN_SECONDS
                 self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
             rows += self._send(lost, withdrawing.take_decoded())

@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy as np
 import structlog
 
+from emberscale_api.errors import problem_of
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.table import TableStore, compact
 
@@ -102,7 +103,7 @@ class Retirement:
                     self._retire_some(tables)
                     seconds = time.monotonic() - began
                 except MemoryError as error:
-                    _log.warning("rows_not_removed", problem=str(error))
+                    _log.warning("rows_not_removed", problem=problem_of(error))
                     seconds = _RETRY_SECONDS
             rest.wait(seconds)
             self._catch_up()

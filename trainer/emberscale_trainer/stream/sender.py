@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from emberscale_api.errors import problem_of
 from emberscale_api.readable import duration_text
 from emberscale_api.wire import MAX_HELLO_BYTES, Header, Hello, Kind, Status, WireError
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
@@ -170,7 +171,7 @@ class StreamSender:
             try:
                 self._serve()
             except (ConnectionLostError, OSError, MemoryError) as error:
-                problem = str(error) or type(error).__name__
+                problem = problem_of(error)
             except (StreamLostError, WireError, ValueError) as error:
                 self._end(error)
                 return
