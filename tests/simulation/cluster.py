@@ -75,7 +75,7 @@ class Cluster:
         if job is None or job.outcome is None:
             raise SimulationError(f"the job is not Complete {PATIENCE_SECONDS:g} s after the last fault")
         torn = any(fault.kind is Kind.TEAR for fault in self.scenario.faults)
-        if job.outcome.reason == "CheckpointDamaged" and torn and not self.model.newest_sound():
+        if job.outcome.reason == "CheckpointDamaged" and torn and not self.model.checkpoints.newest_sound():
             return  # the storage damaged every checkpoint, and the job says so
         if job.outcome.phase is not JobPhase.COMPLETE:
             raise SimulationError(f"the job is {job.outcome.phase}: {job.outcome.reason}: {job.outcome.message}")
@@ -89,7 +89,7 @@ class Cluster:
         process: Process
         match key.role:
             case Role.REDIS:
-                process = Redis(self.world, name, self.disk, self.model)
+                process = Redis(self.world, name, self.disk, self.model.masters)
             case Role.MASTER:
                 process = master = Master(self, name)
                 process.spawn(master.live())
@@ -227,17 +227,17 @@ class Cluster:
                     for process in self.operator.all_of(role):
                         self.exited(process, -9)
                 self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
-                self.model.store_lost()
+                self.model.masters.store_lost()
             case Kind.LOST_WRITES:
                 for process in self.operator.all_of(Role.REDIS):
                     self.exited(process, -9)
                 self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
-                self.model.store_lost()
+                self.model.masters.store_lost()
             case Kind.LOST_STORE:
                 for process in self.operator.all_of(Role.REDIS):
                     self.exited(process, -9)
                 self.disk.lose_everything()
-                self.model.store_lost()
+                self.model.masters.store_lost()
             case Kind.STORAGE_FAILS:
                 self.storage.fail_for(fault.seconds)
             case Kind.STORAGE_HANGS:

@@ -81,7 +81,7 @@ class Folder:
             files[f"{effect.checkpoint}/manifest"] = Stored(manifest)
 
         yield from self._storage.change(process, change)
-        self._cluster.model.completed(manifest)
+        self._cluster.model.checkpoints.completed(manifest)
 
     def discard(self, process: Process, checkpoint: str) -> Task[None]:
         """Removes a checkpoint without a manifest. Raises OSError."""

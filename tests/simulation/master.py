@@ -189,7 +189,7 @@ class Master(Process):
         self.state, effects = step(before, event, self.spec)
         if self.state.job is not before.job:
             self._version += 1
-            self.cluster.model.stepped(self, before.job, self.state.job)
+            self.cluster.model.masters.stepped(self, before.job, self.state.job)
             self._changed.notify()
         for effect in effects:
             if isinstance(effect, LogEvent):
@@ -380,7 +380,7 @@ class Master(Process):
             job, effects = yield from self._changing(TaskWanted(now=self.world.now, member=member))
             granted = next((effect.task for effect in effects if isinstance(effect, Granted)), None)
             if granted is not None:
-                self.cluster.model.granted(member, granted)
+                self.cluster.model.masters.granted(member, granted)
                 return messages.wire_task(granted), False
             if job.over or self.world.now >= deadline:
                 return None, job.over

@@ -24,49 +24,40 @@
   acknowledges later included. The ledger counts none of them as done, except those that the record has, which the
   master records as forgotten. A worker that counted others as committed counted too early, and they are applied again.
 * In the end, each batch of each epoch is applied once to all units that it touches.
+
+`checkpoint_rules`, `staleness_rules` and `master_rules` check what needs no history of each row; the rest is here.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tests.simulation.checkpoint_rules import CheckpointRules, batches_of, forgotten_by, recorded
 from tests.simulation.faults import (
     ADOPTED,
     ARRIVED,
-    DEGRADED,
     FOUND,
     HALF_PUSHED,
     LAGGED,
     MISSING,
-    PROTECTED,
-    REBUILD,
     REBUILT,
-    RELOAD,
     RELOADED,
-    RESTORED,
-    SAVED,
     SWITCHED,
 )
-from tests.simulation.folder import Manifest
+from tests.simulation.master_rules import MasterRules
+from tests.simulation.staleness_rules import StalenessRules
 from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, touched, touching
 from tests.simulation.world import SimulationError
 
-from buckets import bucket_of
-from emberscale_api.job.roles import MemberId
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header
-from emberscale_jobmaster import ranges
-from emberscale_jobmaster.losses import protected_servers
-from emberscale_jobmaster.ranges import Applied
-from emberscale_jobmaster.state import JobState, Stage
-from emberscale_jobmaster.tasks import Task as MasterTask
+from emberscale_jobmaster.state import JobState
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.worker.leases import ShardLease
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
-    from tests.simulation.master import Master
     from tests.simulation.parameter_server import ParameterServer
     from tests.simulation.worker import Worker
 
@@ -76,22 +67,11 @@ class Model:
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
+        self.checkpoints = CheckpointRules(cluster)
+        self.staleness = StalenessRules(cluster)
+        self.masters = MasterRules(cluster)
         self._committed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
-        self._seen: dict[tuple[str, int, Batch], int] = {}
-        self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
-        self._own: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-        """By server, generation and session: the batches of `_applied` that the session pushed itself."""
-        self._rounds: defaultdict[int, Counter[Batch]] = defaultdict(Counter)
-        """By session: how often it has begun to train each batch in a round."""
-        self._pulled: defaultdict[tuple[int, Batch], dict[Unit, tuple[frozenset[Batch], frozenset[Batch]]]]
-        self._pulled = defaultdict(dict)
-        """By session and first batch of a round: the batches in the pulled rows, and the session's own among them."""
-        self._pushed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
-        """By session: the batches that it has pushed, without those of earlier processes."""
         self._tables: dict[tuple[int, int], RoutingTable] = {}
-        self._newest_at_restore: dict[int, str] = {}
-        self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
-        self._writer = ""
         self._barrier_of: dict[tuple[str, str], int] = {}
         """The barrier in which a server, by its incarnation, took its part of a checkpoint."""
         self._forgotten: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
@@ -108,8 +88,7 @@ class Model:
         """By a move's number and the index of a lost server: the batches in its rows, as another server says."""
         self._awaited: defaultdict[str, dict[Unit, set[Batch]]] = defaultdict(dict)
         """By a server's incarnation: the rows that have yet to arrive, and what they will have."""
-        self._missing_since = 0.0
-        self._can_lose = False
+        self.missing_since = 0.0
         self._trained: set[tuple[str, int]] = set()
         """Pairs of a server's incarnation and a generation in which it has applied pushes."""
 
@@ -188,7 +167,7 @@ class Model:
                 wanted = sorted(expected.get(unit, set()))
                 self._broken(f"{server.name} is rebuilt with {sorted(rows.get(unit, set()))} in {unit} for {wanted}")
         self._awaited[server.incarnation] = {unit: set(expected[unit]) for unit in missing}
-        self._missing_since = self._cluster.world.now
+        self.missing_since = self._cluster.world.now
         if unknown := [unit for unit in missing if not expected[unit]]:
             self._broken(f"{server.name} waits for {unknown[0]}, which was never changed")
         if missing:
@@ -254,7 +233,7 @@ class Model:
     def acknowledged(self, server: "ParameterServer", header: Header, units: tuple[Unit, ...]) -> None:
         """A server acknowledges a push that it has applied, now or earlier."""
         batches = set(batches_in(header))
-        if self._can_lose and _table_of(server).owners[0].index == server.index:
+        if self.masters.can_lose and _table_of(server).owners[0].index == server.index:
             self._cluster.reaches(f"{HALF_PUSHED}worker-{header.worker}")
         self._acknowledged[server.incarnation, header.generation] |= batches
         for other in self._later(header):
@@ -305,42 +284,11 @@ class Model:
         self._owned(server, units)
         if any(self._has_rows_of(other, server, header.generation) for other in self._later(header)):
             return  # a replaced server may read what came before it was lost, since it can no longer answer
-        for unit in units:
-            known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
+        rows = {unit: server.rows.get(unit, set()) | self._forgotten[header.generation, unit] for unit in units}
+        for unit, known in rows.items():
             if missing := self._committed[header.generation, unit] - known:
                 self._broken(f"{server.name} answers a pull of {unit} without the committed batches {sorted(missing)}")
-        if not header.is_read_only:
-            batch = (header.epoch, header.batch)
-            self._seen[server.name, session, batch] = self._others(server, session, header)
-            if header.is_round:
-                for unit in units:
-                    known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
-                    self._pulled[session, batch][unit] = (
-                        frozenset(known),
-                        frozenset(known & self._pushed[session, unit]),
-                    )
-
-    def _others(self, server: "ParameterServer", session: int, header: Header) -> int:
-        """Returns the number of batches on a server that make a pull stale."""
-        count = self._applied[server.name, header.generation]
-        return count - self._own[server.name, header.generation, session] if header.is_round else count
-
-    def begins_round(
-        self, worker: "Worker", session: int, batches: tuple[Batch, ...], added: tuple[Batch, ...]
-    ) -> None:
-        """A worker begins to train a round, after adding the changes of the `added` batches to the pulled rows.
-
-        A batch that it trains again, since its lease lapsed after the push, is in both the rows and the changes.
-        """
-        trained = self._rounds[session]
-        for unit, (seen, own) in self._pulled.pop((session, batches[0])).items():
-            for earlier, times_trained in trained.items():
-                if unit in touched(earlier) and (
-                    earlier in own and times_trained == 1 if earlier in added else earlier not in seen
-                ):
-                    times = "twice" if earlier in added else "never"
-                    self._broken(f"{worker.name} begins {batches[0]} with its own batch {earlier} {times} in {unit}")
-        trained.update(batches)
+        self.staleness.pulled(server, session, header, rows)
 
     def applying(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
         """A server is about to apply a push."""
@@ -361,26 +309,11 @@ class Model:
                 self._broken(f"{server.name} applies batches {sorted(again)} twice to {unit}")
             if table := server.table:
                 self._lacking[table.generation, unit].difference_update(batches)
-        if header.is_round:
-            for unit in units:
-                self._pushed[session, unit].update(touching(batches, unit))
         if any(one not in server.core.applied for one in batches):
             self._broken(f"{server.name} applies a round {batch} that it has not recorded whole")
         if server.knows_dead(header.token):
             self._broken(f"{server.name} applies batch {batch} under lease {header.token}, which has ended")
-        if self._is_forgotten(server, session, header):
-            return  # a push that was under way when its worker left counts against nobody's bound
-        key = (server.name, header.generation)
-        seen = self._seen.pop((server.name, session, batch), None)
-        bound = self._cluster.spec.training.max_staleness
-        since = self._others(server, session, header)
-        if seen is not None and since - seen > bound:
-            self._broken(
-                f"{server.name} applies batch {batch} of worker-{header.worker} {since - seen} batches "
-                f"after its pull; the bound is {bound}"
-            )
-        self._applied[key] += header.batches
-        self._own[*key, session] += header.batches
+        self.staleness.applied(server, session, header, units)
 
     def _later(self, header: Header) -> "list[ParameterServer]":
         """Returns the servers with a later table of the generation than a request."""
@@ -389,11 +322,6 @@ class Model:
             for one in self._cluster.servers()
             if one.table is not None and one.core.known[0] == header.generation and one.core.known[1] > header.version
         ]
-
-    def _is_forgotten(self, server: "ParameterServer", session: int, header: Header) -> bool:
-        """Whether the first server, which keeps the bound, knows that this pull's worker or lease has ended."""
-        keeper = self._cluster.server_of(server.table.owners[0].incarnation) if server.table is not None else None
-        return keeper is None or session in keeper.ended_sessions or keeper.knows_dead(header.token)
 
     def snapshot_taken(self, server: "ParameterServer", held_until: float, checkpoint: str, barrier: int) -> None:
         """A server has taken a snapshot in a barrier that was last granted until `held_until`."""
@@ -422,141 +350,9 @@ class Model:
             if batch not in self._lacking[table.generation, unit]:
                 self._committed[table.generation, unit].add(batch)
 
-    def granted(self, member: MemberId, task: MasterTask) -> None:
-        """A worker gets a lease. If two masters gave the same token, work on one task would count for the other."""
-        before = self._granted.setdefault(task.token, (member, task))
-        if before != (member, task):
-            self._broken(f"{task} is granted to {member.slot}, and the token was given before for {before}")
-
     def evaluated(self, worker: "Worker", lease: ShardLease) -> None:
         """A worker has evaluated a shard."""
         worker.trace(f"evaluated [{lease.start}, {lease.stop}) of epoch {lease.epoch}")
-
-    # The master
-
-    def stepped(self, master: "Master", before: JobState, after: JobState) -> None:
-        """A master's state has changed."""
-        self._trace_step(master, before, after)
-        if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
-            self._cluster.reaches(after.move.phase if not after.move.lost else f"{REBUILD}{after.move.phase}")
-        self._can_lose = _can_lose(after)
-        if self._can_lose and not _can_lose(before):
-            self._cluster.reaches(PROTECTED)
-        if after.rebuilding is not None and before.rebuilding is None:
-            self._cluster.reaches(DEGRADED)
-        if after.reload is not None and (before.reload is None or before.reload.phase is not after.reload.phase):
-            self._cluster.reaches(f"{RELOAD}{after.reload.phase}")
-        if len(after.forgotten) > len(before.forgotten):
-            allowed = self._cluster.spec.fault_tolerance.allowed_pls
-            if after.pls > allowed and not self._cluster.scenario.parity:
-                self._broken(f"the portion of lost samples is {after.pls}, and {allowed} is allowed")
-            if after.routing.table.generation != before.routing.table.generation:
-                self._broken("a partial recovery changes the generation")
-        if after.routing.table.generation < before.routing.table.generation:
-            self._broken(f"{master.name} goes back to generation {after.routing.table.generation}")
-        if after.recoveries > before.recoveries and before.misses_rows and self._cluster.is_calm(self._missing_since):
-            self._broken("the job rolls back while rows are rebuilt on demand, and nothing else has happened")
-        if before.restore is None and after.restore is not None:
-            self._newest_at_restore[after.routing.table.generation] = self.newest_sound()
-        if after.routing.ready and not before.routing.ready:
-            newest = self._newest_at_restore.get(after.routing.table.generation - 1, "")
-            newest = max(newest, self._newest_at_restore.get(after.routing.table.generation, ""))
-            for routed in after.routing.table.owners:
-                found = self._cluster.server_of(routed.incarnation)
-                if found is None or not found.alive or found.table == after.routing.table:
-                    continue
-                # a hung master that has yet to hear of its successor cannot make any of this durable
-                if found.table is None or found.table.generation <= after.routing.table.generation:
-                    self._broken(f"{found.name} serves another table than the one that is in force")
-            if after.recoveries:
-                self._cluster.reaches(RESTORED)
-            if after.checkpoint < newest:
-                self._broken(f"the job goes back to checkpoint {after.checkpoint or '(none)'} instead of {newest}")
-        if after.stage is Stage.TRAIN and after.routing.ready:
-            fresh = before.stage is not Stage.TRAIN or before.epoch != after.epoch or not before.routing.ready
-            done = after.ledger.done
-            if not fresh:
-                done = () if done is before.ledger.done else ranges.difference(done, before.ledger.done)
-            batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
-            if batches:
-                self._on_servers(after.routing.table, batches, "the ledger counts as done", self._lacking)
-
-    def _trace_step(self, master: "Master", before: JobState, after: JobState) -> None:
-        if not self._cluster.world.traced:
-            return
-        if before.stage is not after.stage or before.epoch != after.epoch:
-            master.trace(f"stage {after.stage}, epoch {after.epoch}")
-        if before.routing is not after.routing:
-            table = after.routing.table
-            names = [server.incarnation for server in table.servers]
-            master.trace(
-                f"generation {table.generation} of {names} is {'ready' if after.routing.ready else 'not ready'}"
-            )
-        phases = {
-            operation.id: (type(operation).__name__, getattr(operation, "phase", "")) for operation in before.operations
-        }
-        for operation in after.operations:
-            now = (type(operation).__name__, getattr(operation, "phase", ""))
-            if phases.pop(operation.id, None) != now:
-                master.trace(f"operation {operation.id} {now[0]} {now[1]}")
-        for number, phase in phases.items():
-            master.trace(f"operation {number} {phase[0]} is over")
-        for kind, trouble in after.troubles.items():
-            if before.troubles.get(kind) != trouble:
-                master.trace(f"trouble {kind}: {trouble.message}")
-
-    def opened(self, holder: str) -> None:
-        """A master has taken over."""
-        self._writer = holder
-
-    def store_lost(self) -> None:
-        """Redis has lost data: any master may write."""
-        self._writer = ""
-
-    def wrote(self, holder: str) -> None:
-        """A master has written the state."""
-        if self._writer not in ("", holder):
-            self._broken(f"{holder} writes the state, and {self._writer} has taken over")
-
-    # Checkpoints
-
-    def completed(self, manifest: Manifest) -> None:
-        """A checkpoint is complete."""
-        self._cluster.world.trace("storage", f"checkpoint {manifest.checkpoint} is complete")
-        self._cluster.reaches(SAVED)
-        self._consistent(manifest)
-
-    def _consistent(self, manifest: Manifest) -> None:
-        batches = batches_of(manifest.applied)
-        all_expected = {unit: touching(batches, unit) - forgotten_by(manifest, unit) for unit in UNITS}
-        holders: dict[Unit, str] = {}
-        whole = True
-        for path in manifest.files:
-            stored = self._cluster.storage.files.get(path)
-            if stored is None or stored.torn:
-                whole = False
-                continue  # loading it will reveal this
-            if recorded(stored.content.applied) != batches:
-                self._broken(f"{path} and the manifest differ in what is applied")
-            for unit, rows in stored.content.rows.items():
-                if unit in holders:
-                    self._broken(f"{path} and {holders[unit]} both hold {unit}")
-                holders[unit] = path
-                expected = all_expected[unit]
-                if rows != expected:
-                    self._broken(f"{path} says that it holds {sorted(expected)}, and {unit} holds {sorted(rows)}")
-        changed = {unit for unit, expected in all_expected.items() if expected}
-        if whole and (missing := changed - holders.keys()):
-            self._broken(f"checkpoint {manifest.checkpoint} lacks {sorted(missing)}")
-
-    def newest_sound(self) -> str:
-        files = self._cluster.storage.files
-        sound = [
-            checkpoint
-            for checkpoint, manifest in self._cluster.folder.manifests().items()
-            if all(path in files and not files[path].torn for path in manifest.files)
-        ]
-        return max(sound, default="")
 
     # The end
 
@@ -570,13 +366,17 @@ class Model:
         final = manifests[max(manifests)]
         if batches_of(final.applied) != everything:
             self._broken(f"the last checkpoint lacks {sorted(everything - batches_of(final.applied))}")
-        self._consistent(final)
+        self.checkpoints.check(final)
         evaluated = [(result.epoch, result.samples) for result in job.evaluations]
         wanted = [(epoch, scenario.evaluation_batches) for epoch in range(1, scenario.epochs + 1)]
         if scenario.evaluation_batches and evaluated != wanted:
             self._broken(f"evaluated {evaluated} instead of {wanted}")
         if job.own_errors:
             self._broken(f"{job.own_errors} exits count as the job's own errors")
+
+    def ledger_counts(self, table: RoutingTable, batches: set[Batch]) -> None:
+        """The ledger counts batches as done."""
+        self._on_servers(table, batches, "the ledger counts as done", self._lacking)
 
     def _on_servers(
         self, table: RoutingTable, batches: set[Batch], who: str, lacking: Mapping[tuple[int, Unit], set[Batch]]
@@ -600,40 +400,6 @@ class Model:
         raise SimulationError(what)
 
 
-def _can_lose(state: JobState) -> bool:
-    """Whether servers can be lost now, and rebuilt."""
-    return state.rebuilding is None and bool(protected_servers(state))
-
-
 def _table_of(server: "ParameterServer") -> RoutingTable:
     assert server.table is not None
     return server.table
-
-
-def forgotten_by(manifest: Manifest, unit: Unit) -> set[Batch]:
-    """Returns the batches that a checkpoint counts but records as forgotten on a unit."""
-    kind, number = unit
-    place = bucket_of(number) if kind == "key" else number
-    batches: set[Batch] = set()
-    for share in manifest.effect.image.forgotten:
-        spans = share.buckets if kind == "key" else share.pieces
-        if any(first <= place < stop for first, stop in spans):
-            batches |= batches_of({part.epoch: part.ranges for part in share.epochs})
-    return touching(batches, unit)
-
-
-def batches_of(applied: Applied) -> set[Batch]:
-    """Returns the batches in ranges by epoch."""
-    return {
-        (epoch, number) for epoch, spans in applied.items() for first, stop in spans for number in range(first, stop)
-    }
-
-
-def recorded(applied: AppliedBatches) -> set[Batch]:
-    """Returns the batches in a server's record."""
-    return {
-        (epoch, number)
-        for epoch in applied.epochs()
-        for first, stop in applied.ranges(epoch)
-        for number in range(first, stop)
-    }

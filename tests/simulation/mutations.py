@@ -123,7 +123,7 @@ def _old_master_may_write(stack: ExitStack) -> None:
         yield from ()
         kept = self._disk.newest
         self._disk.write(type(kept)(kept.term, kept.holder, state))
-        self._model.wrote(holder)
+        self._masters.wrote(holder)
 
     stack.enter_context(patch.object(Redis, "save", save))
 

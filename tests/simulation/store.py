@@ -8,7 +8,7 @@ from tests.simulation.world import Process, Task, World
 from emberscale_jobmaster.state import JobState
 
 if TYPE_CHECKING:
-    from tests.simulation.model import Model
+    from tests.simulation.master_rules import MasterRules
 
 LOST_TAIL_SECONDS = 1.0
 """An append-only file that is synced every second loses at most this much."""
@@ -59,17 +59,17 @@ class Disk:
 class Redis(Process):
     """One Redis process; each of its handlers runs as one step."""
 
-    def __init__(self, world: World, name: str, disk: Disk, model: "Model") -> None:
+    def __init__(self, world: World, name: str, disk: Disk, masters: "MasterRules") -> None:
         super().__init__(world, name)
         self._disk = disk
-        self._model = model
+        self._masters = masters
 
     def open(self, holder: str) -> Task[tuple[int, JobState | None]]:
         """Deposes the previous master. Returns the new term, and the state that the previous master left."""
         yield from ()
         kept = replace(self._disk.newest, term=self._disk.newest.term + 1, holder=holder)
         self._disk.write(kept)
-        self._model.opened(holder)
+        self._masters.opened(holder)
         return kept.term, kept.state
 
     def save(self, term: int, holder: str, state: JobState) -> Task[None]:
@@ -81,7 +81,7 @@ class Redis(Process):
         if (kept.term, kept.holder) != (term, holder):
             raise DeposedError(f"term {kept.term} writes")
         self._disk.write(Kept(kept.term, kept.holder, state))
-        self._model.wrote(holder)
+        self._masters.wrote(holder)
 
     def ping(self) -> Task[None]:
         """Answers."""

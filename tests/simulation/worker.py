@@ -380,7 +380,7 @@ class Pipeline:
             work = yield from self._ready.get()
             if work.is_round:
                 unseen = self._turns.unseen(work.pushed)
-                worker.cluster.model.begins_round(worker, self.session, work.batches, unseen)
+                worker.cluster.model.staleness.begins_round(worker, self.session, work.batches, unseen)
             seconds = len(work.batches) * worker.cluster.compute_seconds * worker.world.random.uniform(0.5, 1.5)
             yield worker.sleep(seconds)
             if work.is_round:
