@@ -4,13 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tests.simulation.calls import CallError
 from tests.simulation.faults import FOR_EVER, Fault, Kind
 from tests.simulation.folder import Folder
 from tests.simulation.master import Master
 from tests.simulation.model import Model
 from tests.simulation.network import Network, UnavailableError
 from tests.simulation.operator import Operator, name_of
-from tests.simulation.parameter_server import CallError, ParameterServer
+from tests.simulation.parameter_server import ParameterServer
 from tests.simulation.scenario import GRACE_SECONDS, Scenario
 from tests.simulation.storage import Storage
 from tests.simulation.store import LOST_TAIL_SECONDS, Disk, Redis

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.calls import CallError
 from tests.simulation.network import UnavailableError
-from tests.simulation.parameter_server import CallError, ParameterServer
+from tests.simulation.parameter_server import ParameterServer
 from tests.simulation.store import DeposedError
 from tests.simulation.world import Condition, Process, Task
 
@@ -528,7 +529,7 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             yield from server.resume_pushes(generation, barrier)
             return None
         case SavedCall(generation, barrier, wait):
-            saving = yield from server.get_saved(generation, barrier, wait)
+            saving = yield from server.saves.saved(generation, barrier, wait)
             files = (CheckpointFile(path=saving.path, bytes=1, crc32=0),) if saving.done else ()
             return Saved(saving.done, saving.written, saving.problem, files)
     raise TypeError(request)

@@ -107,7 +107,7 @@ class SimulatedMover:
         server = self._server
         own = {unit for unit in UNITS if owner(transfer.table, unit) == server.index}
         try:
-            rows, _ = yield from server.load(checkpoint, own)
+            rows, _ = yield from server.saves.load(checkpoint, own)
         except DamagedError as error:
             loading.error = error
             return

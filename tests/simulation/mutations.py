@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from tests.simulation.calls import Request
 from tests.simulation.mover import SimulatedMover
-from tests.simulation.parameter_server import ParameterServer, Request
+from tests.simulation.parameter_server import ParameterServer
 from tests.simulation.rounds import Turns
 from tests.simulation.storage import Storage, Stored
 from tests.simulation.store import Redis

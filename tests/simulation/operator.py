@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.calls import CallError
 from tests.simulation.master import Master, Plan
 from tests.simulation.network import UnavailableError
-from tests.simulation.parameter_server import CallError
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE

@@ -1,20 +1,21 @@
 """A parameter server: the real core, over rows that are sets of batches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from tests.simulation.calls import Answer, CallError, Request
 from tests.simulation.group import Open
 from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
 from tests.simulation.protection import SimulatedProtection
+from tests.simulation.saves import LoadProgress, SimulatedSaves
 from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, request, touching
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
-from emberscale_api.wire import Header, Kind, Status
+from emberscale_api.wire import Kind, Status
 from emberscale_jobmaster.observations import ServerReport
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
@@ -26,58 +27,6 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 _Decision = TypeVar("_Decision")
-Rows = dict[Unit, frozenset[Batch]]
-
-
-class CallError(Exception):
-    """A call was answered with a gRPC status code."""
-
-    def __init__(self, code: str, problem: str) -> None:
-        super().__init__(f"{code}: {problem}")
-        self.code = code
-
-
-@dataclass(frozen=True)
-class Request:
-    """A frame of the data plane: the header, and the units of the request."""
-
-    header: Header
-    units: tuple[Unit, ...] = ()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to a request; for a pull, also how many batches the next round may have."""
-
-    status: Status
-    room: int = 1
-
-
-@dataclass(frozen=True)
-class ServerFile:
-    """One server's file of a checkpoint."""
-
-    rows: Rows
-    applied: AppliedBatches
-
-
-@dataclass
-class _Saving:
-    generation: int
-    barrier: int
-    written: int = 0
-    problem: str = ""
-    done: bool = False
-    abandoned: bool = False
-    path: str = ""
-
-
-@dataclass
-class _Loading:
-    bytes: int = 0
-    problem: str = ""
-    error: Exception | None = None
-    applied: AppliedBatches = field(default_factory=AppliedBatches)
 
 
 class ParameterServer(Process):
@@ -95,6 +44,7 @@ class ParameterServer(Process):
         self.core = ServerCore()
         self.mover = SimulatedMover(self)
         self.protection = SimulatedProtection(self)
+        self.saves = SimulatedSaves(self)
         self.rows: dict[Unit, set[Batch]] = {}
         self.table: RoutingTable | None = None
         self.failing_pushes = 0
@@ -104,8 +54,7 @@ class ParameterServer(Process):
         self._told: tuple[int, frozenset[int], int] = (0, frozenset(), 0)
         self._waiting: list[Signal[None]] = []
         self._notifying = False
-        self._loading = _Loading()
-        self._saving: _Saving | None = None
+        self._loading = LoadProgress()
         self._held_until = 0.0
         self.registered = False
 
@@ -241,7 +190,7 @@ class ParameterServer(Process):
         while self.missing is missing:
             if wanted := missing.take_wanted().tolist():
                 return tuple(wanted)
-            yield self._changed(None)
+            yield self.changed(None)
         return None
 
     def drop_rows(self) -> None:
@@ -254,9 +203,10 @@ class ParameterServer(Process):
             decision = decide()
             if not isinstance(decision, Wait):
                 return decision
-            yield self._changed(decision.until)
+            yield self.changed(decision.until)
 
-    def _changed(self, until: float | None) -> Signal[None]:
+    def changed(self, until: float | None) -> Signal[None]:
+        """Returns what is set at the next change, or at this time."""
         signal: Signal[None] = Signal()
         self._waiting.append(signal)
         if until is not None:
@@ -277,7 +227,7 @@ class ParameterServer(Process):
 
     # Control
 
-    def assign(self, table: RoutingTable, checkpoint: str, wait_seconds: float) -> Task[tuple[bool, _Loading]]:
+    def assign(self, table: RoutingTable, checkpoint: str, wait_seconds: float) -> Task[tuple[bool, LoadProgress]]:
         """Adopts a table of a new generation. Returns whether it is done, and the progress."""
         incarnations = tuple(server.incarnation for server in table.servers)
         wanted = Assignment(table.generation, table.version, checkpoint, incarnations)
@@ -286,8 +236,8 @@ class ParameterServer(Process):
         except LaterError as error:
             raise CallError("ABORTED", str(error)) from error
         if step is Assigning.LOAD:
-            self._loading = _Loading()
-            self._stop_saving()
+            self._loading = LoadProgress()
+            self.saves.stop()
             self.drop_rows()
             self.mover.stop()
             self.spawn(self._load(wanted, table, checkpoint, self._loading))
@@ -305,12 +255,12 @@ class ParameterServer(Process):
                 self.cluster.model.assigned(self, loading.applied)
             if done or self.world.now >= deadline:
                 return done, loading
-            yield self._changed(deadline)
+            yield self.changed(deadline)
 
-    def _load(self, wanted: Assignment, table: RoutingTable, checkpoint: str, loading: _Loading) -> Task[None]:
+    def _load(self, wanted: Assignment, table: RoutingTable, checkpoint: str, loading: LoadProgress) -> Task[None]:
         own = {unit for unit in UNITS if owner(table, unit) == self.index}
         try:
-            rows, records = yield from self.load(checkpoint, own, loading)
+            rows, records = yield from self.saves.load(checkpoint, own, loading)
         except DamagedError as error:
             loading.error = error
             self.core.give_up(wanted)
@@ -328,38 +278,6 @@ class ParameterServer(Process):
             self.cluster.model.adopted(self, table, checkpoint)
             self.protection.form(table)
         self.notify()
-
-    def load(
-        self, checkpoint: str, own: set[Unit], loading: _Loading | None = None
-    ) -> Task[tuple[dict[Unit, set[Batch]], list[AppliedBatches]]]:
-        """Returns a checkpoint's content for some units, and its records of batches. Raises DamagedError."""
-        loading = _Loading() if loading is None else loading
-        rows: dict[Unit, set[Batch]] = {}
-        records: list[AppliedBatches] = []
-        yield self.sleep(self.world.random.uniform(0.05, 0.5))
-        for path in self.cluster.folder.files_of(checkpoint) if checkpoint else ():
-            content = yield from self._read(path, loading)
-            loading.bytes += 1
-            records.append(content.applied)
-            for unit, batches in content.rows.items():
-                if unit in own:
-                    rows.setdefault(unit, set()).update(batches)
-        return rows, records
-
-    def _read(self, path: str, loading: _Loading) -> Task[ServerFile]:
-        while True:
-            try:
-                stored = yield from self.cluster.storage.read(self, path)
-            except FileNotFoundError as error:
-                raise DamagedError(f"{path} is missing") from error
-            except OSError as error:
-                loading.problem = str(error)
-                yield self.sleep(1.0)
-                continue
-            if stored.torn:
-                raise DamagedError(f"{path} fails its checksum")
-            loading.problem = ""
-            return stored.content  # type: ignore[no-any-return]  # the storage holds anything
 
     def hold(
         self, generation: int, version: int, barrier: int, seconds: float, checkpoint: int
@@ -386,38 +304,17 @@ class ParameterServer(Process):
                 return applied
             if self.world.now >= deadline:
                 raise CallError("DEADLINE_EXCEEDED", "batches that others have applied did not come")
-            yield self._changed(deadline)
+            yield self.changed(deadline)
 
     def snapshot(self, generation: int, barrier: int, checkpoint: str) -> Task[tuple[AppliedBatches, float]]:
         """Takes a snapshot within a barrier."""
         yield from ()
         outcome = self._controlled(lambda: self.core.snapshot(generation, barrier, self.world.now))
         if not outcome.repeated:
-            content = ServerFile({unit: frozenset(done) for unit, done in self.rows.items()}, self.core.applied.copy())
             self.cluster.model.snapshot_taken(self, self._held_until, checkpoint, barrier)
-            self._stop_saving()
-            self._saving = _Saving(generation, barrier, path=f"{checkpoint}/ps-{self.index}")
-            self.spawn(self._save(self._saving, content))
+            self.saves.begin(generation, barrier, checkpoint)
         self.notify()
         return outcome.applied, outcome.held_seconds
-
-    def _stop_saving(self) -> None:
-        """Abandons the writing of the previous snapshot, for another snapshot or another history."""
-        if self._saving is not None:
-            self._saving.abandoned = True
-        self._saving = None
-
-    def _save(self, saving: _Saving, content: ServerFile) -> Task[None]:
-        while not saving.abandoned:
-            try:
-                yield from self.cluster.storage.write(self, saving.path, content)
-            except OSError as error:
-                saving.problem = str(error)
-                yield self.sleep(1.0)
-            else:
-                saving.done, saving.written, saving.problem = True, 1, ""
-                self.notify()
-                return
 
     def prepare(
         self, move: int, since: int, table: RoutingTable, checkpoint: str, lost: tuple[int, ...], on_demand: bool
@@ -465,23 +362,8 @@ class ParameterServer(Process):
         """Releases a barrier."""
         yield from ()
         self.core.resume(generation, barrier)
-        saving = self._saving
-        if saving is not None and saving.generation == generation and saving.barrier <= barrier:
-            saving.abandoned = True
+        self.saves.resumed(generation, barrier)
         self.notify()
-
-    def get_saved(self, generation: int, barrier: int, wait: float) -> Task[_Saving]:
-        """Returns the progress of a snapshot's writing."""
-        deadline = self.world.now + wait
-        while True:
-            saving = self._saving
-            if saving is None or (saving.generation, saving.barrier) != (generation, barrier):
-                raise CallError("FAILED_PRECONDITION", "that snapshot is not under way here")
-            if saving.abandoned and not saving.done:
-                raise CallError("ABORTED", "that snapshot was given up")
-            if saving.done or self.world.now >= deadline:
-                return saving
-            yield self._changed(deadline)
 
     def _controlled(self, call: Callable[[], _Decision]) -> _Decision:
         try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from tests.simulation.calls import CallError, Request
 from tests.simulation.network import BrokenError, End, Hello, UnavailableError
-from tests.simulation.parameter_server import CallError, Request
 from tests.simulation.rounds import ClosedError, Turns, figures, lengths_of
 from tests.simulation.units import Batch, Unit, changed, owner
 from tests.simulation.world import Condition, Process, Signal, Task
