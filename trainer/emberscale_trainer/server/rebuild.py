@@ -34,6 +34,8 @@ _log = structlog.get_logger()
 _REST = 2.0
 """The rest after a piece of rows that nobody waits for, as a multiple of its CPU time: training has priority. Holders
 and new owners take about as much again."""
+_IDLE_SECONDS = 1.0
+"""Nobody trains if no request has come for so long, as at the end of a job: there is no rest then."""
 _AGAIN_SECONDS = 0.5
 """The pause after a piece for which there was no memory."""
 
@@ -177,7 +179,8 @@ class Rebuild(RowSending):
                 if not withdrew and time.monotonic() >= next_at:
                     used = time.thread_time()
                     withdrew = withdrawing.withdraw_next()
-                    next_at = time.monotonic() + _REST * (time.thread_time() - used)
+                    is_idle = withdrawing.group.state.idle_seconds >= _IDLE_SECONDS
+                    next_at = time.monotonic() + (0.0 if is_idle else _REST * (time.thread_time() - used))
                     if withdrew:
                         withdrawing.end()
             except MemoryError as error:

@@ -98,6 +98,7 @@ class ServerState:
         self._retirement = Retirement(self._changed, lambda: self.core.transfer is not None, self._catch_up, fatal)
         self._arriving = ArrivingRows(self.core, self._changed, self._retirement, clock)
         self._requests = WaitingRequests(self._changed, clock)
+        self._requested_at = clock()
         self._tables: TableStore | None = None
         self._protector: Protector | None = None
         self._watch: Watch | None = None
@@ -466,6 +467,11 @@ class ServerState:
             self._catch_up()
 
     @property
+    def idle_seconds(self) -> float:
+        """The time since the last request for rows."""
+        return self._clock() - self._requested_at
+
+    @property
     def missing(self) -> MissingRows | None:
         """The served rows that have yet to arrive; None if all are there."""
         return self._arriving.missing
@@ -572,6 +578,7 @@ class ServerState:
         decide: Callable[[float], Decision],
     ) -> Status:
         """Waits until a request is decided about, and none of its rows is missing. Raises SessionEndedError."""
+        self._requested_at = self._clock()
         status, seconds = self._requests.decided(session, self._arriving.once_there(counts, keys, decide))
         self._totals.hold_seconds += seconds
         return status

@@ -13,7 +13,7 @@ from tests.trainer.server.protection.conftest import Servers, group_of, is_forme
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.parity import Holding
 from emberscale_trainer.partition import Ownership
-from emberscale_trainer.server import mover
+from emberscale_trainer.server import mover, rebuild
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.moves import stream_of
@@ -205,6 +205,14 @@ def test_a_server_that_no_longer_rebuilds_says_so(losing: Losing) -> None:
     trouble = unwrap(holder.trouble)
     assert (trouble.version, trouble.broken) == (2, True)
     assert trouble.message == "it no longer rebuilds rows: its disk is on fire"
+
+
+def test_rows_follow_without_a_rest_while_nobody_trains(losing: Losing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuild, "_REST", 1e9)
+    monkeypatch.setattr(rebuild, "_IDLE_SECONDS", 0.0)
+    losing.switch()
+    losing.go_on()
+    eventually(lambda: not losing.missing, "all rows are there")
 
 
 def test_a_rebuild_that_is_given_up_before_the_switch_ends(losing: Losing) -> None:
