@@ -3,6 +3,7 @@
 from emberscale_api.frozen import replace
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.job.status import ROLLED_BACK_STEP
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.operations import CheckpointPhase, Reload, ReloadPhase, Source
@@ -89,7 +90,7 @@ def _uncovered(state: JobState, spec: TrainingJobSpec, failure: Failure) -> str:
 def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
     """Rolls back to the newest checkpoint, and reports `why` the job does not recover otherwise."""
     message = f"{reason}; the whole job goes back to a checkpoint" + (f": {why}" if why != reason else "")
-    told = reshaping.note_step(state, "RolledBack", message, 0.0)
+    told = reshaping.note_step(state, ROLLED_BACK_STEP, message, 0.0)
     return _roll_back(told, spec)
 
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
-from emberscale_api.job.status import RECOVERY_STEPS, STARTED_STEP, JobPhase
+from emberscale_api.job.status import RECOVERY_STEPS, ROLLED_BACK_STEP, STARTED_STEP, JobPhase
 from emberscale_api.readable import bytes_text, duration_text, rate_text
 from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
@@ -78,7 +78,9 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     lines.extend(_slow_remarks(old, new))
     lines.extend(_memory_remarks(old, new))
     if new.recoveries > old.recoveries:
-        lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
+        went = f"training went back to checkpoint {new.checkpoint}" if new.checkpoint else "training began anew"
+        has_reason = any(step.reason == ROLLED_BACK_STEP for step in _new_steps(old, new))
+        lines.append(went if has_reason else f"a parameter server was lost: {went}")
     if new.bad_records > old.bad_records:
         first = min(new.bad_record_samples, key=lambda record: (record.file, record.line), default=None)
         where = f", the first at {first.file}:{first.line}: {first.problem}" if first is not None else ""

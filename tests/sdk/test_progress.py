@@ -11,8 +11,8 @@ from rich.console import Console
 from emberscale._progress import PlainProgress, live_view, remarks
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.running import JobStatus, MemberNow, SlowMember
-from emberscale_api.job.status import EvaluationResult, JobPhase
+from emberscale_api.job.running import JobStatus, MemberNow, ScalingStep, Sizing, SlowMember
+from emberscale_api.job.status import ROLLED_BACK_STEP, EvaluationResult, JobPhase
 from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
@@ -129,6 +129,20 @@ def test_the_first_malformed_record_is_told_whatever_was_found_last() -> None:
 def test_a_rollback_is_told() -> None:
     before, after = snapshot(training()), snapshot(training(recoveries=1, checkpoint="00000003"))
     assert remarks(before, after) == ["a parameter server was lost: training went back to checkpoint 00000003"]
+
+
+def test_a_rollback_without_a_checkpoint_is_a_new_beginning() -> None:
+    before, after = snapshot(training()), snapshot(training(recoveries=1))
+    assert remarks(before, after) == ["a parameter server was lost: training began anew"]
+
+
+def test_a_rollback_with_a_reason_is_told_with_it() -> None:
+    why = "ps-2 is lost; the whole job goes back to a checkpoint: parity 1 covers the loss of 1 at a time"
+    sizing = Sizing(steps=(ScalingStep(1, ROLLED_BACK_STEP, why),))
+    before, after = snapshot(training()), snapshot(training(recoveries=1, checkpoint="00000003", sizing=sizing))
+    reason, went = remarks(before, after)
+    assert why in reason
+    assert went == "training went back to checkpoint 00000003"
 
 
 def test_a_malformed_record_is_told_with_its_file_and_line() -> None:

@@ -112,8 +112,11 @@ class EvaluationResult(_Status):
 PARITY_STEP = "ChangedParity"
 """The reason of the step that tells that parity is kept from now on, or no longer: under `Auto`, or after partings."""
 
+ROLLED_BACK_STEP = "RolledBack"
+"""The reason of the step that tells why a job went back to a checkpoint."""
+
 RECOVERY_STEPS = frozenset(
-    {PARITY_STEP, "Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack", "RowsRebuilt"}
+    {PARITY_STEP, "Degraded", "Recovered", "RecoveredPartially", "Returned", ROLLED_BACK_STEP, "RowsRebuilt"}
 )
 """Reasons of steps that tell how the job recovers from the loss of a parameter server, not how its shape changed."""
 
