@@ -2,8 +2,8 @@
 
 Each scenario is a whole `emberscale run`. The manifest fixes the memory of a PS and leaves their number to the brain.
 A cgroup limits each PS, and the kernel kills one that outgrows it; so does the run's own watch, at the same limit.
-20 growing jobs need more than their PS have. They differ in rate, dimension, number of PS, skew of the ids over the PS,
-and course: steady, from a slow start, in bursts, slowing down. Each is run twice:
+20 growing jobs need more than their PS have. They train for about half a minute, and differ in rate, dimension, number
+of PS, skew of the ids over the PS, and course: steady, from a slow start, in bursts, slowing down. Each is run twice:
 
 * On: the product as it is. Its brain knows how long changes of shape took in an earlier job on this machine.
 * Off: the same with `scaling.mode: Manual`: the job keeps its PS, and pushes do not slow down near the limit.
@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from emberscale_api.pictures import BLUE, CRIMSON, GREEN
 from emberscale_api.readable import bytes_text, duration_text
@@ -51,6 +52,8 @@ from whole_run import EMBERSCALE, manifest
 ON, OFF, WITHIN = "forecast on", "forecast off", "within limits"
 COURSES = ("steady", "slow start", "bursts", "slowing down", "skewed")
 BATCH = 1024
+TOP_MLP = [512, 512]
+"""Wide, so that jobs train for half a minute: within seconds, a brain has only two or three measurements."""
 StartUps = Mapping[str, Sequence[tuple[float, float]]]
 """The seconds and the seconds of standstill of start-ups, by role."""
 CAP_SECONDS = 240.0
@@ -154,7 +157,7 @@ def job_of(scenario: LimitedJob, file: Path, *, forecast: bool) -> dict[str, Any
                 "columns": {"label": "label", "dense": ["x"], "categorical": ids},
                 "shuffling": {"enabled": False},
             },
-            "model": {"embeddings": {"dimension": scenario.dimension}},
+            "model": {"embeddings": {"dimension": scenario.dimension}, "topMlp": TOP_MLP},
             "training": {"batchSize": BATCH},
             "ps": {
                 **(number if forecast else {"replicas": scenario.servers}),
@@ -341,7 +344,9 @@ def draw(path: Path, measured: Mapping[str, Mapping[int, LimitedRun]]) -> None:
         right.plot(alarms, [ran[n].peak for n in alarms], "s", mfc="none", color=CRIMSON, ms=10)
     right.axhline(1.0, color="black", lw=0.8)
     right.plot([], [], "s", mfc="none", color=CRIMSON, ms=10, label="false alarm")
-    right.legend()
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    for axis in (left.yaxis, right.xaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     right.set(xlabel="job", ylabel="largest PS, relative to the limit", title="Most memory in use")
     figure.savefig(path, dpi=120)
 
