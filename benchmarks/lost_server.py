@@ -220,10 +220,13 @@ def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Mapping[float, 
     samples.set(xlabel=f"seconds after SIGKILL of one of {SERVERS} PS", ylabel="samples beyond those at the kill")
     samples.legend()
     for growth in beside:
-        for size, losses in sizes.items():
-            growth.plot([size] * len(losses), [loss.first_batch for loss in losses], "k.", alpha=0.5)
-        medians = [statistics.median(loss.first_batch for loss in losses) for losses in sizes.values()]
-        growth.plot(list(sizes), medians, color=GREEN, label="parity: first batch (median, and every loss)")
+        medians = []
+        for losses in sizes.values():
+            lost = [loss.lost / 1e9 for loss in losses]
+            growth.plot(lost, [loss.first_batch for loss in losses], "k.", alpha=0.5)
+            medians.append((statistics.median(lost), statistics.median(loss.first_batch for loss in losses)))
+        label = "parity: first batch (medians, and every loss)"
+        growth.plot(*zip(*medians, strict=True), color=GREEN, label=label)
         growth.set(xlabel="GB of rows and optimizer state lost", ylabel="seconds", xlim=(0, None), ylim=(0, None))
         growth.legend()
     figure.savefig(path, dpi=120)
