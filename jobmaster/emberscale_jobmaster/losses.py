@@ -174,8 +174,7 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
         return ""
     if state.rebuilding is not None:
         lost = state.rebuilding
-        are, their = ("is", "its") if len(lost.lost) == 1 else ("are", "their")
-        return f"{lost.names} {are} lost, and {their} rows are being rebuilt"
+        return f"{lost.names} {'is' if len(lost.lost) == 1 else 'are'} lost, and {lost.their} rows are being rebuilt"
     if state.stage in PREPARATION or not state.routing.ready:
         return "the job does not train"
     if state.forgone:
@@ -187,10 +186,10 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
         return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
     if not can_keep_parity(owners, parity):
         return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
-    is_current = state.parity_group.version == state.routing.table.version
-    group = state.parity_group if is_current else ParityGroup()
     if state.misses_rows:
         return missing_rows(state)
+    is_current = state.parity_group.version == state.routing.table.version
+    group = state.parity_group if is_current else ParityGroup()
     if group.troubles:
         index, told = min(group.troubles.items())
         return f"{slot_name(Role.PS, index)}: {told}"

@@ -146,7 +146,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         succeeded = "it has a successor" if one else "they have successors"
         if _may_adopt(state, lost):
             succeeded += f", or on the other servers after {duration_text(ADOPT_SECONDS)}"
-        message = f"{lost.reason}: {_their(lost)} rows are rebuilt from parity once {succeeded}"
+        message = f"{lost.reason}: {lost.their} rows are rebuilt from parity once {succeeded}"
         return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
     present = {server: state.members.server(server) for server in lost.servers}
     returned = [server for server, one in present.items() if one is not None and one.incarnation == lost.lost[server]]
@@ -326,7 +326,3 @@ def _expelling(state: JobState, lost: Rebuilding) -> JobState:
 def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:
     lost = state.rebuilding
     return recover(state, spec, Failure(() if lost is None else lost.servers, reason))
-
-
-def _their(lost: Rebuilding) -> str:
-    return "its" if len(lost.lost) == 1 else "their"

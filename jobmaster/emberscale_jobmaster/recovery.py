@@ -126,6 +126,11 @@ class Rebuilding:
         """The names of the lost servers, for people."""
         return " and ".join(f"ps-{server}" for server in self.servers)
 
+    @property
+    def their(self) -> str:
+        """The possessive of the names."""
+        return "its" if len(self.lost) == 1 else "their"
+
 
 def choose(failure: Failure, protection: Protection) -> Recovery:
     """Returns the recovery from a failure: from parity if that covers the lost servers, else a partial recovery if the
