@@ -74,12 +74,13 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         return lines
     if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
         lines.append(f"plan: {new.sizing.message}")
-    lines.extend(step_remark(step) for step in _new_steps(old, new))
+    steps = _new_steps(old, new)
+    lines.extend(step_remark(step) for step in steps)
     lines.extend(_slow_remarks(old, new))
     lines.extend(_memory_remarks(old, new))
     if new.recoveries > old.recoveries:
         went = f"training went back to checkpoint {new.checkpoint}" if new.checkpoint else "training began anew"
-        has_reason = any(step.reason == ROLLED_BACK_STEP for step in _new_steps(old, new))
+        has_reason = any(step.reason == ROLLED_BACK_STEP for step in steps)
         lines.append(went if has_reason else f"a parameter server was lost: {went}")
     if new.bad_records > old.bad_records:
         first = min(new.bad_record_samples, key=lambda record: (record.file, record.line), default=None)
