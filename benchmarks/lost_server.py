@@ -208,7 +208,7 @@ def first_batches(losses: Sequence[Loss], target: float) -> Ratio:
     return Ratio([(loss.first_batch, target) for loss in losses], 1.0, "max")
 
 
-def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Mapping[float, Sequence[Loss]]) -> None:
+def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Sequence[Sequence[Loss]]) -> None:
     """Draws the samples after the kill by strategy, and the first batch over the size."""
     figure = Figure(figsize=(12 if sizes else 6.5, 4.5), layout="constrained")
     samples, *beside = figure.subplots(1, 2 if sizes else 1, squeeze=False)[0]
@@ -221,7 +221,7 @@ def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Mapping[float, 
     samples.legend()
     for growth in beside:
         medians = []
-        for losses in sizes.values():
+        for losses in sizes:
             lost = [loss.lost / 1e9 for loss in losses]
             growth.plot(lost, [loss.first_batch for loss in losses], "k.", alpha=0.5)
             medians.append((statistics.median(lost), statistics.median(loss.first_batch for loss in losses)))
@@ -245,7 +245,7 @@ def main() -> None:
         data = Path(folder)
         synthesise(data, SAMPLES)
         found = measure(data, options.only or list(CONTENDERS), options.size, rounds)
-        sizes = {size: measure(data, [PARITY], size, rounds)[PARITY] for size in SIZES} if options.sizes else {}
+        sizes = [measure(data, [PARITY], size, rounds)[PARITY] for size in SIZES] if options.sizes else []
     ratios: dict[str, Ratio] = {}
     for contender in (PARITY, ADOPTED):
         if losses := found.get(contender):
