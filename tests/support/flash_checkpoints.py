@@ -85,6 +85,12 @@ def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Conten
     return all_records_of(tables.snapshot(Reader.CHECKPOINT, threading.RLock()), len(SPECS) + 1)
 
 
+def restored_once_complete(server: FlashServer, checkpoint: str, files: list[CheckpointFile]) -> Contents:
+    """Completes a checkpoint of one server's files; returns the rows that it restores."""
+    complete(server, checkpoint, 1, files)
+    return restored(flash(server, checkpoint))
+
+
 class KilledError(BaseException):
     """The process is killed; a BaseException, so that no handler of errors runs."""
 

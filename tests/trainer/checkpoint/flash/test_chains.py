@@ -29,6 +29,7 @@ from flash_checkpoints import (
     flash,
     kill,
     restored,
+    restored_once_complete,
     rows_files,
 )
 from master_stand_in import owned, write_manifest, write_snapshot
@@ -185,8 +186,7 @@ def test_retired_keys_do_not_pile_up_in_increments_that_replace_others(server: F
         last = trained.save(f"flash-{number:08d}")
         rows = sum(file.bytes for file in last if file.path.endswith(".rows"))
         assert sum(file.bytes for file in last if file.path.endswith(".keys")) < rows / 3
-    complete(server, "flash-00000099", 1, last)
-    assert restored(flash(server, "flash-00000099")) == trained.contents()
+    assert restored_once_complete(server, "flash-00000099", last) == trained.contents()
 
 
 def test_rows_that_seldom_change_again_are_not_written_again(server: FlashServer) -> None:
@@ -212,8 +212,7 @@ def test_an_attempt_to_replace_increments_that_fails_loses_no_change(server: Fla
     with pytest.raises(AbandonedError):
         trained.save("flash-00000003", work)
     trained.push([4000])
-    complete(server, "flash-00000004", 1, trained.save("flash-00000004"))
-    assert restored(flash(server, "flash-00000004")) == trained.contents()
+    assert restored_once_complete(server, "flash-00000004", trained.save("flash-00000004")) == trained.contents()
 
 
 def test_replaced_increments_that_no_manifest_named_do_not_outgrow_the_limit(server: FlashServer) -> None:
@@ -239,8 +238,7 @@ def test_a_superseded_draft_that_is_written_late_removes_nothing(server: FlashSe
     files = trained.save("flash-00000002")
     with pytest.raises(AbandonedError):
         trained.writer.write(late, "flash-00000001", trained.share, Work())
-    complete(server, "flash-00000002", 1, files)
-    assert restored(flash(server, "flash-00000002")) == trained.contents()
+    assert restored_once_complete(server, "flash-00000002", files) == trained.contents()
 
 
 def test_a_failed_increment_gives_back_what_it_took_and_no_more(server: FlashServer) -> None:
@@ -256,8 +254,7 @@ def test_a_failed_increment_gives_back_what_it_took_and_no_more(server: FlashSer
     trained.push([4001])
     fourth = trained.save("flash-00000004")
     assert before < rows_files(fourth), "the second increment was written again"
-    complete(server, "flash-00000004", 1, fourth)
-    assert restored(flash(server, "flash-00000004")) == trained.contents()
+    assert restored_once_complete(server, "flash-00000004", fourth) == trained.contents()
 
 
 def test_the_rows_of_a_table_are_counted_once_however_often_the_chain_has_them(server: FlashServer) -> None:

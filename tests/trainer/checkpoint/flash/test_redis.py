@@ -21,6 +21,7 @@ from flash_checkpoints import (
     flash,
     kill,
     restored,
+    restored_once_complete,
 )
 from redis_process import FlashServer
 
@@ -100,8 +101,7 @@ def test_a_redis_that_hangs_is_given_up_and_used_again_once_it_answers(
             trained.save("flash-00000002")
         slow.process.send_signal(signal.SIGCONT)
         files = trained.save("flash-00000003")
-        complete(slow, "flash-00000003", 1, files)
-        assert restored(flash(slow, "flash-00000003")) == trained.contents()
+        assert restored_once_complete(slow, "flash-00000003", files) == trained.contents()
 
 
 def test_a_redis_that_came_back_empty_gets_a_new_base(tmp_path: Path) -> None:
@@ -113,8 +113,7 @@ def test_a_redis_that_came_back_empty_gets_a_new_base(tmp_path: Path) -> None:
         lost.start()
         with pytest.raises(FlashUnusableError, match="lost"):
             trained.save("flash-00000002")
-        complete(lost, "flash-00000003", 1, trained.save("flash-00000003"))
-        assert restored(flash(lost, "flash-00000003")) == trained.contents()
+        assert restored_once_complete(lost, "flash-00000003", trained.save("flash-00000003")) == trained.contents()
 
 
 def test_what_a_broken_connection_left_is_swept_with_the_next_checkpoint(server: FlashServer) -> None:
@@ -130,8 +129,7 @@ def test_what_a_broken_connection_left_is_swept_with_the_next_checkpoint(server:
     third = trained.save("flash-00000003")
     named = files_of("flash-00000001", first) | files_of("flash-00000003", third)
     assert files_in(server) == named
-    complete(server, "flash-00000003", 1, third)
-    assert restored(flash(server, "flash-00000003")) == trained.contents()
+    assert restored_once_complete(server, "flash-00000003", third) == trained.contents()
 
 
 def test_what_a_hung_redis_takes_in_after_all_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
