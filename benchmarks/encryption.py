@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from emberscale._cli import main as emberscale
 from emberscale_api.certificates import read_certificates
-from emberscale_api.environment import SOCKET_DIRECTORY, TLS_FOLDER
+from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.readable import bytes_text, rate_text
 from emberscale_api.wire import Header, Status
 from emberscale_operator.kubernetes.certificate import self_signed
-from emberscale_operator.local.environment import JobEnvironment
-from emberscale_operator.machine import InstanceId, Resources
 from emberscale_trainer.transport import accept_connection, listen, open_connection
+from over_tcp import OVER_TCP
 from ps_operations import MESSAGE, MESSAGES, exchange, seconds
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, run, synthesise
@@ -42,26 +40,10 @@ def write_certificates(folder: Path) -> Path:
     return folder
 
 
-def run_over_tcp(command: list[str]) -> None:
-    """Runs the `emberscale` command without the folder for Unix sockets, so that its processes use TCP."""
-    of = JobEnvironment.of
-
-    def without_sockets(
-        self: JobEnvironment, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]
-    ) -> dict[str, str]:
-        variables = of(self, instance, resources, inherited)
-        del variables[SOCKET_DIRECTORY]
-        return variables
-
-    JobEnvironment.of = without_sockets  # type: ignore[method-assign]  # no user wants that: there is no setting for it
-    sys.argv = ["emberscale", *command]
-    emberscale()
-
-
 def samples_per_second(job: Mapping[str, Any], tls: Path | None) -> float:
     """Returns the rate of one whole run."""
     variables = {**os.environ, TLS_FOLDER: str(tls or "")}
-    return float(run(job, [sys.executable, __file__, "--over-tcp"], variables)["samples_per_second"])
+    return float(run(job, OVER_TCP, variables)["samples_per_second"])
 
 
 def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio:
@@ -129,9 +111,6 @@ def measure_bytes(tls: Path, pairs: int) -> Ratio:
 
 def main() -> None:
     """Measures and reports."""
-    if sys.argv[1:2] == ["--over-tcp"]:
-        run_over_tcp(sys.argv[2:])
-        return
     parser = arguments(__doc__, plot=False)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--answer", metavar="FOLDER", help="be the other end of a connection")

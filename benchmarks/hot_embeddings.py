@@ -9,8 +9,8 @@ hundredth that `--mode Auto` may cost on uniform ids takes tens of pairs to be s
 With two workers, rounds have no more batches than the bound on staleness admits, and the bound starts low
 (`stalenessWarmup`). `--warmup 0` has the whole bound from the first batch on; both sides have the same warm-up.
 
-`--lo-mbit` holds the loopback of a network namespace to a bandwidth (root, `unshare`, `ip` and `tc`): that is what all
-processes send together, not what a link of each machine carries.
+`--lo-mbit` holds the loopback of a network namespace to a bandwidth (root, `unshare`, `ip` and `tc`), and has parameter
+servers listen on TCP: that is what all processes send together, not what a link of each machine carries.
 """
 
 import resource
@@ -26,6 +26,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from emberscale_api.pictures import BLUE, GREY
+from over_tcp import OVER_TCP
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, manifest, run, synthesise
 
@@ -95,11 +96,11 @@ def _cpu_seconds() -> float:
 
 
 def _command(mbit: int | None) -> list[str]:
-    pinned = ["taskset", "-c", "0,1", EMBERSCALE]
+    pinned = ["taskset", "-c", "0,1"]
     if mbit is None:
-        return pinned
+        return [*pinned, EMBERSCALE]
     held = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 50ms"
-    return ["unshare", "--net", "sh", "-ec", f'ip link set lo up; {held}; exec "$@"', "sh", *pinned]
+    return ["unshare", "--net", "sh", "-ec", f'ip link set lo up; {held}; exec "$@"', "sh", *pinned, *OVER_TCP]
 
 
 def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
