@@ -1,6 +1,6 @@
 """One server's part in a parity group: the real cores, also those of streams, over rows that are sets of batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -119,28 +119,27 @@ class SimulatedGroup:
     @property
     def trouble(self) -> ParityTrouble | None:
         """Returns what keeps this server's rows unprotected, or None."""
-        version, now = self.table.version, self._server.world.now
+        version = self.table.version
         if self.core.is_over:
             return None
         if self._parted_at is not None:
-            return ParityTrouble(version, "another was taken for lost", now - self._parted_at, broken=True)
-        for link in self._links.values():
+            seconds = self._server.world.now - self._parted_at
+            return ParityTrouble(version, "another was taken for lost", seconds, broken=True)
+        return self._trouble_with(self._links, version)
+
+    def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
+        """What keeps pushes waiting while this group still serves a rebuild; `version` is of the table in force."""
+        return self._trouble_with(self.core.waits_for(self.core.put_count, self._acknowledged()), version)
+
+    def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
+        for member in members:
+            link = self._links[member]
             waits = link.window.acknowledged_count < link.window.put_count
-            seconds = now - link.waits_since if waits or link.problem else 0.0
+            seconds = self._server.world.now - link.waits_since if waits or link.problem else 0.0
             if link.problem:
                 return ParityTrouble(version, link.problem, seconds, broken=True)
             if seconds >= _SLOW_SECONDS and not self.core.has_met:
                 return ParityTrouble(version, "it has yet to reach another, and trains on without parity")
-            if seconds >= _SLOW_SECONDS:
-                return ParityTrouble(version, "another does not acknowledge its changes", seconds)
-        return None
-
-    def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
-        """What keeps pushes waiting while this group still serves a rebuild; `version` is of the table in force."""
-        for member in self.core.waits_for(self.core.put_count, self._acknowledged()):
-            link, seconds = self._links[member], self._server.world.now - self._links[member].waits_since
-            if link.problem:
-                return ParityTrouble(version, link.problem, seconds, broken=True)
             if seconds >= _SLOW_SECONDS:
                 return ParityTrouble(version, "another does not acknowledge its changes", seconds)
         return None
