@@ -37,45 +37,14 @@ class MasterRules:
 
     def stepped(self, master: "Master", before: JobState, after: JobState) -> None:
         """A master's state has changed."""
-        model = self._cluster.model
         self._trace_step(master, before, after)
-        if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
-            self._cluster.reaches(after.move.phase if not after.move.lost else f"{REBUILD}{after.move.phase}")
-        self.can_lose = _can_lose(after)
-        if self.can_lose and not _can_lose(before):
-            self._cluster.reaches(PROTECTED)
-        if after.rebuilding is not None and before.rebuilding is None:
-            self._cluster.reaches(DEGRADED)
-        if after.reload is not None and (before.reload is None or before.reload.phase is not after.reload.phase):
-            self._cluster.reaches(f"{RELOAD}{after.reload.phase}")
-        if len(after.forgotten) > len(before.forgotten):
-            allowed = self._cluster.spec.fault_tolerance.allowed_pls
-            if after.pls > allowed and not self._cluster.scenario.parity:
-                raise SimulationError(f"the portion of lost samples is {after.pls}, and {allowed} is allowed")
-            if after.routing.table.generation != before.routing.table.generation:
-                raise SimulationError("a partial recovery changes the generation")
-        if after.routing.table.generation < before.routing.table.generation:
-            raise SimulationError(f"{master.name} goes back to generation {after.routing.table.generation}")
-        if after.recoveries > before.recoveries and before.misses_rows and self._cluster.is_calm(model.missing_since):
-            raise SimulationError("the job rolls back while rows are rebuilt on demand, and nothing else has happened")
+        self._reach_moments(before, after)
+        self._check_recoveries(master, before, after)
         if before.restore is None and after.restore is not None:
-            self._newest_at_restore[after.routing.table.generation] = model.checkpoints.newest_sound()
+            newest = self._cluster.model.checkpoints.newest_sound()
+            self._newest_at_restore[after.routing.table.generation] = newest
         if after.routing.ready and not before.routing.ready:
-            newest = self._newest_at_restore.get(after.routing.table.generation - 1, "")
-            newest = max(newest, self._newest_at_restore.get(after.routing.table.generation, ""))
-            for routed in after.routing.table.owners:
-                found = self._cluster.server_of(routed.incarnation)
-                if found is None or not found.alive or found.table == after.routing.table:
-                    continue
-                # a hung master that has yet to hear of its successor cannot make any of this durable
-                if found.table is None or found.table.generation <= after.routing.table.generation:
-                    raise SimulationError(f"{found.name} serves another table than the one that is in force")
-            if after.recoveries:
-                self._cluster.reaches(RESTORED)
-            if after.checkpoint < newest:
-                raise SimulationError(
-                    f"the job goes back to checkpoint {after.checkpoint or '(none)'} instead of {newest}"
-                )
+            self._check_assigned(after)
         if after.stage is Stage.TRAIN and after.routing.ready:
             fresh = before.stage is not Stage.TRAIN or before.epoch != after.epoch or not before.routing.ready
             done = after.ledger.done
@@ -83,7 +52,50 @@ class MasterRules:
                 done = () if done is before.ledger.done else ranges.difference(done, before.ledger.done)
             batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
             if batches:
-                model.ledger_counts(after.routing.table, batches)
+                self._cluster.model.ledger_counts(after.routing.table, batches)
+
+    def _reach_moments(self, before: JobState, after: JobState) -> None:
+        """Strikes with the faults that await this step."""
+        reaches, move, reload = self._cluster.reaches, after.move, after.reload
+        if move is not None and (before.move is None or before.move.phase is not move.phase):
+            reaches(f"{REBUILD}{move.phase}" if move.lost else move.phase)
+        self.can_lose = _can_lose(after)
+        if self.can_lose and not _can_lose(before):
+            reaches(PROTECTED)
+        if after.rebuilding is not None and before.rebuilding is None:
+            reaches(DEGRADED)
+        if reload is not None and (before.reload is None or before.reload.phase is not reload.phase):
+            reaches(f"{RELOAD}{reload.phase}")
+
+    def _check_recoveries(self, master: "Master", before: JobState, after: JobState) -> None:
+        generation = after.routing.table.generation
+        if len(after.forgotten) > len(before.forgotten):
+            allowed = self._cluster.spec.fault_tolerance.allowed_pls
+            if after.pls > allowed and not self._cluster.scenario.parity:
+                raise SimulationError(f"the portion of lost samples is {after.pls}, and {allowed} is allowed")
+            if generation != before.routing.table.generation:
+                raise SimulationError("a partial recovery changes the generation")
+        if generation < before.routing.table.generation:
+            raise SimulationError(f"{master.name} goes back to generation {generation}")
+        missing_since = self._cluster.model.missing_since
+        if after.recoveries > before.recoveries and before.misses_rows and self._cluster.is_calm(missing_since):
+            raise SimulationError("the job rolls back while rows are rebuilt on demand, and nothing else has happened")
+
+    def _check_assigned(self, job: JobState) -> None:
+        """Checks, once all servers are assigned, that they serve the table and go back no further than they must."""
+        table = job.routing.table
+        for routed in table.owners:
+            found = self._cluster.server_of(routed.incarnation)
+            if found is None or not found.alive or found.table == table:
+                continue
+            # a hung master that has yet to hear of its successor cannot make any of this durable
+            if found.table is None or found.table.generation <= table.generation:
+                raise SimulationError(f"{found.name} serves another table than the one that is in force")
+        if job.recoveries:
+            self._cluster.reaches(RESTORED)
+        newest = max(self._newest_at_restore.get(one, "") for one in (table.generation - 1, table.generation))
+        if job.checkpoint < newest:
+            raise SimulationError(f"the job goes back to checkpoint {job.checkpoint or '(none)'} instead of {newest}")
 
     def _trace_step(self, master: "Master", before: JobState, after: JobState) -> None:
         if not self._cluster.world.traced:
