@@ -19,7 +19,6 @@ from tests.simulation.worker import Worker
 from tests.simulation.world import Process, Signal, SimulationError, Task, World
 
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.roles import Role as MemberRole
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import InstanceId
 
@@ -112,7 +111,7 @@ class Cluster:
 
     def member_of(self, process: ParameterServer | Worker) -> MemberId:
         """Returns the member id by which the master knows a process."""
-        role = MemberRole.PS if isinstance(process, ParameterServer) else MemberRole.WORKER
+        role = Role.PS if isinstance(process, ParameterServer) else Role.WORKER
         return MemberId(role, process.index, process.incarnation)
 
     def server_at(self, address: str) -> ParameterServer | None:
@@ -223,22 +222,8 @@ class Cluster:
                     self.world.after(_LAST_WRITE_SECONDS, partial(parted.cut_off, fault.seconds))
             case Kind.NO_MEMORY if isinstance(target, ParameterServer):
                 target.failing_pushes += 1
-            case Kind.LOST_TAIL:
-                for role in (Role.REDIS, Role.MASTER):
-                    for process in self.operator.all_of(role):
-                        self.exited(process, -9)
-                self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
-                self.model.masters.store_lost()
-            case Kind.LOST_WRITES:
-                for process in self.operator.all_of(Role.REDIS):
-                    self.exited(process, -9)
-                self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
-                self.model.masters.store_lost()
-            case Kind.LOST_STORE:
-                for process in self.operator.all_of(Role.REDIS):
-                    self.exited(process, -9)
-                self.disk.lose_everything()
-                self.model.masters.store_lost()
+            case Kind.LOST_TAIL | Kind.LOST_WRITES | Kind.LOST_STORE:
+                self._lose_writes(fault.kind)
             case Kind.STORAGE_FAILS:
                 self.storage.fail_for(fault.seconds)
             case Kind.STORAGE_HANGS:
@@ -247,6 +232,16 @@ class Cluster:
                 self._late_until = self.world.now + fault.seconds
             case Kind.TEAR:
                 self.storage.tear_next()
+
+    def _lose_writes(self, kind: Kind) -> None:
+        for role in (Role.REDIS, Role.MASTER) if kind is Kind.LOST_TAIL else (Role.REDIS,):
+            for process in self.operator.all_of(role):
+                self.exited(process, -9)
+        if kind is Kind.LOST_STORE:
+            self.disk.lose_everything()
+        else:
+            self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
+        self.model.masters.store_lost()
 
     def _hang(self, process: Process, seconds: float) -> None:
         process.hang()

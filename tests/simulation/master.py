@@ -498,29 +498,11 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             )
         case HandOverCall(generation, barrier, seconds, move, wait):
             handed = yield from server.hand_over(generation, barrier, seconds, move, wait)
-            pulls = tuple(
-                HandedPull(
-                    pull.ticket.session,
-                    pull.ticket.epoch,
-                    pull.ticket.batch,
-                    pull.token,
-                    pull.unseen,
-                    pull.ticket.batches,
-                    pull.ticket.is_round,
-                )
-                for pull in handed.pulls
-            )
-            return AppliedReport(ranges_of(handed.applied), pulls=pulls)
+            return AppliedReport(ranges_of(handed.applied), pulls=tuple(map(_handed, handed.pulls)))
         case SwitchCall(generation, barrier, move, applied, handed_pulls, rebuilt):
-            settled = _record(applied)
             adopted = {lost: _record(batches) for lost, batches in rebuilt.items()}
-            taken = tuple(
-                OutstandingPull(
-                    Ticket(pull.session, pull.epoch, pull.batch, pull.batches, pull.is_round), pull.token, pull.unseen
-                )
-                for pull in handed_pulls
-            )
-            has = yield from server.switch(generation, barrier, move, settled, taken, adopted)
+            pulls = tuple(map(_taken, handed_pulls))
+            has = yield from server.switch(generation, barrier, move, _record(applied), pulls, adopted)
             return AppliedReport(ranges_of(has))
         case AbandonCall(move):
             server.mover.abandon(move)
@@ -533,6 +515,16 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             files = (CheckpointFile(path=saving.path, bytes=1, crc32=0),) if saving.done else ()
             return Saved(saving.done, saving.written, saving.problem, files)
     raise TypeError(request)
+
+
+def _handed(pull: OutstandingPull) -> HandedPull:
+    session, epoch, batch, batches, is_round = pull.ticket
+    return HandedPull(session, epoch, batch, pull.token, pull.unseen, batches, is_round)
+
+
+def _taken(pull: HandedPull) -> OutstandingPull:
+    ticket = Ticket(pull.session, pull.epoch, pull.batch, pull.batches, pull.is_round)
+    return OutstandingPull(ticket, pull.token, pull.unseen)
 
 
 def _record(applied: Applied) -> AppliedBatches:

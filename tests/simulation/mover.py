@@ -17,7 +17,7 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import HandedOver
 from emberscale_trainer.server.missing import MissingRows
 from emberscale_trainer.server.moves import Transfer
-from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound
+from emberscale_trainer.server.staleness import OutstandingPull
 from emberscale_trainer.stream.core import StreamLostError
 
 if TYPE_CHECKING:
@@ -230,9 +230,7 @@ class SimulatedMover:
         server, bound = self._server, None
         transfer = server.core.transfer
         if transfer is not None and transfer.orders:
-            spec = server.cluster.spec.training
-            count = sum(stop - first for epoch in settled.epochs() for first, stop in settled.ranges(epoch))
-            bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
+            bound = server.bound_after(settled)
             bound.take_over(pulls)
         rebuilt, before = rebuilt or {}, server.table
         adopted = [(Ownership.of(before, lost), record) for lost, record in rebuilt.items() if before is not None]
@@ -385,13 +383,12 @@ class SimulatedMover:
     def _deliver(self, transfer: Transfer, peer: int, sequence: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
         """Sends a message until it is taken. Raises NotHeldError."""
         server, target = self._server, transfer.table.servers[peer]
-        find = lambda: server.cluster.server_of(target.incarnation)  # noqa: E731
         while True:
             server.core.moving(transfer.number)
             try:
                 yield server.cluster.network.call(
                     server,
-                    find,
+                    lambda: server.cluster.server_of(target.incarnation),
                     lambda found: found.mover.receive(transfer.number, server.index, sequence, rows),
                     5.0,
                 )

@@ -104,13 +104,13 @@ class ParameterServer(Process):
             return None
         if header.kind == Kind.PULL:
             counts, keys = request(asked.units)
-            decide = lambda: core.pull(session, header, counts, keys, arrived, self.world.now)  # noqa: E731
-            status = yield from self._decided(self._once_there(asked, decide))
+            status = yield from self._decided(
+                asked, lambda: core.pull(session, header, counts, keys, arrived, self.world.now)
+            )
             if status is Status.OK:
                 self.cluster.model.pulled(self, session, header, asked.units)
         else:
-            decide = lambda: self._push(session, asked, arrived)  # noqa: E731
-            status = yield from self._decided(self._once_there(asked, decide))
+            status = yield from self._decided(asked, lambda: self._push(session, asked, arrived))
             self.notify()
             if status in (Status.OK, Status.REPEATED):
                 if self.protection.protector is not None:
@@ -198,7 +198,8 @@ class ParameterServer(Process):
         self.protection.drop()
         self.miss(None)
 
-    def _decided(self, decide: Callable[[], Status | Wait]) -> Task[Status]:
+    def _decided(self, asked: Request, decide: Callable[[], Status | Wait]) -> Task[Status]:
+        decide = self._once_there(asked, decide)
         while True:
             decision = decide()
             if not isinstance(decision, Wait):
@@ -267,17 +268,18 @@ class ParameterServer(Process):
             self.notify()
             return
         applied = AppliedBatches.merged([record.copy() for record in records])
-        bound = None
-        if table.owners[0].index == self.index:
-            spec = self.cluster.spec.training
-            count = sum(stop - first for epoch in applied.epochs() for first, stop in applied.ranges(epoch))
-            bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
+        bound = self.bound_after(applied) if table.owners[0].index == self.index else None
         if self.core.adopt(wanted, Ownership.of(table, self.index), applied, bound):
             self.rows, self.table = rows, table
             loading.applied = applied
             self.cluster.model.adopted(self, table, checkpoint)
             self.protection.form(table)
         self.notify()
+
+    def bound_after(self, applied: AppliedBatches) -> StalenessBound:
+        """Returns the staleness bound over rows that have these batches."""
+        spec = self.cluster.spec.training
+        return StalenessBound(spec.max_staleness, spec.staleness_warmup, applied.total)
 
     def hold(
         self, generation: int, version: int, barrier: int, seconds: float, checkpoint: int

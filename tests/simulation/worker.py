@@ -253,7 +253,7 @@ class Worker(Process):
         while not closed():
             table, ready = yield from self.call(lambda master: master.get_routing(member, newer_than, 2.5), 2.5)
             if ready and table.version > newer_than:
-                return table  # type: ignore[no-any-return]  # as above
+                return table  # type: ignore[no-any-return]  # a call may return anything
         raise StopError("closed")
 
     def _run_pipeline(self) -> Task[None]:
