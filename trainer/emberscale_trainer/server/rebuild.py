@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +65,7 @@ class Rebuild(RowSending):
         self._pieces = 0
         self._wanted: deque[NDArray[np.int64]] = deque()
         self._goes_on = False
+        self._next_at = 0.0
         self.over = False
         """Whether the thread has done all that it will do."""
         threading.Thread(target=self._run, args=(withdrawing,), name="rebuild", daemon=True).start()
@@ -170,40 +171,49 @@ class Rebuild(RowSending):
             self._send_keys(lost, table, keys, places)
         self._flush()
         self._ready({lost: found[member]})
-        withdrawing.wait_for(lambda: self._goes_on or self._closed.is_set())
-        rows, next_at, withdrew = 0, 0.0, False
-        while not self._closed.is_set():
-            is_last = withdrew and withdrawing.has_only_lost_rows()
-            try:
-                self._withdraw_wanted(withdrawing)
-                if not withdrew and time.monotonic() >= next_at:
-                    used = time.thread_time()
-                    withdrew = withdrawing.withdraw_next()
-                    is_idle = withdrawing.group.state.idle_seconds >= _IDLE_SECONDS
-                    next_at = time.monotonic() + (0.0 if is_idle else _REST * (time.thread_time() - used))
-                    if withdrew:
-                        withdrawing.end()
-            except MemoryError as error:
-                _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))
-                next_at = time.monotonic() + _AGAIN_SECONDS
-                self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
+        self._wait(withdrawing, lambda: self._goes_on)
+        rows = 0
+        for _ in self._withdraw(withdrawing):
             rows += self._send(lost, withdrawing.take_decoded())
-            if is_last:
-                self._flush()
-                return rows
-            if withdrew:
-                withdrawing.wait_for(lambda: self._has_work(withdrawing) or withdrawing.has_only_lost_rows())
-            else:
-                withdrawing.wait_for(lambda: self._has_work(withdrawing), max(0.0, next_at - time.monotonic()))
-        raise StreamLostError("the rebuild is over")
+        self._flush()
+        return rows
 
-    def _has_work(self, withdrawing: Withdrawing) -> bool:
-        return bool(self._wanted) or withdrawing.has_decodable() or self._closed.is_set()
+    def _withdraw(self, withdrawing: Withdrawing) -> Iterator[None]:
+        """Withdraws this server's rows, and waits until all others have; yields whenever lost rows may be decodable."""
+        while not self._withdraw_more(withdrawing):
+            yield
+            rest = self._next_at - time.monotonic()
+            self._wait(withdrawing, lambda: self._wanted or withdrawing.has_decodable(), rest)
+        withdrawing.end()
+        while not withdrawing.has_only_lost_rows():
+            self._wanted.clear()  # only others have rows left to withdraw
+            yield
+            self._wait(withdrawing, lambda: withdrawing.has_decodable() or withdrawing.has_only_lost_rows())
+        yield
 
-    def _withdraw_wanted(self, withdrawing: Withdrawing) -> None:
-        while self._wanted:
-            withdrawing.withdraw_places(self._wanted[0])
-            self._wanted.popleft()
+    def _withdraw_more(self, withdrawing: Withdrawing) -> bool:
+        """Withdraws wanted rows and, after a rest, the next piece; returns whether no rows are left."""
+        is_empty = False
+        try:
+            while self._wanted:
+                withdrawing.withdraw_places(self._wanted[0])
+                self._wanted.popleft()
+            if time.monotonic() >= self._next_at:
+                used = time.thread_time()
+                is_empty = withdrawing.withdraw_next()
+                is_idle = withdrawing.group.state.idle_seconds >= _IDLE_SECONDS
+                self._next_at = time.monotonic() + (0.0 if is_idle else _REST * (time.thread_time() - used))
+        except MemoryError as error:
+            _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))
+            self._next_at = time.monotonic() + _AGAIN_SECONDS
+            self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
+        return is_empty
+
+    def _wait(self, withdrawing: Withdrawing, condition: Callable[[], object], seconds: float | None = None) -> None:
+        """As `Withdrawing.wait_for`. Raises StreamLostError once the rebuild is closed."""
+        withdrawing.wait_for(lambda: self._closed.is_set() or condition(), seconds)
+        if self._closed.is_set():
+            raise StreamLostError("the rebuild is over")
 
     def _send_keys(self, lost: int, table: int, keys: NDArray[np.int64], places: NDArray[np.int64]) -> None:
         """Sends keys that the lost server owned; their rows count as sent."""
