@@ -346,7 +346,7 @@ class SimulatedGroup:
                 self.core.require()
                 self.parity.halves[item.place] = item.half
             case "half":
-                self.core.told(source)
+                self.core.sent_halves(source)
         self.changed.notify()
 
     # The loss of members
@@ -421,8 +421,8 @@ class SimulatedGroup:
         """Whether a slot's row was not withdrawn by its place."""
         return slot not in self._out
 
-    def rest(self, member: int) -> dict[Unit, frozenset[Batch]]:
-        """Returns those rows of a lost member that this member decodes."""
+    def decoded(self, member: int) -> dict[Unit, frozenset[Batch]]:
+        """Returns the rows of a lost member that this member decodes."""
         found: dict[Unit, set[Batch]] = {}
         for unit, batch in self.parity.decoded(self.core.lost, member):
             found.setdefault(unit, set()).add(batch)

@@ -337,7 +337,7 @@ def _withdrawals_of_some_are_enough(stack: ExitStack) -> None:
 
 
 def _halves_are_not_waited_for(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(GroupCore, "has_all", lambda self: True))
+    stack.enter_context(patch.object(GroupCore, "has_halves", lambda self: True))
 
 
 def _pushes_are_answered_before_their_deltas_are_stored(stack: ExitStack) -> None:

@@ -79,7 +79,7 @@ class SimulatedRebuild:
             else:
                 applied = yield from self._withdrawing.decode(frozenset(members))
                 for member, lost in members.items():
-                    yield from self._send(lost, self._group.rest(member))
+                    yield from self._send(lost, self._group.decoded(member))
                 self._ready({members[member]: applied[member] for member in applied})
         except (NotHeldError, ValueError, StreamLostError, SourceOverError) as error:
             self._end(str(error))

@@ -18,7 +18,7 @@ class SimulatedWithdrawing:
     def __init__(self, group: SimulatedGroup) -> None:
         self.group = group
         self._is_working = False
-        self._rest: dict[int, AppliedBatches] | None = None
+        self._agreed: dict[int, AppliedBatches] | None = None
         self._withdraws_all = False
         self._marks: dict[int, int] = {}
         self.keys: dict[Unit, int] = {}
@@ -32,17 +32,17 @@ class SimulatedWithdrawing:
         try:
             if group.core.has_told:
                 raise NotHeldError("rows are withdrawn on demand here")
-            if self._rest is None:
+            if self._agreed is None:
                 self._withdraws_all = True
                 if not group.core.has_withdrawn:
                     while not group.is_empty:
                         yield from self.withdraw_next()
                     yield from self.end()
-                agreed = yield from self._agreed()
+                agreed = yield from self._await_agreed()
                 if len(lost) > 1:
                     yield from self._exchange_halves()
-                self._rest = agreed
-            return self._rest
+                self._agreed = agreed
+            return self._agreed
         finally:
             self._end_work()
 
@@ -54,17 +54,17 @@ class SimulatedWithdrawing:
         try:
             if self._withdraws_all:
                 raise NotHeldError("all rows are withdrawn here")
-            if self._rest is None:
+            if self._agreed is None:
                 yield from self._tell_columns(lost)
-                agreed = yield from self._agreed()
+                agreed = yield from self._await_agreed()
                 stripes = []
                 for stripe, units in group.parity.lost_keys(lost, group.withdrawals.columns):
                     self.keys |= {unit: stripe << SLOT_BITS | place for place, unit in units.items()}
                     stripes.append((TABLE, stripe))
                 group.withdrawals.begin(stripes)
                 group.core.holding.resume()
-                self._rest = agreed
-            return self._rest
+                self._agreed = agreed
+            return self._agreed
         finally:
             self._end_work()
 
@@ -77,7 +77,7 @@ class SimulatedWithdrawing:
         self._is_working = False
         self.group.changed.notify()
 
-    def _agreed(self) -> Task[dict[int, AppliedBatches]]:
+    def _await_agreed(self) -> Task[dict[int, AppliedBatches]]:
         while (agreed := self.group.core.agreed()) is None:
             yield self.group.changed
         return agreed
@@ -90,7 +90,7 @@ class SimulatedWithdrawing:
             yield from group.await_holders()
         group.core.require()
         group.send(Sent("half"))
-        while not group.core.has_all():
+        while not group.core.has_halves():
             yield group.changed
 
     def _tell_columns(self, lost: int) -> Task[None]:

@@ -115,9 +115,9 @@ def test_of_each_of_two_lost_members_what_some_holder_lacks_is_dropped() -> None
 def test_two_lost_rows_are_decoded_once_the_others_have_sent_what_they_have() -> None:
     core, _ = lost_at_once()
     core.withdrawn(1, {2: 2, 3: 3})
-    assert not core.has_all()
-    core.told(1)
-    assert core.has_all()
+    assert not core.has_halves()
+    core.sent_halves(1)
+    assert core.has_halves()
 
 
 def test_holders_that_know_of_one_lost_member_and_of_two_rebuild_none() -> None:

@@ -47,7 +47,7 @@ class GroupCore(Generic[_Deltas]):
         self._received: dict[int, int] = {}
         self._withdrawing: set[int] = set()
         self._marks: dict[int, dict[int, int]] = {}
-        self._told: set[int] = set()
+        self._sent_halves: set[int] = set()
 
     @property
     def is_whole(self) -> bool:
@@ -153,10 +153,10 @@ class GroupCore(Generic[_Deltas]):
         self.holding.withdraw(source)
         self._marks[source] = dict(received)
 
-    def told(self, source: int) -> None:
-        """Notes that a member has sent everything that others need to decode the rows of lost members."""
+    def sent_halves(self, source: int) -> None:
+        """Notes that a member has sent all parity that others need to decode the rows of two lost members."""
         self._taking()
-        self._told.add(source)
+        self._sent_halves.add(source)
 
     def _taking(self) -> None:
         if self.is_over:
@@ -200,10 +200,10 @@ class GroupCore(Generic[_Deltas]):
         self.require()
         return all(self.holding.is_withdrawn(member) for member in self.holders)
 
-    def has_all(self) -> bool:
-        """Whether this member has received all that it needs to decode rows. Raises NotHeldError."""
+    def has_halves(self) -> bool:
+        """Whether this member has received all parity that it needs to decode rows. Raises NotHeldError."""
         self.require()
-        return len(self.lost) < 2 or set(self.holders) <= self._told
+        return len(self.lost) < 2 or set(self.holders) <= self._sent_halves
 
     def require(self) -> None:
         """Raises NotHeldError once the group is over."""

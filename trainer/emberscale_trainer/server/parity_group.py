@@ -460,7 +460,7 @@ class Group:
                 self.core.require()
                 self.blocks.take_half(item.table, keys[0], keys[1], item.records)
             case ItemKind.HALF:
-                self.core.told(source)
+                self.core.sent_halves(source)
             case _:
                 raise ValueError(f"an item of kind {item.kind} in a stream of parity")
 

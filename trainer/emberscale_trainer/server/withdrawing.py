@@ -46,7 +46,7 @@ class Withdrawing:
         self.group = group
         self.pieces = 0
         self._working = threading.Lock()
-        self._rest: dict[int, AppliedBatches] | None = None
+        self._agreed: dict[int, AppliedBatches] | None = None
         self._marks: dict[int, int] = {}
         self._keys: list[LostKeys] | None = None
         self._on_demand: bool | None = None
@@ -60,17 +60,17 @@ class Withdrawing:
         self._marks = group.lose(lost)
         with self._working:
             self._require_same_way(on_demand=False)
-            if self._rest is None:
+            if self._agreed is None:
                 if not group.core.has_withdrawn:  # an earlier attempt failed after it
                     while not self._withdraw_piece(tells_ends=False):
                         pass
                     self.end()
-                agreed = self._agreed()
+                agreed = self._await_agreed()
                 if len(lost) > 1:
                     self._send_halves()
                     self._await_halves()
-                self._rest = agreed
-            return self._rest
+                self._agreed = agreed
+            return self._agreed
 
     def decoded(self, member: int) -> Iterator[Rows]:
         """Yields the rows of a lost member that this server decodes."""
@@ -100,7 +100,7 @@ class Withdrawing:
         self.pieces += 1
         return empty
 
-    def _agreed(self) -> dict[int, AppliedBatches]:
+    def _await_agreed(self) -> dict[int, AppliedBatches]:
         """Waits for all others; returns the batches of each lost server that all of its parity has."""
         group = self.group
         with group.changed:
@@ -128,7 +128,7 @@ class Withdrawing:
 
     def _await_halves(self) -> None:
         with self.group.changed:
-            while not self.group.core.has_all():
+            while not self.group.core.has_halves():
                 self.group.changed.wait()
 
     # Rows of one lost server that follow on demand
@@ -142,15 +142,15 @@ class Withdrawing:
         self._marks = group.lose(frozenset((lost,)))
         with self._working:
             self._require_same_way(on_demand=True)
-            if self._rest is None:
+            if self._agreed is None:
                 self._tell_columns(lost, self._marks[lost])
-                agreed = self._agreed()
+                agreed = self._await_agreed()
                 with group.changed:
                     if self._keys is None:  # from what the parity has before it changes again
                         self._keys = self._find_keys(lost)
                     self._go_on(self._keys)
-                self._rest = agreed
-            return self._rest
+                self._agreed = agreed
+            return self._agreed
 
     def lost_keys(self) -> Sequence[LostKeys]:
         """Returns the keys of the lost rows that this server decodes, once they are found."""
