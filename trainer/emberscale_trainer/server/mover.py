@@ -51,7 +51,7 @@ _SPARING_REST = 300.0
 """The rest while it spares training, as a multiple of the piece's CPU time. The receiver takes about as much again."""
 _LONGEST_REST_SECONDS = 1.0
 _MISSING_SECONDS = 30.0
-"""How long no missing row may arrive before the master is told."""
+"""The time without the arrival of a missing row after which the master is told."""
 
 
 class RowMover:
@@ -79,7 +79,7 @@ class RowMover:
         """
         transfer = self._state.wanted(move)
         if transfer.lost:
-            return self._rebuilt(transfer, wait_seconds)
+            return CopyProgress(ready=True) if transfer.joins else self._rebuild_of(transfer).progress(wait_seconds)
         sending = self._sending_of(transfer, spare_seconds)
         if sending is None:
             return CopyProgress(ready=True)
@@ -113,12 +113,10 @@ class RowMover:
         with self._lock:
             if self._rebuild is not None and self._rebuild.move == move:
                 self._rebuild.go_on()
-            if missing is not None and missing.transfer.number == move and self._asks_for(move) is None:
+            is_asked_for = self._demand is not None and self._demand.move == move
+            if missing is not None and missing.transfer.number == move and not is_asked_for:
                 want = None if self._rebuild is None else self._rebuild.want
                 self._demand = RowDemand(self._state, missing, want, self._token, self._context)
-
-    def _asks_for(self, move: int) -> RowDemand | None:
-        return self._demand if self._demand is not None and self._demand.move == move else None
 
     def protect(self, table: RoutingTable, index: int, parity: int = 1, lag: LagBound | None = None) -> None:
         """As `RowProtection.form`, once the rebuild that led to this table is over here and all its rows are there.
@@ -181,28 +179,27 @@ class RowMover:
         self._state.lapse()
         self._protect_if_due()
 
-    def _rebuilt(self, transfer: Transfer, wait_seconds: float) -> CopyProgress:
-        """Rebuilds the rows of lost servers for their new owners, or attaches to that."""
-        if transfer.joins:
-            return CopyProgress(ready=True)
+    def _rebuild_of(self, transfer: Transfer) -> Rebuild:
+        """Begins to rebuild the rows of lost servers for their new owners, or attaches to that."""
         with self._lock:
             rebuild = self._rebuild
-            if rebuild is None or rebuild.move < transfer.number:
-                group = self.protection.group
-                if group is None:
-                    raise NotHeldError("no parity is held here")
-                if rebuild is not None:
-                    rebuild.close("a later move has begun")
-                if self._withdrawing is None or self._withdrawing.group is not group:
-                    self._withdrawing = Withdrawing(group)
-                rebuild = self._rebuild = Rebuild(
-                    self._withdrawing,
-                    transfer,
-                    lambda item: self._state.receive(transfer.number, item),
-                    self._token,
-                    self._context,
-                )
-        return rebuild.progress(wait_seconds)
+            if rebuild is not None and rebuild.move >= transfer.number:
+                return rebuild
+            group = self.protection.group
+            if group is None:
+                raise NotHeldError("no parity is held here")
+            if rebuild is not None:
+                rebuild.close("a later move has begun")
+            if self._withdrawing is None or self._withdrawing.group is not group:
+                self._withdrawing = Withdrawing(group)
+            self._rebuild = Rebuild(
+                self._withdrawing,
+                transfer,
+                lambda item: self._state.receive(transfer.number, item),
+                self._token,
+                self._context,
+            )
+            return self._rebuild
 
     def _sending_of(self, transfer: Transfer, spare_seconds: float = 0.0) -> "_MoveSending | None":
         with self._lock:

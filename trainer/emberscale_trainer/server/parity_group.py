@@ -186,12 +186,10 @@ class Group:
             is_due = self._lag.pushed((epoch, batch), self.log.pending_bytes)
         if not is_due and self.core.sends_pushes:
             return
-        try:
+        if self._lag.is_async:
+            self._try_to_send()
+        else:
             self._send_deltas()
-        except MemoryError as error:
-            if not self._lag.is_async:
-                raise
-            _log.warning("changes_not_sent_for_parity", problem=problem_of(error))  # they are sent with later ones
 
     def await_pushes(self) -> None:
         """Waits until a push that has come may be answered: with `Sync` as `await_holders`, with `Async` for the lag.

@@ -64,8 +64,9 @@ class Rebuild(RowSending):
         self._withdrawing: Withdrawing | None = withdrawing  # released at the end: old parity takes memory, as new does
         self._pieces = 0
         self._wanted: deque[NDArray[np.int64]] = deque()
-        self._goes_on = False
         self._next_at = 0.0
+        self.goes_on = False
+        """Whether the new owners of the rows serve them already."""
         self.over = False
         """Whether the thread has done all that it will do."""
         threading.Thread(target=self._run, args=(withdrawing,), name="rebuild", daemon=True).start()
@@ -77,7 +78,7 @@ class Rebuild(RowSending):
 
     def go_on(self) -> None:
         """Sends the rows that follow on demand: their new owners serve them now."""
-        self._goes_on = True
+        self.goes_on = True
         self._notify()
 
     def want(self, places: NDArray[np.int64]) -> None:
@@ -93,11 +94,6 @@ class Rebuild(RowSending):
     def _notify(self) -> None:
         if (withdrawing := self._withdrawing) is not None:
             withdrawing.notify()
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the new owners of the rows serve them already."""
-        return self._goes_on
 
     @property
     def problem(self) -> str:
@@ -171,7 +167,7 @@ class Rebuild(RowSending):
             self._send_keys(lost, table, keys, places)
         self._flush()
         self._ready({lost: found[member]})
-        self._wait(withdrawing, lambda: self._goes_on)
+        self._wait(withdrawing, lambda: self.goes_on)
         rows = 0
         for _ in self._withdraw(withdrawing):
             rows += self._send(lost, withdrawing.take_decoded())
@@ -217,7 +213,6 @@ class Rebuild(RowSending):
 
     def _send_keys(self, lost: int, table: int, keys: NDArray[np.int64], places: NDArray[np.int64]) -> None:
         """Sends keys that the lost server owned; their rows count as sent."""
-        assert self._withdrawing is not None
         for peer, owned in self._owned[lost].items():
             mine = owned.among(keys, table == self._dense)
             if mine.any():
