@@ -28,22 +28,29 @@ class ArrivingRows:
     """
 
     def __init__(
-        self, core: ServerCore, changed: threading.Condition, retirement: Retirement, clock: Callable[[], float]
+        self,
+        core: ServerCore,
+        changed: threading.Condition,
+        served: Callable[[], TableStore | None],
+        retirement: Retirement,
+        clock: Callable[[], float],
     ) -> None:
-        """`core` learns whether rows are missing; `changed`, the lock, is notified when they are wanted or arrive."""
+        """`core` learns whether rows are missing; `changed`, the lock, is notified when they are wanted or arrive.
+
+        `served` returns the tables that are served, if any.
+        """
         self._core = core
         self._changed = changed
+        self._served = served
         self._retirement = retirement
         self._clock = clock
-        self._tables: TableStore | None = None
         self._coming: MissingRows | None = None
         self.staged: TableStore | None = None
         self.missing: MissingRows | None = None
         self.followed: Transfer | None = None
 
-    def serve(self, tables: TableStore | None) -> None:
-        """Serves these rows, or none, from now on; none are missing."""
-        self._tables = tables
+    def forget(self) -> None:
+        """Forgets rows that have yet to arrive: other rows are served from now on, or none."""
         self.followed = None
         self._miss(None)
 
@@ -58,7 +65,7 @@ class ArrivingRows:
         self.staged = self._coming = None
 
     def has_room(self, transfer: Transfer) -> bool:
-        """Whether no rows are left that an earlier move has left in the buckets of this one."""
+        """Whether the rows that an earlier move has left in the buckets of this one are gone."""
         return transfer.joins or not self._retirement.has(transfer.gained)
 
     def require_room(self, transfer: Transfer) -> None:
@@ -81,7 +88,7 @@ class ArrivingRows:
     def _receiving(self, number: int) -> TableStore:
         transfer = self._core.moving(number)
         self.require_room(transfer)
-        tables = self.staged if transfer.joins else self._tables
+        tables = self.staged if transfer.joins else self._served()
         if tables is None:
             raise NotHeldError(f"nothing is prepared here for move {number}")
         return tables
@@ -96,10 +103,10 @@ class ArrivingRows:
             self.followed = transfer
             self._miss(coming if coming.count else None)
 
-    # Before and after it
+    # Before and after the switch
 
     def take(self, number: int, table: int, records: NDArray[np.uint8]) -> None:
-        """Takes over rows, before the switch of their move or, of those that are missing since, after it.
+        """Takes over rows: before the switch of their move or, if they are missing since, after it.
 
         Raises NotHeldError, and ValueError for rows that do not fit the tables.
         """
@@ -109,7 +116,7 @@ class ArrivingRows:
             if self._coming is not None:
                 self._coming.arrived(table, keys, self._clock())
             return
-        missing, tables = self.missing, self._tables
+        missing, tables = self.missing, self._served()
         assert missing is not None
         assert tables is not None
         still = missing.still_missing(table, keys)
@@ -120,14 +127,14 @@ class ArrivingRows:
                 self._miss(None)
             self._changed.notify_all()
 
-    # After it
+    # After the switch
 
     def _misses(self, number: int) -> bool:
         """Whether rows of this move are missing; its table is in force."""
         return self.missing is not None and self.missing.transfer.number == number
 
     def has_all_of(self, number: int) -> bool:
-        """Whether no row is missing any more since this move."""
+        """Whether all rows of this move have arrived; its table is in force."""
         return self.followed is not None and self.followed.number == number and self.missing is None
 
     def _miss(self, missing: MissingRows | None) -> None:

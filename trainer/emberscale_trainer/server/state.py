@@ -96,7 +96,7 @@ class ServerState:
         self._eviction = BackgroundEviction(lock)
         self.core = ServerCore() if core is None else core
         self._retirement = Retirement(self._changed, lambda: self.core.transfer is not None, self._catch_up, fatal)
-        self._arriving = ArrivingRows(self.core, self._changed, self._retirement, clock)
+        self._arriving = ArrivingRows(self.core, self._changed, lambda: self._tables, self._retirement, clock)
         self._requests = WaitingRequests(self._changed, clock)
         self._requested_at = clock()
         self._tables: TableStore | None = None
@@ -186,7 +186,7 @@ class ServerState:
 
     def _serve(self, tables: TableStore | None) -> None:
         self.protect_by(None)
-        self._arriving.serve(tables)
+        self._arriving.forget()
         if self._tables is not None and tables is not self._tables:
             self._admission_before = total_admission(self._admission_before, self._tables.admission_counts())
         self._tables = tables
@@ -425,7 +425,7 @@ class ServerState:
             return transfer
 
     def prepared(self, number: int, wait_seconds: float) -> bool:
-        """Whether rows of a move may arrive: no rows are left that an earlier move has left in their buckets.
+        """Whether rows of a move may arrive: those that an earlier move has left in their buckets are gone.
 
         Waits up to `wait_seconds`. Raises NotHeldError.
         """

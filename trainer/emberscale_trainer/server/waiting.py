@@ -15,7 +15,7 @@ class SessionEndedError(Exception):
 class WaitingRequests:
     """The waiting requests of each session. The caller holds the lock, which a wait releases.
 
-    `changed`: the lock, and the condition that is notified when anything may be decided otherwise.
+    `changed`: the lock, and the condition that is notified when a decision may change.
     """
 
     def __init__(self, changed: threading.Condition, clock: Callable[[], float]) -> None:
