@@ -433,14 +433,13 @@ class ServerCore:
         newest = self.known if self._wanted is None else max(self.known, _order(self._wanted))
         if (table.generation, table.version) <= newest:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is not earlier")
-        before = Ownership.of_nothing()
         if serving is None and self._wanted is not None:
             raise NotHeldError("this server is loading rows")
-        if self.misses_rows and serving is not None and serving.generation == table.generation:
-            raise NotHeldError("rows that are rebuilt from parity have yet to arrive here")
+        before, serves = Ownership.of_nothing(), 0
         if serving is not None and serving.generation == table.generation:
-            before = serving.owned
-        serves = serving.version if serving is not None and before else 0
+            if self.misses_rows:
+                raise NotHeldError("rows that are rebuilt from parity have yet to arrive here")
+            before, serves = serving.owned, serving.version if serving.owned else 0
         if serves != since:
             raise NotHeldError(f"version {serves} is served here, and the move is from version {since}")
         if serving is not None and serving.generation < table.generation:  # rows of an earlier history are void
@@ -484,7 +483,8 @@ class ServerCore:
         they own during a rebuild hold none either; `rebuilt` are the batches in the rows that such a server adopts. A
         server that begins to order the staleness of all uses `bound`.
         """
-        if again := self._barrier.again(number, f"switch {move}"):
+        call = f"switch {move}"
+        if again := self._barrier.again(number, call):
             self._of(generation)
             return again, None
         transfer = self._moves.named(move)
@@ -495,19 +495,17 @@ class ServerCore:
             self._leave()
             self._wanted = None
             self._serving = serving = _Serving(generation, table.version, transfer.after, settled.copy(), None)
-            outcome = self._barrier.finish_unheld(number, f"switch {move}", settled)
+            outcome = self._barrier.finish_unheld(number, call, settled)
         else:
             serving = self._of(generation)
-            call = f"switch {move}"
             if rebuilt or (transfer.lost and transfer.gained):
                 self._adopt_rebuilt(serving, rebuilt)
-            outcome = (
-                self._barrier.finish(number, call, serving.applied, now)
-                if not transfer.lost
-                else self._barrier.finish_unheld(number, call, serving.applied)
-            )
+            if transfer.lost:
+                outcome = self._barrier.finish_unheld(number, call, serving.applied)
+            else:
+                outcome = self._barrier.finish(number, call, serving.applied, now)
             serving.version, serving.owned = table.version, transfer.after
-        if transfer.orders is (serving.bound is None):
+        if transfer.orders != self.orders:
             serving.bound, serving.ordered_since = bound if transfer.orders else None, table.version
             serving.knows_pulls = False  # beyond those handed over: an earlier recovery may have lost others
             if serving.bound is not None:
