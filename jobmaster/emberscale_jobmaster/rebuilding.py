@@ -23,11 +23,11 @@ that have applied it ignore it, and the successors apply it. Nobody gets a lease
 table, as a lost server may still live, and answer those that have yet to hear of its successor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import Durability, TrainingJobSpec, resolve_model
-from emberscale_api.job.roles import MemberId, Role, slot_name
+from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import Rebuilds
 from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -39,7 +39,7 @@ from emberscale_jobmaster.operations import Move, MovePhase, Restored, Source
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import Applied, count, minus, on_any
-from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding
+from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding, names_of
 from emberscale_jobmaster.state import (
     JobState,
     Routing,
@@ -63,8 +63,9 @@ SILENT_SECONDS = 30.0
 
 
 def trouble_of(state: JobState, member: MemberId, generation: int, report: ServerReport) -> ParityTrouble | None:
-    """Returns the trouble that a server reports with the parity of its rows; None unless it concerns the present table
-    and no server is lost.
+    """Returns the trouble that a server reports with the parity of its rows under the present table.
+
+    Returns None while a server is lost.
     """
     trouble, table = report.parity_trouble, state.routing.table
     if not _is_served_by(state, member, generation) or state.rebuilding is not None:
@@ -129,44 +130,58 @@ def _is_served_by(state: JobState, member: MemberId, generation: int) -> bool:
 
 
 def _is_broken(state: JobState, spec: TrainingJobSpec, trouble: ParityTrouble, troubled_seconds: float) -> bool:
-    """Whether pushes or missing rows wait in vain. Servers part briefly as they change their table: that is no case."""
+    """Whether pushes or missing rows wait in vain. Servers that are changing their table may part briefly."""
     trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) or state.misses_rows
     patience = PARTED_SECONDS if trouble.broken else max(SILENT_SECONDS, 2 * spec.sharding.lease_timeout)
     return trains and switching(state) is None and min(trouble.seconds, troubled_seconds) >= patience
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Begins the move to the successors of lost servers once all have joined."""
+    """Begins the move to the successors of lost servers once all have joined, or to survivors that adopt the rows."""
     lost = state.rebuilding
     if lost is None or state.over:
         return state
     if not lost.told:  # the loss was dated by the job's clock, which advances once a second
-        lost = replace(lost, told=True, began_at=now)
-        one = len(lost.lost) == 1
-        succeeded = "it has a successor" if one else "they have successors"
-        if _may_adopt(state, lost):
-            succeeded += f", or on the other servers after {duration_text(ADOPT_SECONDS)}"
-        message = f"{lost.reason}: {lost.their} rows are rebuilt from parity once {succeeded}"
-        return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
+        return _announced(state, replace(lost, told=True, began_at=now))
     present = {server: state.members.server(server) for server in lost.servers}
     returned = [server for server, one in present.items() if one is not None and one.incarnation == lost.lost[server]]
-    if returned and lost.withdraws:
-        return _roll_back(state, spec, f"ps-{returned[0]} answers again while its rows are rebuilt")
     if returned:
-        rest = {server: incarnation for server, incarnation in lost.lost.items() if server not in returned}
-        message = f"{' and '.join(f'ps-{server}' for server in returned)} answers again"
-        still = replace(lost, lost=rest) if rest else None
-        return reshaping.note_step(replace(state, rebuilding=still), "Returned", message, 0.0)
+        return _with_returned(state, spec, lost, returned)
     if now < lost.next_at:
         return state
     table = state.routing.table
     following = [present.get(one.index, one) for one in table.servers]  # None: a lost one has no successor yet
     servers = tuple(one for one in following if one is not None)
-    adopts = len(servers) < len(following)
-    if adopts and not (now >= lost.began_at + ADOPT_SECONDS and _may_adopt(state, lost)):
-        return state
-    shares = _shares_without(state, lost) if adopts else state.routing.shares
-    after = _adopted(table, lost, shares) if adopts else replace(table, servers=servers)
+    if len(servers) == len(following):
+        return _begun(state, spec, lost, replace(table, servers=servers), state.routing.shares, now)
+    if now >= lost.began_at + ADOPT_SECONDS and _may_adopt(state, lost):
+        shares = _shares_without(state, lost)
+        return _begun(state, spec, lost, _adopted(table, lost, shares), shares, now)
+    return state
+
+
+def _announced(state: JobState, lost: Rebuilding) -> JobState:
+    """Tells people who is lost, and what happens next."""
+    succeeded = "it has a successor" if len(lost.lost) == 1 else "they have successors"
+    if _may_adopt(state, lost):
+        succeeded += f", or on the other servers after {duration_text(ADOPT_SECONDS)}"
+    message = f"{lost.reason}: {lost.their} rows are rebuilt from parity once {succeeded}"
+    return reshaping.note_step(replace(state, rebuilding=lost), "Degraded", message, 0.0)
+
+
+def _with_returned(state: JobState, spec: TrainingJobSpec, lost: Rebuilding, returned: Sequence[int]) -> JobState:
+    """Leaves servers that have returned out of the rebuild; rolls back once survivors withdraw their rows."""
+    if lost.withdraws:
+        return _roll_back(state, spec, f"ps-{returned[0]} answers again while its rows are rebuilt")
+    rest = {server: incarnation for server, incarnation in lost.lost.items() if server not in returned}
+    still = replace(lost, lost=rest) if rest else None
+    message = f"{names_of(returned)} answers again"
+    return reshaping.note_step(replace(state, rebuilding=still), "Returned", message, 0.0)
+
+
+def _begun(
+    state: JobState, spec: TrainingJobSpec, lost: Rebuilding, after: RoutingTable, shares: tuple[float, ...], now: float
+) -> JobState:
     move = Move(
         id=state.next_operation,
         number=state.next_barrier,
@@ -244,8 +259,7 @@ def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
     """Switches once all holders have sent the rebuilt rows, if they agree on the batches in them."""
     found = rebuilt(move)
     if found is None:
-        names = " and ".join(f"ps-{server}" for server in move.lost)
-        return _roll_back(state, spec, f"the servers do not agree on what {names} had applied")
+        return _roll_back(state, spec, f"the servers do not agree on what {names_of(move.lost)} had applied")
     move = replace(move, phase=MovePhase.SWITCH, done=frozenset(), settled=found)
     if state.chosen_durability is Durability.ASYNC:
         state, move = _forgetting(state, spec, move)
@@ -277,32 +291,40 @@ def completed(state: JobState, move: Move, now: float) -> JobState:
     """Completes a rebuild, now that all servers have adopted the table with the successors."""
     lost, sent = state.rebuilding, sum(report.copied_bytes for report in move.copied.values())
     seconds = now - (move.began_at if lost is None else lost.began_at)
-    name = " and ".join(slot_name(Role.PS, server) for server in move.lost)
     if lost is not None and move.is_adoption:
         state = _expelling(state, lost)
+    rebuilds = Rebuilds(
+        count=state.rebuilt.count + len(move.lost), server=names_of(move.lost), seconds=seconds, bytes=sent
+    )
     state = replace(
         state.without(move),
         routing=Routing(move.table, True, state.routing.left, move.shares),
         rebuilding=None,
         parity_group=_missing(move),
-        rebuilt=Rebuilds(count=state.rebuilt.count + len(move.lost), server=name, seconds=seconds, bytes=sent),
+        rebuilt=rebuilds,
         forgotten=(*state.forgotten, *move.forgotten),
     )
+    return reshaping.note_step(state, "Recovered", _recovered(move, sent), seconds)
+
+
+def _recovered(move: Move, sent: int) -> str:
+    """Says for people where the rebuilt rows are, and what they lack."""
+    names = names_of(move.lost)
     has = "has its" if len(move.lost) == 1 else "have their"
-    back = f"{name} {has} {bytes_text(sent)} of rows again"
+    back = f"{names} {has} {bytes_text(sent)} of rows again"
     if move.is_adoption:
-        owners = " and ".join(slot_name(Role.PS, server.index) for server in move.table.owners)
-        back = f"{bytes_text(sent)} of rows of {name} are on {owners}"
+        owners = names_of(server.index for server in move.table.owners)
+        back = f"{bytes_text(sent)} of rows of {names} are on {owners}"
     if move.on_demand:
         back += ", those that are wanted first and the rest behind training"
     message = f"{back}, rebuilt from parity, by routing table {move.table.version}; nothing was rolled back"
     for share in move.forgotten:
         batches = sum(map(count, (part.ranges for part in share.epochs)))
         message += (
-            f"; rows of {' and '.join(f'ps-{server}' for server in share.servers)}, {share.share:.1%} of all, have "
-            f"forgotten their latest {batches:,} batches, {share.samples:,} samples"
+            f"; rows of {names_of(share.servers)}, {share.share:.1%} of all, have forgotten their latest "
+            f"{batches:,} batches, {share.samples:,} samples"
         )
-    return reshaping.note_step(state, "Recovered", message, seconds)
+    return message
 
 
 def _missing(move: Move) -> ParityGroup:

@@ -1,6 +1,6 @@
 """Chooses how a job recovers lost rows: a pure function of its arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 NOBODY_LOST = "no parameter server is lost, but pushes wait until all servers reload"
@@ -124,7 +124,7 @@ class Rebuilding:
     @property
     def names(self) -> str:
         """The names of the lost servers, for people."""
-        return " and ".join(f"ps-{server}" for server in self.servers)
+        return names_of(self.servers)
 
     @property
     def their(self) -> str:
@@ -132,9 +132,16 @@ class Rebuilding:
         return "its" if len(self.lost) == 1 else "their"
 
 
+def names_of(servers: Iterable[int]) -> str:
+    """Returns the names of parameter servers, for people."""
+    return " and ".join(f"ps-{server}" for server in servers)
+
+
 def choose(failure: Failure, protection: Protection) -> Recovery:
-    """Returns the recovery from a failure: from parity if that covers the lost servers, else a partial recovery if the
-    job allows it and has what it takes, else a roll-back.
+    """Returns the recovery from a failure.
+
+    Prefers parity if it covers the lost servers, then a partial recovery if the job allows it and has what it takes,
+    then a roll-back.
     """
     can_rebuild = 0 < len(failure.servers) <= protection.parity and protection.protected.issuperset(failure.servers)
     if failure.is_loss and can_rebuild:

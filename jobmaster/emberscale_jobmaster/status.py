@@ -17,6 +17,7 @@ from emberscale_jobmaster.membership import Slot
 from emberscale_jobmaster.messages import wire_applied, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
+from emberscale_jobmaster.recovery import names_of
 from emberscale_jobmaster.state import (
     JobState,
     Stage,
@@ -115,8 +116,7 @@ def _moving(state: JobState) -> str:
         return "" if lost is None else f"; the rows of {lost.names} wait for {_successors(len(lost.lost))}"
     if move.lost:
         sent = bytes_text(sum(one.copied_bytes for one in move.copied.values()))
-        names = " and ".join(slot_name(Role.PS, server) for server in move.lost)
-        return f"; the rows of {names} are rebuilt from parity, {sent} so far"
+        return f"; the rows of {names_of(move.lost)} are rebuilt from parity, {sent} so far"
     servers = f"{len(move.table.servers)} parameter servers"
     if move.phase is MovePhase.PREPARE:
         return f"; {servers} prepare to take rows"
