@@ -32,7 +32,6 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.events import AppliedReport, Saved
-from emberscale_jobmaster.moving import is_copied
 from emberscale_jobmaster.operations import (
     CHECKPOINT_NOT_WRITTEN,
     STORAGE,
@@ -153,8 +152,9 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state
     can_wait = purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.FLASH, CheckpointPurpose.PRIORITY)
-    if state.move is not None and (state.move.holds or (can_wait and is_copied(state))):
-        return state
+    move = state.move
+    if move is not None and (move.holds or (can_wait and move.is_copied and move.leavers)):
+        return state  # servers that leave wait for the files that they write
     is_for_flash = purpose is CheckpointPurpose.FLASH
     for taking in state.checkpointings:
         if taking.phase is CheckpointPhase.SAVE and taking.is_flash is is_for_flash:

@@ -88,8 +88,11 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     if target is None and KIND in state.troubles and _follows_shares(state, servers):
         return state.untroubled(KIND)  # a recovery or an edit has made the move unnecessary
     due = scaling.move_due(state) if target is not None else _shares_due(state, servers)
-    if not due or state.rests(KIND, now):
-        return state
+    return _begun(state, spec, servers, now) if due and not state.rests(KIND, now) else state
+
+
+def _begun(state: JobState, spec: TrainingJobSpec, servers: int, now: float) -> JobState:
+    """Begins a move to this number of servers, unless one of them is missing."""
     all_servers = _all_servers(state, servers)
     if len(all_servers) < servers:
         return state
@@ -101,15 +104,13 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         phase=MovePhase.PREPARE,
         began_at=now,
         deadline=now + PREPARE_SECONDS,
-        sizes=target or sizes_of(state, spec),
+        sizes=state.scaling.target or sizes_of(state, spec),
         table=planned,
         servers=all_servers,
         shares=wanted_shares(state, servers),
         members=tuple(sorted(owning)),
     )
-    if not _is_wanted(state, spec, move):  # a future owner is missing
-        return state
-    return state.beginning(move)
+    return state.beginning(move) if _is_wanted(state, spec, move) else state
 
 
 def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
@@ -254,8 +255,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now:
     """Repeats calls that are due, and gives up a move without progress; never a switch, which may have happened."""
     if operation.phase is MovePhase.SWITCH and (gone := _gone(state, operation.parties)):
         return recover(state, spec, Failure(gone, f"ps-{gone[0]} is lost, and may have switched"))
-    may_wait = operation.phase is MovePhase.COPY and len(operation.done) == len(operation.parties)
-    if now >= operation.deadline and operation.phase is not MovePhase.SWITCH and not may_wait:
+    if now >= operation.deadline and operation.phase is not MovePhase.SWITCH and not operation.is_copied:
         waiting = {*operation.pending, *operation.again_at} - operation.done
         problem = f"{', '.join(f'ps-{server}' for server in sorted(waiting))} made no progress in {operation.phase}"
         if operation.phase is MovePhase.BARRIER:
@@ -375,17 +375,9 @@ def _is_wanted(state: JobState, spec: TrainingJobSpec, move: Move) -> bool:
     return not _gone(state, move.parties)
 
 
-def is_copied(state: JobState) -> bool:
-    """Whether a move from which servers leave waits only for checkpoints that they still write."""
-    move = state.move
-    return (
-        move is not None and move.phase is MovePhase.COPY and len(move.done) == len(move.parties) and bool(move.leavers)
-    )
-
-
 def _may_hold(state: JobState, move: Move, now: float) -> bool:
     """Whether all rows are copied, and no checkpoint holds pushes or needs servers that are about to leave."""
-    if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties) or state.rests(KIND, now):
+    if not move.is_copied or state.rests(KIND, now):
         return False
     return not any(
         taking.phase is CheckpointPhase.BARRIER

@@ -379,6 +379,11 @@ class Move:
         return bool(self.lost) and not {*self.lost} & {server.index for server in self.table.owners}
 
     @property
+    def is_copied(self) -> bool:
+        """Whether little is left to copy, so that the barrier may begin."""
+        return self.phase is MovePhase.COPY and len(self.done) == len(self.parties)
+
+    @property
     def holds(self) -> bool:
         """Whether pushes may be held for it."""
         return self.phase in (MovePhase.BARRIER, MovePhase.SWITCH)

@@ -273,9 +273,7 @@ def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerReq
     present, source = state.routing.table, operation.source
     assert operation.table is not None, "servers are asked from phase LOAD on"
     match operation.phase:
-        case ReloadPhase.BARRIER if server.index not in operation.held or len(operation.held) < len(
-            operation.survivors
-        ):
+        case ReloadPhase.BARRIER if len(operation.held) < len(operation.survivors):
             return HoldCall(present.generation, present.version, operation.barrier, HOLD_SECONDS)
         case ReloadPhase.BARRIER:
             return SettleCall(present.generation, operation.barrier, HELD_SECONDS, {}, WAIT_SECONDS)
