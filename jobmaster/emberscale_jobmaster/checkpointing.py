@@ -236,7 +236,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
                 image=operation.image,
                 servers=len(operation.servers),
                 applied=operation.barrier.settled,
-                files=tuple(file for _, files in sorted(operation.files.items()) for file in files),
+                files=operation.all_files,
                 training_records=state.training_records,
                 training_files=tuple((file.uri, file.bytes) for file in state.read_files),
                 evaluation_files=tuple((file.uri, file.bytes) for file in state.evaluation_files),
@@ -299,42 +299,51 @@ def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Sav
 
 
 def on_manifest_written(
-    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float
-) -> tuple[JobState, tuple[Effect, ...]]:
-    """Completes the checkpoint, whose manifest is written, and continues with its purpose.
-
-    A persistent one ends those that began before it. The storage may still write their manifests: the folder then has
-    another older checkpoint, or pruning has removed theirs, and nothing is written.
-    """
-    seconds = now - operation.began_at
-    writing = max(0.0, seconds - operation.held_seconds - operation.waited_seconds)
-    cost = operation.held_seconds + SLOWED * writing
-    listed = [file for files in operation.files.values() for file in files]
-    size = sum(file.bytes for file in listed)
-    if operation.is_flash:
-        written = sum(operation.written.values())
-        taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds)
-        newest = replace(
-            state.flash,
-            checkpoint=operation.checkpoint,
-            taken_at=operation.began_at,
-            counted_from=operation.began_at,
-            seconds=seconds,
-            held_seconds=operation.held_seconds,
-            cost_seconds=cost,
-            written_bytes=written,
-            bytes=size,
-        )
-        return replace(state.without(operation).untroubled(operation.purpose), flash=newest), (taken,)
+    state: JobState, operation: Checkpointing, now: float
+) -> tuple[JobState, tuple[CheckpointTaken, ...]]:
+    """Completes the checkpoint, whose manifest is written, and continues with its purpose."""
     if operation.is_for_priority:
         return _with_priority_rows(state, operation), ()
-    written = sum(file.bytes for file in listed if not file.checkpoint)
+    seconds, held_seconds = now - operation.began_at, operation.held_seconds
+    cost = held_seconds + SLOWED * max(0.0, seconds - held_seconds - operation.waited_seconds)
+    if operation.is_flash:
+        written = sum(operation.written.values())
+        taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, held_seconds)
+        return _with_flash(state, operation, taken), (taken,)
+    written = sum(file.bytes for file in operation.all_files if not file.checkpoint)
+    taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, held_seconds, operation.weight_bits)
+    return _with_persistent(state, operation, taken, now), (taken,)
+
+
+def _with_flash(state: JobState, operation: Checkpointing, taken: CheckpointTaken) -> JobState:
+    """Records a complete flash checkpoint."""
+    newest = replace(
+        state.flash,
+        checkpoint=operation.checkpoint,
+        taken_at=operation.began_at,
+        counted_from=operation.began_at,
+        seconds=taken.seconds,
+        held_seconds=taken.held_seconds,
+        cost_seconds=taken.cost_seconds,
+        written_bytes=taken.bytes,
+        bytes=sum(file.bytes for file in operation.all_files),
+    )
+    return replace(state.without(operation).untroubled(operation.purpose), flash=newest)
+
+
+def _with_persistent(state: JobState, operation: Checkpointing, taken: CheckpointTaken, now: float) -> JobState:
+    """Records a complete persistent checkpoint, and begins to remove older ones.
+
+    It ends those that began before it. The storage may still write their manifests: the folder then has another older
+    checkpoint, or pruning has removed theirs, and nothing is written.
+    """
+    listed = operation.all_files
     spent = CheckpointCost(
         checkpoint=operation.checkpoint,
-        seconds=seconds,
-        held_seconds=operation.held_seconds,
-        written_bytes=written,
-        bytes=size,
+        seconds=taken.seconds,
+        held_seconds=taken.held_seconds,
+        written_bytes=taken.bytes,
+        bytes=sum(file.bytes for file in listed),
     )
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
     state = replace(
@@ -347,16 +356,13 @@ def on_manifest_written(
         cut_at=operation.began_at,
         restored=_held(state, operation),
         next_operation=pruning.id + 1,
+        ends_with=state.ends_with if operation.purpose is CheckpointPurpose.PERIODIC else operation.purpose,
     )
     for taking in state.checkpointings:
         is_older = not taking.is_flash and taking.id < operation.id  # its late manifest would take the job back
         if taking.is_for_priority or is_older:  # saved rows complete an older checkpoint, and pruning removes them
             state = state.without(taking)
-    state = state.without(operation).untroubled(*_PERSISTENT, CheckpointPurpose.PRIORITY).asking(pruning, STORAGE)
-    taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds, operation.weight_bits)
-    if operation.purpose is not CheckpointPurpose.PERIODIC:
-        state = replace(state, ends_with=operation.purpose)
-    return state, (taken,)
+    return state.without(operation).untroubled(*_PERSISTENT, CheckpointPurpose.PRIORITY).asking(pruning, STORAGE)
 
 
 def _with_priority_rows(state: JobState, operation: Checkpointing) -> JobState:
@@ -512,8 +518,10 @@ def _request(state: JobState, operation: Checkpointing, server: PsAddress) -> Se
 def _trouble(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
 ) -> retry.Trouble:
-    """Returns the trouble after a failure. Periodic checkpoints and saves of priority rows are tried again only after a
-    tenth of the interval, since each attempt may delay training.
+    """Returns the trouble after a failure.
+
+    Periodic checkpoints and saves of priority rows are tried again only after a tenth of the interval, since each
+    attempt may delay training.
     """
     before = state.troubles.get(operation.purpose)
     if operation.is_flash:

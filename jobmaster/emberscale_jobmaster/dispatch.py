@@ -110,7 +110,7 @@ def on_answer(job: JobState, event: CallAnswer, spec: TrainingJobSpec, now: floa
         case Reload(), CheckpointFound():
             return reloading.on_checkpoint_found(job, spec, operation, event, now), _refused(event)
         case Checkpointing(), ManifestWritten():
-            return checkpointing.on_manifest_written(job, spec, operation, now)
+            return checkpointing.on_manifest_written(job, operation, now)
         case Pruning(), PruningDone():
             return job.without(operation), ()
         case Restore(), StorageFailed():

@@ -260,6 +260,11 @@ class Checkpointing:
         """The servers that save their rows in it."""
         return self.barrier.servers
 
+    @property
+    def all_files(self) -> tuple[CheckpointFile, ...]:
+        """The files of all servers, by index."""
+        return tuple(file for _, files in sorted(self.files.items()) for file in files)
+
     def awaits_files_of(self, index: int, incarnation: str) -> bool:
         """Whether this process of a parameter server has yet to write files of it."""
         writes = self.phase is CheckpointPhase.SAVE and index not in self.files

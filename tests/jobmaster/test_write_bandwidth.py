@@ -155,7 +155,7 @@ def test_time_in_which_a_writer_waits_for_bandwidth_costs_no_training() -> None:
         state = checkpointing.on_saved(driven.job, taking, 0, answer, taking.began_at + 95.0)
         (taking,) = state.checkpointings
     taking = replace(taking, held_seconds=2.0)
-    _, (taken,) = checkpointing.on_manifest_written(state, driven.spec, taking, taking.began_at + 100.0)
+    _, (taken,) = checkpointing.on_manifest_written(state, taking, taking.began_at + 100.0)
     assert isinstance(taken, CheckpointTaken)
     assert taken.seconds == pytest.approx(100.0)
     assert taken.cost_seconds == pytest.approx(2.0 + SLOWED * 8.0)
