@@ -94,24 +94,35 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     is_whole = state.routing.ready and state.rebuilding is None and not state.misses_rows
     can_save = is_whole and state.stage in _TRAINED and spec.checkpoint.uri is not None
-    if state.suspending_since is not None and not can_save:
-        is_rebuilt = state.rebuilding is not None and state.move is not None  # the move ends in any case
-        is_rebuilt = is_rebuilt or state.misses_rows  # they come, or the job rolls back
-        is_patient = is_rebuilt or now < state.suspending_since + retry.SUSPENSION_PATIENCE_SECONDS
-        waits = _would_lose(state) and spec.checkpoint.uri is not None and is_patient
-        return state if waits else suspend(state, spec)
-    due = _due(state, spec, now) if can_save else None
+    if not can_save:
+        since = state.suspending_since
+        return state if since is None or _awaits_rows(state, spec, since, now) else suspend(state, spec)
+    due = _due(state, spec, now)
     begun = _begun(state, spec, due, now)
-    if begun is not state and due is CheckpointPurpose.PERIODIC and _has_all(state, spec):
-        state = begun = replace(state, checkpointed_at=now, cut_at=now)
-    wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
-    if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
+    if begun is not state:
+        if due is not CheckpointPurpose.PERIODIC or not _has_all(state, spec):
+            return begun
+        state = replace(state, checkpointed_at=now, cut_at=now)
+    if state.stage is Stage.SAVE or state.suspending:
+        return state
+    if flash.is_due(state.flash, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
-    if begun is state and wants_flash and _wants_priority(state, spec, now):
+        if begun is not state:
+            return begun
+    if _wants_priority(state, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.PRIORITY, now)
         if begun is not state:
-            begun = replace(state if _has_all(state, spec) else begun, priority=replace(state.priority, began_at=now))
-    return begun
+            return replace(state if _has_all(state, spec) else begun, priority=replace(state.priority, began_at=now))
+    return state
+
+
+def _awaits_rows(state: JobState, spec: TrainingJobSpec, since: float, now: float) -> bool:
+    """Whether a suspension, wanted `since`, still waits for rows that are missing from its checkpoint."""
+    if spec.checkpoint.uri is None or not _would_lose(state):
+        return False
+    is_rebuilt = state.rebuilding is not None and state.move is not None  # the move ends in any case
+    is_rebuilt = is_rebuilt or state.misses_rows  # they come, or the job rolls back
+    return is_rebuilt or now < since + retry.SUSPENSION_PATIENCE_SECONDS
 
 
 def _wants_priority(state: JobState, spec: TrainingJobSpec, now: float) -> bool:
