@@ -205,8 +205,7 @@ class JobRuntime:
         """Waits for the next effect to carry out. Raises ClosingError."""
         with self._changed:
             self._changed.wait_for(self._has_effect)
-            if self.closing:
-                raise ClosingError("the master is stopping; call again")
+            self._refuse_if_closing()
             return self._outbox.popleft()[1]
 
     def wait_until(self, look: Callable[[JobState], _T | None], seconds: float | None) -> _T | None:
@@ -214,8 +213,7 @@ class JobRuntime:
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while True:
-                if self.closing:
-                    raise ClosingError("the master is stopping; call again")
+                self._refuse_if_closing()
                 if (found := look(self._state.job)) is not None:
                     self._await_durable(self._version)
                     return found
@@ -227,8 +225,8 @@ class JobRuntime:
     def pause(self, seconds: float) -> None:
         """Waits. Raises ClosingError."""
         with self._changed:
-            if self._changed.wait_for(lambda: self.closing, seconds):
-                raise ClosingError("the master is stopping; call again")
+            self._changed.wait_for(lambda: self.closing, seconds)
+            self._refuse_if_closing()
 
     def note_bad_records(self, records: list[BadRecord]) -> None:
         """Counts malformed records, each (file, line) once. Raises as `handle` does."""
@@ -267,62 +265,70 @@ class JobRuntime:
             match effect:
                 case Granted() | LeasesVoid():
                     answers.append(effect)
-                case LogEvent(event=name, fields=fields):
-                    _log.warning(name, **fields)
-                case StartedUp():
-                    self._start_ups.append((self._wall(), effect))
-                case Moved():
-                    _log.info(
-                        "moved",
-                        ps=effect.servers,
-                        version=self._state.job.routing.table.version,
-                        bytes=effect.bytes,
-                        rounds=effect.rounds,
-                        seconds=round(effect.seconds, 3),
-                        held_seconds=round(effect.paused_seconds, 3),
-                    )
-                case Reloaded(forgotten=lost):
-                    _log.warning(
-                        "recovered_partially",
-                        servers=list(lost.servers),
-                        checkpoint=lost.checkpoint,
-                        forgotten_samples=lost.samples,
-                        share=round(lost.share, 4),
-                        pls=round(self._state.job.pls, 6),
-                        seconds=round(effect.seconds, 3),
-                    )
-                case CheckpointTaken():
-                    if not is_flash(effect.checkpoint):
-                        self._checkpoint_costs.append(effect.cost_seconds)
-                    _log.info(
-                        "checkpoint_complete",
-                        checkpoint=effect.checkpoint,
-                        bytes=effect.bytes,
-                        weight_bits=effect.weight_bits,
-                        seconds=round(effect.seconds, 3),
-                        held_seconds=round(effect.held_seconds, 4),
-                        cost_seconds=round(effect.cost_seconds, 3),
-                    )
+                case LogEvent() | StartedUp() | Moved() | Reloaded() | CheckpointTaken():
+                    self._record(effect)
                 case _:
                     self._outbox.append((self._version, effect))
         if effects or self._state.job is not before.job:
             self._changed.notify_all()
         return tuple(answers)
 
+    def _record(self, effect: LogEvent | StartedUp | Moved | Reloaded | CheckpointTaken) -> None:
+        """Logs an effect, or keeps its figures for those who ask later."""
+        match effect:
+            case LogEvent(event=name, fields=fields):
+                _log.warning(name, **fields)
+            case StartedUp():
+                self._start_ups.append((self._wall(), effect))
+            case Moved():
+                _log.info(
+                    "moved",
+                    ps=effect.servers,
+                    version=self._state.job.routing.table.version,
+                    bytes=effect.bytes,
+                    rounds=effect.rounds,
+                    seconds=round(effect.seconds, 3),
+                    held_seconds=round(effect.paused_seconds, 3),
+                )
+            case Reloaded(forgotten=lost):
+                _log.warning(
+                    "recovered_partially",
+                    servers=list(lost.servers),
+                    checkpoint=lost.checkpoint,
+                    forgotten_samples=lost.samples,
+                    share=round(lost.share, 4),
+                    pls=round(self._state.job.pls, 6),
+                    seconds=round(effect.seconds, 3),
+                )
+            case CheckpointTaken():
+                if not is_flash(effect.checkpoint):
+                    self._checkpoint_costs.append(effect.cost_seconds)
+                _log.info(
+                    "checkpoint_complete",
+                    checkpoint=effect.checkpoint,
+                    bytes=effect.bytes,
+                    weight_bits=effect.weight_bits,
+                    seconds=round(effect.seconds, 3),
+                    held_seconds=round(effect.held_seconds, 4),
+                    cost_seconds=round(effect.cost_seconds, 3),
+                )
+
     def _has_effect(self) -> bool:
         return self.closing or (bool(self._outbox) and self._outbox[0][0] <= self._durable)
 
-    def _refuse_if_unwritable(self) -> None:
+    def _refuse_if_closing(self) -> None:
         if self.closing:
             raise ClosingError("the master is stopping; call again")
+
+    def _refuse_if_unwritable(self) -> None:
+        self._refuse_if_closing()
         if self._store_problem:
             raise StoreUnavailableError(self.store.url, self._store_problem)
 
     def _await_durable(self, version: int) -> None:
         failures = self._store_failures
         while self._durable < version:
-            if self.closing:
-                raise ClosingError("the master is stopping; call again")
+            self._refuse_if_closing()
             if self._store_failures > failures:
                 raise StoreUnavailableError(self.store.url, self._store_problem)
             self._changed.wait()
