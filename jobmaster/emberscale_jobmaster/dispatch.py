@@ -116,7 +116,7 @@ def on_answer(job: JobState, event: CallAnswer, spec: TrainingJobSpec, now: floa
         case Restore(), StorageFailed():
             return restoring.on_storage_failed(job, spec, event, now), _failed(operation, event)
         case Reload(), StorageFailed():
-            return reloading.on_storage_failed(job, spec, operation, event.problem, now), _failed(operation, event)
+            return reloading.on_storage_failed(job, operation, event.problem, now), _failed(operation, event)
         case Checkpointing(), StorageFailed():
             return checkpointing.on_storage_failed(job, spec, operation, event.problem, now), _failed(operation, event)
         case Pruning(), StorageFailed():

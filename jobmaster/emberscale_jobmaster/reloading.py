@@ -228,7 +228,7 @@ def on_server_failed(
     return roll_back(state, spec, operation.reason, f"ps-{server}: {problem}")
 
 
-def on_storage_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:
+def on_storage_failed(state: JobState, operation: Reload, problem: str, now: float) -> JobState:
     """Tries an unreadable checkpoint folder again, since a roll-back needs it too; fails the job when patience ends."""
     trouble = retry.failed_again(state.troubles.get(KIND), now, UNREACHABLE, problem)
     if retry.exhausted(trouble, now):
@@ -249,7 +249,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, no
         if operation.phase is ReloadPhase.FIND:
             limit = duration_text(FIND_SECONDS)
             problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {limit}"
-            return on_storage_failed(state, spec, operation, problem, now)
+            return on_storage_failed(state, operation, problem, now)
         if operation.phase is ReloadPhase.BARRIER:
             return _barrier_failed(state, spec, operation, f"{names} did not answer", now)
         trouble = state.troubles.get(KIND)
