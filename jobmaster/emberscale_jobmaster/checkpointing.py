@@ -440,7 +440,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpoint
 
 
 def on_takeover(state: JobState, operation: Checkpointing) -> JobState:
-    """A new master undoes a barrier that may have lapsed, and continues what comes after one."""
+    """Undoes a barrier under a new master, as it may have lapsed; continues any later phase."""
     if operation.phase is CheckpointPhase.BARRIER:
         return state.without(operation)
     return state.asking(operation, *operation.pending, *operation.again_at)

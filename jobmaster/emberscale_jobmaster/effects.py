@@ -112,7 +112,7 @@ class PrepareCall:
     * `since`: the version that the server must serve; 0: the server owns nothing and serves none.
     * `checkpoint`: the checkpoint from which the successor of a lost server loads its rows; `priority`: the saves of
       priority rows to load over it; empty: no server is replaced.
-    * `lost`: the indexes of servers whose rows the others rebuild for their successors; empty: rows move.
+    * `lost`: the indexes of servers whose rows the others rebuild for their new owners; empty: rows move.
     * `parity`, `no_parity`, `async_parity`: as in `AssignCall`, under the table of the move.
     * `knows_async_parity`: the master counts as forgotten what rebuilt rows lack.
     * `on_demand`: as in `Move`.

@@ -114,7 +114,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, servers: int, now: float) -> 
 
 
 def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
-    """The call that the operation waits for."""
+    """Returns the call that the operation waits for."""
     return (CallServer(operation.id, serial, operation.servers[whom], _request(state, operation, whom), CALL_SECONDS),)
 
 
@@ -231,7 +231,7 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
 
 
 def _sized(state: JobState, operation: Move) -> JobState:
-    """Records that the rows are on the servers of the move's shape, also if it is not the target any more."""
+    """Records that the rows are on the servers of the move's shape, even if the target has changed."""
     scaled = state.scaling
     reached = operation.sizes == scaled.sizes and operation.sizes != scaled.target
     return state if reached else scaling.complete_move(state, operation.sizes)

@@ -129,7 +129,7 @@ class Sighting:
     """All batches that were leased to a worker."""
 
     def admission(self) -> Mapping[str, AdmissionCounts]:
-        """The counts of all incarnations of a parameter server."""
+        """Returns the counts of all incarnations of a parameter server."""
         served = {} if self.server is None else self.server.admission
         return total_admission(self.admission_before, served)
 
@@ -192,7 +192,7 @@ class Observations:
         return replace(self, watched=self.watched + seconds, free=self.free + (seconds if can_move else 0.0))
 
     def heard(self, member: MemberId) -> "Observations":
-        """A member spoke."""
+        """Notes that a member spoke."""
         known = self.sightings.get(member.slot)
         if known is None:
             sighting = Sighting(member.incarnation, self.watched, self.free)
@@ -238,7 +238,7 @@ class Observations:
         )
 
     def finished(self, member: MemberId) -> "Observations":
-        """A member has finished a task."""
+        """Notes that a member has finished a task."""
         known = self.sightings[member.slot]
         return self._with(member, self._moved(known))
 
@@ -247,7 +247,7 @@ class Observations:
         return sequence > self.sightings[member.slot].sequence
 
     def granted(self, member: MemberId, batches: int) -> "Observations":
-        """A worker got a lease of this number of batches."""
+        """Notes that a worker got a lease of this number of batches."""
         known = self.sightings[member.slot]
         return self._with(
             member, replace(known, leases=known.leases + 1, leased_batches=known.leased_batches + batches)
@@ -335,7 +335,7 @@ class Observations:
         return self if slow == self.slow else replace(self, slow=slow)
 
     def slowness(self, slot: str) -> Slowness | None:
-        """How slow a member is; None unless that lasts."""
+        """Returns how slow a member is; None unless that lasts."""
         found = self.slow.get(slot)
         return found if found is not None and found.lasting else None
 
@@ -344,13 +344,13 @@ class Observations:
         return replace(self, meter=RateMeter(), window=ProgressiveWindow())
 
     def speed(self, slot: str) -> float | None:
-        """Samples per second of a worker's own work; None while unknown."""
+        """Returns the samples per second of a worker's own work; None while unknown."""
         sighting = self.sightings.get(slot)
         pace = sighting.pace.seconds if sighting is not None else None
         return 1 / pace if pace else None
 
     def silent(self, members: Membership, timeout: float) -> list[MemberId]:
-        """Live members that have not spoken for `timeout` seconds."""
+        """Returns the live members that have not spoken for `timeout` seconds."""
         return [
             member
             for name, member in members.live().items()
@@ -358,7 +358,7 @@ class Observations:
         ]
 
     def lapsed(self, ledger: Ledger, timeout: float, forgotten: float) -> list[int]:
-        """Live leases whose holder has not mentioned them for `timeout` seconds.
+        """Returns the live leases whose holder has not mentioned them for `timeout` seconds.
 
         A holder whose heartbeats do not mention a lease for `forgotten` seconds never received it, or dropped it.
         """
@@ -387,7 +387,7 @@ class Observations:
         return stuck
 
     def taking_over(self, members: Membership) -> "Observations":
-        """A new master has yet to hear from any parameter server."""
+        """Notes that a new master has yet to hear from any parameter server."""
         return replace(self, unheard=frozenset(name for name, slot in members.slots.items() if slot.role is Role.PS))
 
     def has_heard_servers(self, members: Membership) -> bool:
@@ -431,14 +431,14 @@ class Observations:
         return reduce(Traffic.plus, (seen.traffic for seen in self.sightings.values()), Traffic())
 
     def repeated_batches(self) -> int:
-        """Pushes that parameter servers ignored because they were applied before."""
+        """Returns how many pushes parameter servers ignored because they had applied them before."""
         return sum(
             seen.repeated_before + (seen.server.repeated_batches if seen.server else 0)
             for seen in self.sightings.values()
         )
 
     def rows(self) -> dict[str, int]:
-        """Rows per table over all parameter servers."""
+        """Returns the rows per table over all parameter servers."""
         total: dict[str, int] = {}
         for name, seen in self.sightings.items():
             if seen.server is not None and name.startswith(Role.PS.value):
@@ -447,7 +447,7 @@ class Observations:
         return total
 
     def admission(self) -> Mapping[str, AdmissionCounts]:
-        """By table with admission or eviction: the counts of all parameter servers, roll-backs included."""
+        """Returns the counts of all parameter servers, roll-backs included, by table with admission or eviction."""
         return reduce(total_admission, (seen.admission() for seen in self.sightings.values()), {})
 
     def _moved(self, known: Sighting) -> Sighting:

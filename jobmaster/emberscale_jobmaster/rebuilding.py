@@ -256,7 +256,7 @@ def withdrawing(state: JobState) -> JobState:
 
 
 def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
-    """Switches once all holders have sent the rebuilt rows, if they agree on the batches in them."""
+    """Switches once all holders have sent the rebuilt rows or their keys, if they agree on the batches in them."""
     found = rebuilt(move)
     if found is None:
         return _roll_back(state, spec, f"the servers do not agree on what {names_of(move.lost)} had applied")
@@ -288,7 +288,7 @@ def rebuilt(move: Move) -> Mapping[int, Applied] | None:
 
 
 def completed(state: JobState, move: Move, now: float) -> JobState:
-    """Completes a rebuild, now that all servers have adopted the table with the successors."""
+    """Completes a rebuild, now that all servers have adopted its table."""
     lost, sent = state.rebuilding, sum(report.copied_bytes for report in move.copied.values())
     seconds = now - (move.began_at if lost is None else lost.began_at)
     if lost is not None and move.is_adoption:

@@ -82,7 +82,7 @@ def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobSta
 
 
 def effects_of(state: JobState, operation: Reload, whom: int, serial: int) -> tuple[Effect, ...]:
-    """The call that the operation waits for."""
+    """Returns the call that the operation waits for."""
     if whom == STORAGE:
         return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state)),)
     server = next(one for one in operation.parties if one.index == whom)

@@ -141,11 +141,11 @@ class JobRuntime:
         self.store.close()
 
     def now(self) -> float:
-        """Seconds on the clock of events."""
+        """Returns the seconds on the clock of events."""
         return self._clock()
 
     def snapshot(self) -> tuple[JobState, Observations]:
-        """The job and the observations as of now; the job may be a moment ahead of what is durable."""
+        """Returns the job and the observations as of now; the job may be a moment ahead of what is durable."""
         with self._changed:
             return self._state.job, self._state.seen
 
@@ -249,7 +249,7 @@ class JobRuntime:
         return sum(costs) / len(costs) if costs else 0.0
 
     def take_start_ups(self) -> list[tuple[float, StartedUp]]:
-        """The start-ups since the last call, and when they were seen, in seconds since 1970."""
+        """Returns the start-ups since the last call, and when they were seen, in seconds since 1970."""
         return [self._start_ups.popleft() for _ in range(len(self._start_ups))]
 
     def _step(self, event: Event) -> tuple[Granted | LeasesVoid, ...]:

@@ -305,12 +305,12 @@ def _records(files: tuple[DataFile, ...]) -> int:
 
 
 def batches_of(records: int, batch_size: int) -> int:
-    """The number of batches that hold `records` records; the last may be short."""
+    """Returns the number of batches that hold `records` records; the last may be short."""
     return -(-records // batch_size)
 
 
 def sizes_of(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
-    """The shape in force: the rows are spread over its parameter servers."""
+    """Returns the shape in force: the rows are spread over its parameter servers."""
     return state.scaling.sizes or manifest_sizes(spec)
 
 
@@ -322,7 +322,7 @@ def with_scaling(state: JobState, scaling: Scaling) -> JobState:
 
 
 def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
-    """The processes that should run: for the shape in force, and for a target or a drain that needs more."""
+    """Returns the processes that should run: for the shape in force, and for a target or a drain that needs more."""
     wanted, target = sizes_of(state, spec), state.scaling.target
     if target is not None:
         wanted = combined(wanted, target)
@@ -335,7 +335,7 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
 
 
 def wanted_workers(state: JobState, spec: TrainingJobSpec) -> frozenset[str]:
-    """The names of the workers that should run, without those that a smaller shape has removed."""
+    """Returns the names of the workers that should run, without those that a smaller shape has removed."""
     return frozenset(slot_name(Role.WORKER, index) for index in range(wanted_sizes(state, spec).worker.replicas))
 
 
@@ -352,7 +352,7 @@ def servers_wanted(state: JobState, spec: TrainingJobSpec) -> int:
 
 
 def routed_servers(state: JobState, spec: TrainingJobSpec) -> int:
-    """The number of servers in the routing table or ready to take over rows; 0 without a table."""
+    """Returns the number of servers in the routing table or ready to take over rows; 0 without a table."""
     servers = len(state.routing.table.servers)
     if not servers:
         return 0
@@ -418,7 +418,7 @@ def switching(state: JobState) -> Move | Reload | None:
 
 
 def live_servers(state: JobState, spec: TrainingJobSpec) -> tuple[PsAddress, ...]:
-    """The live parameter servers among those of the shape in force, by index."""
+    """Returns the live parameter servers among those of the shape in force, by index."""
     found = map(state.members.server, range(sizes_of(state, spec).ps.replicas))
     return tuple(server for server in found if server is not None)
 
@@ -436,7 +436,7 @@ def awaits_servers(state: JobState, spec: TrainingJobSpec) -> bool:
 
 
 def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
-    """The phase that people see."""
+    """Returns the phase that people see."""
     if state.outcome is not None:
         return state.outcome.phase
     if state.reload is not None:
@@ -456,7 +456,7 @@ def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
 
 
 def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
-    """Samples that are applied on every parameter server, over all epochs."""
+    """Returns the samples that are applied on every parameter server, over all epochs."""
     size, records = spec.training.batch_size, state.training_records
     if state.stage in PREPARATION:
         return 0
@@ -510,12 +510,12 @@ def loses_answered(state: JobState) -> bool:
 
 
 def newest_checkpoint(state: JobState) -> str:
-    """The id of the newest complete checkpoint of either tier that the ledger knows of; empty: there is none."""
+    """Returns the id of the newest complete checkpoint of either tier that the ledger knows; empty if there is none."""
     return newest_flash(state) or state.checkpoint
 
 
 def newest_flash(state: JobState) -> str:
-    """The flash checkpoint that is newer than all other checkpoints that the ledger knows; empty if there is none."""
+    """Returns the flash checkpoint that is newer than all others that the ledger knows; empty if there is none."""
     newest = state.flash.checkpoint
     if not newest or newest in state.damaged:
         return ""
@@ -523,7 +523,7 @@ def newest_flash(state: JobState) -> str:
 
 
 def applied_batches(state: JobState, spec: TrainingJobSpec) -> Applied:
-    """The batches that the ledger counts as done, by epoch."""
+    """Returns the batches that the ledger counts as done, by epoch."""
     whole = ((0, batches_of(state.training_records, spec.training.batch_size)),)
     if state.stage in PREPARATION or state.stage is Stage.READY:
         return state.restored.applied
@@ -532,7 +532,7 @@ def applied_batches(state: JobState, spec: TrainingJobSpec) -> Applied:
 
 
 def samples_in(state: JobState, spec: TrainingJobSpec, batches: Applied) -> int:
-    """The samples of batches by epoch; the last batch of an epoch may be short."""
+    """Returns the samples of batches by epoch; the last batch of an epoch may be short."""
     size, records = spec.training.batch_size, state.training_records
     spans = (span for epoch in batches.values() for span in epoch)
     return sum(max(0, min(stop * size, records) - start * size) for start, stop in spans)

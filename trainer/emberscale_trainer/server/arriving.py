@@ -74,7 +74,7 @@ class ArrivingRows:
             raise NotHeldError(f"move {transfer.number} is not prepared here: rows of an earlier one are being removed")
 
     def tell(self, number: int, item: Item) -> None:
-        """Notes the keys of rows that will arrive. Raises NotHeldError, and ValueError for what are no such keys."""
+        """Notes the keys of rows that will arrive. Raises NotHeldError, and ValueError for malformed keys."""
         tables, coming = self._receiving(number), self._coming
         if coming is None or not 0 <= item.table < len(tables.specs) or len(item.keys) % 2:
             raise ValueError(f"move {number} brings no keys of table {item.table}")

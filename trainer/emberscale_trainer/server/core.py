@@ -259,7 +259,7 @@ class ServerCore:
         return Status.OK
 
     def room(self, session: int) -> int:
-        """The most batches of this session's next round, as far as this server knows."""
+        """Returns the most batches of this session's next round, as far as this server knows."""
         bound = None if self._serving is None else self._serving.bound
         return 1 if bound is None else bound.room(session)
 

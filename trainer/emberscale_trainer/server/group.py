@@ -70,7 +70,7 @@ class GroupCore(Generic[_Deltas]):
         return tuple(member for member in self._others if member not in self.lost)
 
     def end(self) -> None:
-        """Ends the group, which another or none replaces; nothing waits for it any more."""
+        """Ends the group; nothing waits for it any more."""
         self.is_over = True
 
     # What this member sends
@@ -81,7 +81,7 @@ class GroupCore(Generic[_Deltas]):
         return self.put_count
 
     def yet_to_meet(self, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
-        """The holders that have not answered the first item."""
+        """Returns the holders that have yet to answer the first item."""
         return tuple(member for member in self.holders if not acknowledged[member])
 
     def meet(self) -> None:
@@ -212,7 +212,7 @@ class GroupCore(Generic[_Deltas]):
 
 
 def is_parity_stream(stream: int) -> bool:
-    """Whether a row stream carries deltas for parity, and not rows of a move."""
+    """Whether a row stream carries deltas for parity, rather than rows of a move."""
     return bool(stream & _PARITY_STREAM)
 
 

@@ -141,13 +141,13 @@ class RowMover:
                 self._to_protect = self._to_protect or waiting
 
     def _rebuilds_for(self, table: RoutingTable) -> bool:
-        """Whether the rebuild that led to this table is not over here; others wait for one that has failed, too."""
+        """Whether the rebuild that led to this table goes on here, or has failed, so that others wait for it."""
         rebuild = self._rebuild
         return rebuild is not None and rebuild.table == table and (not rebuild.over or bool(rebuild.problem))
 
     @property
     def trouble(self) -> ParityTrouble | None:
-        """As `Group.trouble`; also what keeps rows that follow on demand from coming, or pushes waiting meanwhile."""
+        """As `Group.trouble`; after a rebuild, also what keeps missing rows from arriving, or pushes waiting."""
         missing, rebuild, waiting = self._state.missing, self._rebuild, self._to_protect
         if waiting is None:
             return self.protection.trouble

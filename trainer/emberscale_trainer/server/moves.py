@@ -58,7 +58,7 @@ class Transfer:
         return self.after.without(self.before)
 
     def given(self) -> dict[int, Ownership]:
-        """What the server gives away, by the index of the receiver."""
+        """Returns what the server gives away, by the index of the receiver."""
         return new_owners(self.before.without(self.after), self.table)
 
 
@@ -125,20 +125,20 @@ def new_owners(owned: Ownership, table: RoutingTable) -> dict[int, Ownership]:
 
 
 def stream_of(move: int, source: int) -> int:
-    """The number of the row stream of a move from a server: 64 bits."""
+    """Returns the 64-bit number of the row stream of a move from a server."""
     return move * _SERVERS + source
 
 
 def wants_stream(move: int, source: int) -> int:
-    """The number of the stream with which a server asks for rows that follow on demand: 64 bits."""
+    """Returns the 64-bit number of the stream with which a server asks for rows that follow on demand."""
     return _WANTS | stream_of(move, source)
 
 
 def asks_for_rows(stream: int) -> bool:
-    """Whether a stream asks for rows, and does not bring them."""
+    """Whether a stream asks for rows, rather than bringing them."""
     return bool(stream & _WANTS)
 
 
 def move_of(stream: int) -> int:
-    """The number of the move that a stream belongs to."""
+    """Returns the number of the move that a stream belongs to."""
     return (stream & ~_WANTS) // _SERVERS

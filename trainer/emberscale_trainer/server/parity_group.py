@@ -150,14 +150,14 @@ class Group:
         return ParityTrouble(version, self._problem) if self._problem else None
 
     def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
-        """What keeps pushes waiting while this group, of an earlier table, still serves a rebuild; None: nothing does.
+        """Returns what keeps pushes waiting while this group, of an earlier table, serves a rebuild, if anything.
 
         `version` is that of the table in force.
         """
         return self._trouble_with(self.core.waits_for(self.core.put_count, self._acknowledged()), version)
 
     def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
-        """Names a member that refuses changes, or else the one that has acknowledged none for longest, if for long."""
+        """Names a member that refuses changes, or else the slowest, if it has acknowledged none for long."""
         waiting, slowest = 0.0, ""
         for member in members:
             sender, name = self._senders[member], self._name(member)
@@ -212,7 +212,7 @@ class Group:
         return self._parted_at is not None or any(self._senders[one].problem for one in self.core.holders)
 
     def await_holders(self, *, ahead: int = 0) -> None:
-        """Waits until all live holders have stored all items up to now but the last `ahead`, or no holder has to."""
+        """Waits until all live holders have stored all items but the last `ahead`, or none has to any more."""
         self._await(self.core.put_count - ahead)
 
     def send_queued(self) -> None:
@@ -234,7 +234,7 @@ class Group:
                         self.changed.wait(_WAIT_SECONDS)
 
     def end(self) -> None:
-        """Ends the group, which another or none replaces; releases whoever waits for it."""
+        """Ends the group, and releases whoever waits for it."""
         self.log.stop()
         with self.changed:
             self.core.end()
@@ -345,7 +345,7 @@ class Group:
 
     def send_what_is_due(self, now: float) -> None:
         """Sends queued items, and changes that have waited long enough at this time; the group repeats this."""
-        for sender in self._senders.values():  # the thread that would send to it may wait for another
+        for sender in self._senders.values():  # the thread that queued its items may be waiting for another member
             sender.wake()
         wait = _GATHER_SECONDS if self._lag.is_async else 0.0
         if self._has_pending() and now >= self._sent_at + wait:
@@ -487,7 +487,7 @@ class Group:
 
 @contextmanager
 def _taken_once() -> Iterator[None]:
-    """Ends the stream for want of memory: its item is taken, and must not come again."""
+    """Ends the stream if memory is short: its item is taken already, and must not be repeated."""
     try:
         yield
     except MemoryError as error:
@@ -502,7 +502,7 @@ def _named(batches: Sequence[Batch]) -> tuple[ItemKind, list[int], Batch]:
 
 
 def _flat(applied: AppliedBatches) -> NDArray[np.int64]:
-    """All runs of a record, as `epoch, first, stop, times` after each other."""
+    """Returns all runs of a record, as `epoch, first, stop, times` after each other."""
     runs = [(epoch, *run) for epoch in applied.epochs() for run in applied.runs(epoch)]
     return np.array(runs, np.int64).reshape(-1)
 

@@ -72,7 +72,7 @@ class RowSending:
 
     def close(self, why: str) -> None:
         """Ends the streams and, soon, the thread; calls that wait fail."""
-        self._fail(why)  # first: the thread, which ends then, says less
+        self._fail(why)  # first, as the thread would name a vaguer problem
         self._closed.set()
         for sender in self._senders.values():
             sender.close()
@@ -92,7 +92,7 @@ class RowSending:
         self._count(item.nbytes)
 
     def _count(self, nbytes: int) -> None:
-        """Counts bytes that have their place, as progress."""
+        """Counts bytes that were sent, or kept here, as progress."""
         with self._changed:
             self._progress = replace(self._progress, copied_bytes=self._progress.copied_bytes + nbytes)
 

@@ -450,7 +450,7 @@ class ServerState:
             return self.core.wanted(number, self._clock())
 
     def receive(self, number: int, item: Item) -> None:
-        """Takes over rows of a move that is `prepared`, or that are missing since; or notes that rows will come.
+        """Takes over rows of a move that is `prepared`, or rows that are missing since; or notes rows that follow.
 
         Raises NotHeldError, and ValueError for rows that do not fit the tables.
         """
