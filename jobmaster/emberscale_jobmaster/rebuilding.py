@@ -175,7 +175,7 @@ def _with_returned(state: JobState, spec: TrainingJobSpec, lost: Rebuilding, ret
         return _roll_back(state, spec, f"ps-{returned[0]} answers again while its rows are rebuilt")
     rest = {server: incarnation for server, incarnation in lost.lost.items() if server not in returned}
     still = replace(lost, lost=rest) if rest else None
-    message = f"{names_of(returned)} answers again"
+    message = f"{names_of(returned)} {'answers' if len(returned) == 1 else 'answer'} again"
     return reshaping.note_step(replace(state, rebuilding=still), "Returned", message, 0.0)
 
 
