@@ -101,7 +101,7 @@ class AppliedBatches:
         merged = cls()
         for epoch in sorted({epoch for record in records for epoch in record.epochs()}):
             longest = max(len(record._counts.get(epoch, ())) for record in records)
-            counts = [record._grow(epoch, longest) for record in records]
+            counts = [record._grow(epoch, longest)[:longest] for record in records]
             fewest, most = np.minimum.reduce(counts), np.maximum.reduce(counts)
             merged._counts[epoch] = np.where(fewest > 0, most, 0).astype(np.uint8)
         merged._count()

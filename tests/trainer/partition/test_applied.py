@@ -51,3 +51,10 @@ def test_together_servers_have_applied_what_each_of_them_has() -> None:
     merged = AppliedBatches.merged([record([(0, 0), (0, 1), (0, 1)]), record([(0, 1), (0, 5)])])
     assert merged.ranges(0) == [(1, 2)]
     assert merged.runs(0) == [(1, 2, 2)]
+
+
+@given(batches, batches)
+def test_records_of_different_lengths_are_merged(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    merged = AppliedBatches.merged([record(one), record(other)])
+    assert {name for name in (*one, *other) if name in merged} == {*one} & {*other}
+    assert merged.total == len({*one} & {*other})
