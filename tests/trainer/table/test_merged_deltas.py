@@ -109,3 +109,20 @@ def test_rows_of_new_segments_are_merged_too(store: TableStore) -> None:
     (deltas,) = log.take(STORED)
     assert len(deltas) == len(keys) * (DELTA_BYTES + layout.stride)
     assert len(parity(deltas, layout.stride)) == len(keys)
+
+
+def test_rows_of_a_segment_for_which_the_log_lacked_memory_are_logged(
+    store: TableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, layout = log_of(store), store.layouts[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLog, "_make_room_to_open", no_memory)
+        with pytest.raises(MemoryError):
+            push(store, 1, 2)
+    push(store, 1, 2)
+    (deltas,) = log.take(STORED)
+    assert parity(deltas, layout.stride) == rows_of(store)
+
+
+def no_memory(*_: object) -> None:
+    raise MemoryError("cannot allocate")

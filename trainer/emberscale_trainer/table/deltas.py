@@ -262,12 +262,11 @@ class DeltaLog:
         tables["opened"] = 0
         for lane in range(lanes):
             self._begin_chunk(lane, 0)
-        for table in range(len(segments)):
-            self.add_segments(table)
+        for table, known in enumerate(segments):
+            self.add_segments(table, len(known))
 
-    def add_segments(self, table: int) -> None:
-        """Adds the new segments of a table."""
-        count = len(self._segments[table])
+    def add_segments(self, table: int, count: int) -> None:
+        """Prepares for a table to have `count` segments. Raises MemoryError, and then a later call does the rest."""
         known = self._lanes_of[table]
         if count > len(known):
             self._make_room_to_open(table, count)

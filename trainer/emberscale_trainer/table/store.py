@@ -548,9 +548,9 @@ class TableStore:
             raise MemoryError(f"table {self.specs[table].name} has as many rows as a table can have")
         for changes in self._changes.values():
             changes.make_room(table, room)
+        if self._log is not None:  # first: without memory for it, the segment would be used without being logged
+            self._log.add_segments(table, len(slots.segments) + 1)
         slots.add_segment()
-        if self._log is not None:
-            self._log.add_segments(table)
 
 
 def _free_indexes(tables: NDArray[np.void], directories: NDArray[np.int64], bucket_rows: NDArray[np.uint32]) -> None:
