@@ -55,16 +55,18 @@ class RowProtection:
         """Begins the group of a table that is in force here, unless that group or a later one has begun.
 
         Any `parity` of the servers may be lost, if their number allows it. With 0, no group begins, and the blocks of
-        the previous group are freed. With a bound on the `lag`, pushes wait for the others only beyond it.
+        the previous group are freed. With a bound on the `lag`, pushes wait for the others only beyond it. Raises
+        MemoryError; the previous group has ended then, too.
         """
         with self._state.lock, self._changed:
             if not self._state.serves(table.generation, table.version) or self._is_current(table):
                 return
             owners = [server.index for server in table.owners]
             self.group = None
+            self._state.protect_by(None)  # first: pushes must not wait for it if there is no memory for the next
             if parity and index in owners and can_keep_parity(len(owners), parity):
                 self.group = Group(self._state, table, index, self._token, self._context, self.totals, parity, lag=lag)
-            self._state.protect_by(self.group)
+                self._state.protect_by(self.group)
             self._changed.notify_all()
 
     def stop(self) -> None:

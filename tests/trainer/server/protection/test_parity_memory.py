@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.trainer.server.protection.conftest import Servers, await_protection, group_of, ranges_of, tables
+from tests.trainer.server.protection.conftest import (
+    Servers,
+    await_protection,
+    group_of,
+    is_formed,
+    ranges_of,
+    tables,
+)
 
 from emberscale_api.wire import Status
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.withdrawing import Withdrawing
-from emberscale_trainer.table import DeltaLog
+from emberscale_trainer.table import DeltaLog, TableStore
 from eventually import unwrap
 from moves import EVERYTHING, KEYS, SECONDS, TABLES, Batch, table_of
 from waiting import Freed
@@ -192,3 +199,37 @@ def test_the_parity_of_a_group_goes_with_it_where_none_follows(make_servers: Cal
     server.state.switch(1, 2, 2, AppliedBatches())
     server.mover.protection.form(wanted, 0, 0)
     assert group.wait()
+
+
+def test_pushes_go_on_while_there_is_no_memory_for_the_next_group(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have left the group before: nobody would acknowledge what is sent to it."""
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    wanted, mine = table_of(2, [one.address for one in servers.serving]), servers.stores[0]
+    for server in servers.serving:
+        server.state.prepare(2, 1, wanted, server.index)
+        server.state.hold(1, 1, 2, SECONDS)
+        server.state.settle(1, 2, [], SECONDS, 0)
+        server.state.hand_over(1, 2, 2, SECONDS)
+        server.state.switch(1, 2, 2, AppliedBatches())
+    servers.table, log_deltas = wanted, TableStore.log_deltas
+
+    def without_memory(store: TableStore, *arguments: Any, **options: Any) -> DeltaLog:
+        if store is mine:
+            raise MemoryError("cannot allocate")
+        return log_deltas(store, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableStore, "log_deltas", without_memory)
+        for server in servers.serving:
+            server.mover.protect(wanted, server.index)
+        assert [is_formed(server) for server in servers.serving] == [False, True, True]
+        with ThreadPoolExecutor(1) as threads:
+            pushing = threads.submit(servers.push, servers.batch())
+            assert pushing.result(SECONDS) == [Status.OK] * 3
+    servers.protect()
+    servers.replace(1)
+    servers.check()
