@@ -128,10 +128,12 @@ class TokenCheck(ServerInterceptor):
 
 
 def _refusal(code: grpc.StatusCode, problem: str) -> Any:
-    def refuse(request: object, context: grpc.ServicerContext) -> None:
+    """Returns a handler that refuses a call without reading its message, which may fill the memory of the process."""
+
+    def refuse(requests: object, context: grpc.ServicerContext) -> None:
         context.abort(code, problem)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 class CallerVersions:

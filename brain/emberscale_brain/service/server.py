@@ -68,10 +68,12 @@ class CallerCheck(AsyncServerInterceptor):
 
 
 def _refusal(code: grpc.StatusCode, problem: str) -> Any:
-    async def refuse(request: object, context: Any) -> None:
+    """Returns a handler that refuses a call without reading its message."""
+
+    async def refuse(requests: object, context: Any) -> None:
         await context.abort(code, problem)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def _checked(handler: Any, claims: JobClaims | None) -> Any:
@@ -105,6 +107,8 @@ def problem_of(request: Any, claims: JobClaims) -> str | None:
 
 _DURABLE_SECONDS = 2.0
 _LONGEST_SHOWN = 255
+_MOST_REQUEST_BYTES = 4 << 20
+"""More than the largest request of a master has, which is some hundred profiles of the job."""
 _READERS, _COMPARERS = 4, 2
 
 Context = Any  # grpc.aio.ServicerContext, generic in the stubs only
@@ -196,7 +200,8 @@ async def serve(
 
     `token` authorizes every call, and signs the tokens of jobs.
     """
-    server = grpc.aio.server(interceptors=[CallerCheck(token)], options=CHANNEL_OPTIONS)
+    options = {**dict(CHANNEL_OPTIONS), "grpc.max_receive_message_length": _MOST_REQUEST_BYTES}
+    server = grpc.aio.server(interceptors=[CallerCheck(token)], options=tuple(options.items()))
     brain_pb2_grpc.add_BrainServicer_to_server(BrainServicer(brain, settings, asyncio.get_running_loop()), server)
     try:
         port = tls.bind(server, settings.listen, certificates)

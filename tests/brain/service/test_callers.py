@@ -90,3 +90,17 @@ def test_a_token_that_the_key_has_not_signed_opens_nothing(address: str, token: 
         for method in METHODS:
             said = outcome(getattr(stub, method.name), request_for(method, "mine"))
             assert said is grpc.StatusCode.UNAUTHENTICATED, method.name
+
+
+@pytest.mark.parametrize(
+    ("token", "refusal"),
+    [
+        ("a guess", grpc.StatusCode.UNAUTHENTICATED),
+        (job_token("a-token", JobClaims("mine", "ann")), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_a_large_request_is_not_held(address: str, token: str, refusal: grpc.StatusCode) -> None:
+    """One of a stranger is not read at all."""
+    with open_channel(address, token) as channel:
+        call = channel.unary_unary("/emberscale.v1alpha1.Brain/GetPlan", bytes, bytes)
+        assert outcome(call, bytes(16 << 20)) is refusal
