@@ -28,6 +28,8 @@ _WATCH_SECONDS = 240
 _GONE = 410
 _BUDGET_IS_SPENT = 429
 """The answer to an eviction that a PodDisruptionBudget does not allow now."""
+_TWO_BUDGETS = "more than one PodDisruptionBudget"
+"""Part of the answer to an eviction that no budget allows, ever: Kubernetes evicts no pod that two of them select."""
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -222,6 +224,12 @@ class TrainingJobClient:
             if isinstance(error.__cause__, ApiException) and error.__cause__.status == _BUDGET_IS_SPENT:
                 why = "another parameter server is away; try again once it has a successor with its share of the rows"
                 raise ClusterError(f"{server}: {why}: {error}") from error
+            if _TWO_BUDGETS in str(error):
+                remedy = (
+                    f"leave pods with the label emberscale.io/job-name out of the other budget that selects {pod}; "
+                    f"`kubectl get pdb -n {self.namespace}` lists it beside {name}-ps"
+                )
+                raise ClusterError(f"{server}: {error} Nothing can drain its node either: {remedy}") from error
             raise
         return pod
 

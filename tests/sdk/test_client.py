@@ -34,7 +34,7 @@ class ApiServer(ThreadingHTTPServer):
         self.submitted: list[Any] = []
         self.evictions: list[str] = []
         self.deletions: list[tuple[str, Any]] = []
-        self.budget_is_spent = False
+        self.refusal_of_evictions: tuple[int, str] | None = None
 
     def put(self, name: str, phase: str) -> dict[str, Any]:
         job = {"metadata": {"name": name, "resourceVersion": "7"}, "status": {"phase": phase, "message": "as it is"}}
@@ -74,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self.path.endswith("/eviction"):
             self.server.evictions.append(self.path)
-            spent = {"message": "Cannot evict pod as it would violate the pod's disruption budget."}
-            self._answer(*((429, spent) if self.server.budget_is_spent else (201, {})))
+            status, message = self.server.refusal_of_evictions or (201, "")
+            self._answer(status, {"message": message})
             return
         self.server.submitted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self._answer(422, {"message": "spec.training.batchSize: Invalid value: 0"})
@@ -275,9 +275,22 @@ def test_a_drain_waits_no_longer_than_it_may(server: ApiServer) -> None:
 
 def test_a_drain_that_has_to_wait_for_another_is_refused(server: ApiServer) -> None:
     serve(server, 0, 1)
-    server.budget_is_spent = True
+    server.refusal_of_evictions = (429, "Cannot evict pod as it would violate the pod's disruption budget.")
     with pytest.raises(ClusterError, match=r"ps-1: another parameter server is away; .*disruption budget"):
         TrainingJobClient().drain("ctr", 1)
+
+
+def test_a_drain_that_a_second_budget_prevents_says_what_to_do(server: ApiServer) -> None:
+    """A team may have a budget for all of its pods; Kubernetes 1.33 answers in these words."""
+    serve(server, 0, 1)
+    said = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+    server.refusal_of_evictions = (500, said)
+    with pytest.raises(ClusterError) as refused:
+        TrainingJobClient().drain("ctr", 1)
+    assert str(refused.value) == (
+        f"ps-1: {said} Nothing can drain its node either: leave pods with the label emberscale.io/job-name out of the "
+        "other budget that selects ctr-ps-1-4; `kubectl get pdb -n team-a` lists it beside ctr-ps"
+    )
 
 
 @pytest.mark.parametrize(
