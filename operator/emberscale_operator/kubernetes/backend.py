@@ -278,7 +278,10 @@ class KubernetesBackend:
                 if (Role(member.role), member.index) in slots or member.pod or member.counted
             )
         waits = self._observation.waits(views, slots, problems, status.members, standing.history, now)
-        reason, message, trains = standing.reason, standing.message, standing.phase in _TRAINS
+        ready = self._observation.ready(views, news.status if news.answers else None)
+        # a job whose every worker waits for something outside of it stands still, whatever its master is about to do
+        trains = standing.phase in _TRAINS and (standing.phase is JobPhase.SAVING or ready[Role.WORKER] > 0)
+        reason, message = standing.reason, standing.message
         if waits and not standing.rests:
             message = f"{message}; {waits[1]}" if trains and message else waits[1]
             if not trains:
@@ -297,7 +300,7 @@ class KubernetesBackend:
             demands=demands,
             members=members,
             now=now,
-            ready=self._observation.ready(views, news.status if news.answers else None),
+            ready=ready,
             blocked=(_EXPELLED, expelled) if expelled is not None else waits if waits and not trains else None,
             master=news.status,
             plan=news.plan,

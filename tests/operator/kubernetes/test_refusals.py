@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.job.status import JobPhase
 from emberscale_operator.controller import BackendUnavailableError
+from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
+from emberscale_operator.machine import JobStanding
 from memory_api import BACK_OFF, WANTED, MemoryApi, Operator, names_of, new_api, pauses, slot_of
 from training_jobs import job_body
 
@@ -93,6 +96,33 @@ async def test_a_pod_without_the_labels_that_it_needs_is_told_and_not_made_at_ea
     (condition,) = api.body["status"]["conditions"]
     assert condition["reason"] == "LabelsChanged"
     assert "pod ctr-ps-0-1 does not have the labels" in condition["message"]
+
+
+@pytest.mark.parametrize(("refused", "goes_on"), [("worker-", "False"), ("worker-1", "True")])
+async def test_a_job_that_trains_waits_once_it_has_no_worker_any_more(
+    refused: str, goes_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A LimitRange may appear in the middle of a job, and be noticed when a node is drained."""
+    api = MemoryApi(job_body(ps={"replicas": 1}, worker={"replicas": 2}))
+
+    async def recall(_: KubernetesBackend) -> tuple[JobStanding, None]:
+        return JobStanding(phase=JobPhase.TRAINING, message="epoch 1 of 2"), None
+
+    monkeypatch.setattr(KubernetesBackend, "recall", recall)
+    create = api.create
+
+    async def bounded(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/pods") and slot_of(body).startswith(refused):
+            raise ApiError(403, "Forbidden", "maximum memory usage per Container is 512Mi, but limit is 1Gi")
+        return await create(path, body)
+
+    api.create = bounded  # type: ignore[method-assign]
+    await Operator(api).settle()
+    status = api.body["status"]
+    (condition,) = (one for one in status["conditions"] if one["type"] == "Progressing")
+    assert (status["phase"], condition["status"]) == ("Training", goes_on)
+    assert "maximum memory usage per Container is 512Mi" in condition["message"]
+    assert (condition["reason"] == "Forbidden") == (goes_on == "False")
 
 
 async def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
