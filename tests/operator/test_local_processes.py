@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,8 +17,10 @@ import pytest
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.process import Launch
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.local.requests import KillRequest
+from emberscale_operator.local.starters import Started, execute
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
 from eventually import eventually, unwrap
 
@@ -69,6 +73,48 @@ def test_an_incarnation_is_never_started_twice(make_backend: MakeBackend) -> Non
     backend.delete(WORKER, now=2.0)
     backend.create(WORKER, Resources(), now=3.0)
     assert backend.processes() == ()
+
+
+def test_a_process_that_is_yet_to_be_forked_does_not_run_and_its_time_has_not_begun(tmp_path: Path) -> None:
+    """The fork server may compile kernels for minutes on a busy machine: no process is late meanwhile."""
+    held: list[tuple[Sequence[str], Mapping[str, str], Path, Sequence[int] | None]] = []
+
+    def hold(*arguments: Any) -> Started:
+        held.append(arguments)
+        return forked
+
+    forked = Forked()
+    command = (sys.executable, "-c", SLEEP)
+    processes = JobProcesses(lambda *_: Launch(command, os.environ, "1-abc", hold), tmp_path)
+    processes.create(WORKER, Resources(), now=1.0)
+    (seen,) = processes.observe(100.0)
+    assert seen.state is InstanceState.PENDING
+    forked.process = execute(*held[0])
+    (seen,) = processes.observe(200.0)
+    assert (seen.state, seen.started_at) == (InstanceState.RUNNING, 200.0)
+    (seen,) = processes.observe(300.0)
+    assert seen.started_at == 200.0
+    processes.kill_all()
+
+
+class Forked:
+    """What a starter returns for a process that comes later, if at all."""
+
+    def __init__(self) -> None:
+        self.process: Started | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    def poll(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        unwrap(self.process).send_signal(number)
+
+    def wait(self, timeout: float) -> object:
+        return unwrap(self.process).wait(timeout)
 
 
 def test_a_process_above_its_memory_limit_is_killed_as_by_a_kubelet(make_backend: MakeBackend) -> None:

@@ -23,10 +23,13 @@ class ProcessView:
 
 @dataclass
 class _OwnProcess:
+    """One process. `started_at` is when it was asked for and, once `exists`, when that was first seen."""
+
     process: TetheredProcess
     resources: Resources
     cores: tuple[int, ...] | None
     started_at: float
+    exists: bool
     exit: InstanceExit | None = None
     has_quota: bool = False
 
@@ -58,7 +61,8 @@ class JobProcesses:
         cores = place(resources.cpu_cores, self._loads())
         launch = self._launch_of(instance, resources)
         process = TetheredProcess(launch, instance.member, self._logs / f"{instance.member}.log", cores)
-        self._entries[instance] = _OwnProcess(process, resources, cores, started_at=now)
+        exists = process.pid is not None  # else the server that forks it is still importing what it forks with
+        self._entries[instance] = _OwnProcess(process, resources, cores, now, exists)
 
     def resize(self, instance: InstanceId, resources: Resources) -> None:
         """Gives a running instance other cores and another limit of memory.
@@ -135,6 +139,8 @@ class JobProcesses:
         peak = max(self._peaks.get(instance.member, 0), process.peak_bytes)
         self._peaks[instance.member] = peak
         code = process.exit_code()
+        if not entry.exists and process.pid is not None:
+            entry.exists, entry.started_at = True, now
         if code is not None:
             entry.exit = InstanceExit(process.exit_reason(code), code, at=now, deleted=process.stop_asked)
             self._forget_limit(instance.member)
@@ -151,4 +157,6 @@ class JobProcesses:
 def _state(entry: _OwnProcess) -> InstanceState:
     if entry.exit is not None:
         return InstanceState.EXITED
-    return InstanceState.TERMINATING if entry.process.stop_asked else InstanceState.RUNNING
+    if entry.process.stop_asked:
+        return InstanceState.TERMINATING
+    return InstanceState.RUNNING if entry.exists else InstanceState.PENDING
