@@ -17,6 +17,7 @@ from emberscale_jobmaster.recovery import (
     Rebuilding,
     RollBack,
     choose,
+    names_of,
 )
 from emberscale_jobmaster.state import (
     PREPARATION,
@@ -43,9 +44,9 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
         return state
     if switching(state) is not None:
         return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost while servers change their table"))
-    reason = " and ".join([*(f"ps-{server}" for server in sorted(before)), lost.slot])
     servers = (*sorted(before), lost.index)
-    return recover(state, spec, Failure(servers, f"{reason} {'are' if before else 'is'} lost", is_loss=True))
+    reason = f"{names_of(servers)} {'are' if before else 'is'} lost"
+    return recover(state, spec, Failure(servers, reason, is_loss=True))
 
 
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
