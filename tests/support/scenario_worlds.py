@@ -294,7 +294,7 @@ class KubernetesWorld:
 class _MadeUpProcess:
     """A process that ends at every signal, or when the scenario ends it."""
 
-    pid: int | None = None  # none, so that nobody asks the kernel about it
+    pid: int = 1 << 30  # above all that the kernel gives: nobody's process
     code: int | None = None
 
     def poll(self) -> int | None:
