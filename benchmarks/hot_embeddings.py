@@ -3,48 +3,57 @@
 Whole `emberscale run`s of the example model take turns, on the first two cores. Records are those of the synthetic
 generator, whose power laws are assumptions, or have uniform ids: 26 columns of 100,000 ids each, which batches hardly
 share. A run's rate is over its time of training. Bytes are those that its workers exchange with parameter servers. CPU
-time is that of the whole run, with the start of its processes: a pair differs by some hundredths for no reason, so the
-hundredth that `--mode Auto` may cost on uniform ids takes tens of pairs to be shown.
+time is that of the whole run, with the start of its processes: a pair differs by some hundredths for no reason. So the
+hundredth that `--mode Auto` may cost on uniform ids is that of the estimates, which is in the logs of the workers.
 
 With two workers, rounds have no more batches than the bound on staleness admits, and the bound starts low
 (`stalenessWarmup`). `--warmup 0` has the whole bound from the first batch on; both sides have the same warm-up.
 
-`--lo-mbit` holds the loopback of a network namespace to a bandwidth (root, `unshare`, `ip` and `tc`), and has parameter
-servers listen on TCP: that is what all processes send together, not what a link of each machine carries.
+`--link-mbit` gives every process a network namespace and a link of that bandwidth (root, `unshare`, `nsenter`, `ip` and
+`tc`). Parameter servers then listen on TCP, as on a cluster, where they use Unix sockets otherwise; both sides do.
 """
 
+import json
 import resource
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
+from math import nan
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+import limited_links
+from emberscale_api.job.model import Architecture
 from emberscale_api.pictures import BLUE, GREY
-from over_tcp import OVER_TCP
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, manifest, run, synthesise
 
 ENABLED, AUTO, DISABLED = "Enabled", "Auto", "Disabled"
 SKEWED, UNIFORM = "skewed", "uniform"
 UNIFORM_IDS = 100_000
+SERVERS = 2
 EVALUATION_ROWS = 100_000
 ALLOWED_AUC = 0.0002
 
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of a run, per sample except `rate` (samples/s) and `length` (mean batches of a round)."""
+    """Figures of a run, per sample except `rate` (samples/s) and `length` (mean batches of a round).
+
+    `estimate_seconds` of the `cpu_seconds` went into estimates of what rounds would save.
+    """
 
     rate: float
     bytes: float
     cpu_seconds: float
     length: float
+    estimate_seconds: float
 
 
 def write_uniform(folder: Path, rows: int) -> None:
@@ -62,8 +71,10 @@ def write_uniform(folder: Path, rows: int) -> None:
                 file.write("\t".join(fields) + "\n")
 
 
-def job(data: Path, mode: str, batch: int, workers: int, warmup: int | None, **training: Any) -> dict[str, Any]:
-    """Returns a job with the example model on two parameter servers."""
+def job(
+    data: Path, mode: str, batch: int, workers: int, warmup: int | None, model: str = Architecture.DLRM, **training: Any
+) -> dict[str, Any]:
+    """Returns a job with a model of the example's size on two parameter servers."""
     bound = {} if warmup is None else {"stalenessWarmup": warmup}
     held_out = data / "evaluation.tsv"
     evaluation = {"evaluation": [str(held_out)]} if held_out.exists() else {}
@@ -71,10 +82,11 @@ def job(data: Path, mode: str, batch: int, workers: int, warmup: int | None, **t
         "hot-embeddings",
         {
             "data": {"train": [str(data / "train-*.tsv")], **evaluation},
+            "model": {"architecture": str(model)},
             "training": {"batchSize": batch, **bound, **training},
             "hotEmbeddings": {"mode": mode},
             "sharding": {"heartbeatInterval": "200ms"},  # the precision of the end of training
-            "ps": {"replicas": 2},
+            "ps": {"replicas": SERVERS},
             "worker": {"replicas": workers},
         },
     )
@@ -83,24 +95,24 @@ def job(data: Path, mode: str, batch: int, workers: int, warmup: int | None, **t
 def measure(document: Mapping[str, Any], command: Sequence[str]) -> tuple[Run, dict[str, Any]]:
     """Runs a job; returns its figures, and its summary."""
     before = _cpu_seconds()
-    summary = run(document, command)
+    estimates: list[float] = []
+    summary = run(document, command, look=lambda folder: estimates.append(_estimate_seconds(folder)))
     traffic, samples = summary["traffic"], summary["samples"]
     length = traffic["round_batches"] / traffic["rounds"] if traffic["rounds"] else 1.0
     used = _cpu_seconds() - before
-    return Run(summary["samples_per_second"], traffic["bytes"] / samples, used / samples, length), summary
+    rate, estimated = summary["samples_per_second"], sum(estimates) / samples
+    return Run(rate, traffic["bytes"] / samples, used / samples, length, estimated), summary
+
+
+def _estimate_seconds(folder: Path) -> float:
+    """Returns the CPU time of all estimates of the workers of a run."""
+    lines = (line for log in folder.glob("logs/worker-*.log") for line in log.read_text().splitlines())
+    return sum(float(json.loads(line)["cpu_seconds"]) for line in lines if "rounds_estimated" in line)
 
 
 def _cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _command(mbit: int | None) -> list[str]:
-    pinned = ["taskset", "-c", "0,1"]
-    if mbit is None:
-        return [*pinned, EMBERSCALE]
-    held = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 50ms"
-    return ["unshare", "--net", "sh", "-ec", f'ip link set lo up; {held}; exec "$@"', "sh", *pinned, *OVER_TCP]
 
 
 def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
@@ -123,30 +135,36 @@ def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
 def main() -> None:
     """Measures and reports."""
     parser = arguments(__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="of timed runs; 0: compare only AUC")
     parser.add_argument("--samples", type=int, default=500_000)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--ids", nargs="+", choices=[SKEWED, UNIFORM], default=[SKEWED, UNIFORM])
     parser.add_argument("--mode", choices=[ENABLED, AUTO], default=ENABLED, help="of the side with rounds")
     parser.add_argument("--warmup", type=int, metavar="BATCHES", help="stalenessWarmup of both sides; else its default")
-    parser.add_argument("--lo-mbit", type=int, metavar="MBIT", help="what all processes may send together, a second")
+    parser.add_argument("--link-mbit", type=int, metavar="MBIT", help="of the link of each process, either way")
     parser.add_argument("--seeds", type=int, default=3, help="of the comparison of AUC, on skewed ids; 0: leave it out")
+    models = [str(model) for model in Architecture]
+    parser.add_argument("--models", nargs="+", choices=models, default=models, help="of the comparison of AUC")
     options = parser.parse_args()
-    if options.lo_mbit is not None and not all(map(shutil.which, ("unshare", "ip", "tc"))):
-        parser.error("--lo-mbit needs unshare, ip and tc")
+    if options.link_mbit is not None and (lacking := limited_links.missing()):
+        parser.error(f"--link-mbit needs {lacking}")
     samples, pairs = (200_000, 2) if options.quick else (options.samples, options.pairs)
-    command = _command(options.lo_mbit)
+    command = ["taskset", "-c", "0,1", EMBERSCALE]
     measured: dict[str, list[tuple[Run, Run]]] = {}
     ratios: dict[str, Ratio] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as network:
+        if options.link_mbit is not None:
+            members = {"ps": SERVERS, "worker": max(options.workers)}
+            linked = limited_links.limited_links(Path(folder), members, options.link_mbit)
+            command[3:] = network.enter_context(linked)
         data = {ids: Path(folder, ids) for ids in options.ids}
         if SKEWED in data:
             synthesise(data[SKEWED], samples, "--evaluation-fraction", "0")
         if UNIFORM in data:
             write_uniform(data[UNIFORM], samples)
         cases = [(ids, workers, batch) for ids in data for workers in options.workers for batch in options.batch_sizes]
-        for ids, workers, batch in cases:
+        for ids, workers, batch in cases if pairs else ():
             label = f"{ids}, {workers} workers, B = {batch}"
             for pair in range(pairs):
                 ours, without = (
@@ -158,6 +176,8 @@ def main() -> None:
             together = measured[label]
             cpu = [(ours.cpu_seconds, one.cpu_seconds) for ours, one in together]
             if options.mode == AUTO and ids == UNIFORM:  # rounds save nothing here: the cost of finding out
+                found = [(ours.estimate_seconds, ours.cpu_seconds) for ours, _ in together]
+                ratios[f"CPU time of estimates: {label}"] = Ratio(found, 0.01, "max")
                 ratios[f"CPU time: {label}"] = Ratio(cpu, 1.01, "max")
                 continue
             ratios[f"samples/s: {label}"] = Ratio([(ours.rate, one.rate) for ours, one in together], 1.3, "min")
@@ -175,18 +195,19 @@ def compare_quality(data: Path, samples: int, options: Any, command: Sequence[st
     rows = samples + EVALUATION_ROWS
     synthesise(data, rows, "--evaluation-fraction", str(EVALUATION_ROWS / rows))
     found: dict[str, Ratio] = {}
-    for workers in options.workers:
-        for batch in options.batch_sizes:
-            differences = []
-            for seed in range(options.seeds):
-                ours, without = (
-                    float(measure(job(data, mode, batch, workers, options.warmup, seed=seed), command)[1]["auc"])
-                    for mode in (options.mode, DISABLED)
-                )
-                differences.append(without - ours)
-                say(f"{workers} workers, B = {batch}, seed {seed}: AUC {ours:.5f} against {without:.5f}")
-            label = f"AUC lost / {ALLOWED_AUC:g}: {workers} workers, B = {batch}"
-            found[label] = Ratio([(mean(differences), ALLOWED_AUC)], 1.0, "max")
+    for model, workers, batch in product(options.models, options.workers, options.batch_sizes):
+        label = f"{model}, {workers} workers, B = {batch}"
+        differences = []
+        for seed in range(options.seeds):
+            ours, without = (
+                float(measure(job(data, mode, batch, workers, options.warmup, model, seed=seed), command)[1]["auc"])
+                for mode in (options.mode, DISABLED)
+            )
+            differences.append(without - ours)
+            say(f"{label}, seed {seed}: AUC {ours:.5f} against {without:.5f}")
+        spread = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else nan
+        say(f"{label}: AUC lost {mean(differences):.5f} +- {spread:.5f} (standard error)")
+        found[f"AUC lost / {ALLOWED_AUC:g}: {label}"] = Ratio([(mean(differences), ALLOWED_AUC)], 1.0, "max")
     return found
 
 

@@ -40,19 +40,24 @@ def synthesise(folder: Path, rows: int, *options: str) -> None:
 
 
 def run(
-    job: Mapping[str, Any], emberscale: Sequence[str] = (EMBERSCALE,), environment: Mapping[str, str] | None = None
+    job: Mapping[str, Any],
+    emberscale: Sequence[str] = (EMBERSCALE,),
+    environment: Mapping[str, str] | None = None,
+    look: Callable[[Path], None] = lambda folder: None,
 ) -> dict[str, Any]:
     """Returns the summary of a run by the `emberscale` command of this or of another checkout.
 
-    Raises RuntimeError with the command's errors unless the job is Complete.
+    `look` is called with the folder of the run, which is removed afterwards. Raises RuntimeError with the command's
+    errors unless the job is Complete.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.yaml")
         file.write_text(yaml.safe_dump(dict(job)))
         command = [*emberscale, "run", str(file), "--workdir", f"{folder}/run", "--output", "json"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        look(Path(folder, "run"))
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
 

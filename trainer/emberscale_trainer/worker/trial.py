@@ -1,5 +1,6 @@
 """An estimate of what rounds would save, from batches that are trained one by one."""
 
+import time
 from collections.abc import Callable
 
 import structlog
@@ -50,6 +51,7 @@ class RoundTrial:
 
         `plan_round` may raise RequestTooLargeError, which stands for a round that does not fit into a frame.
         """
+        began = time.thread_time()
         longest, length = self._lengths.longest(len(self._batches)), _LEAST
         found: RoundSize | None = None
         while length <= longest:
@@ -80,6 +82,7 @@ class RoundTrial:
                 pays=pays,
                 bytes=found.bytes,
                 single_bytes=found.single_bytes,
+                cpu_seconds=time.thread_time() - began,
             )
         elif self._lacks_room and len(self._batches) < _LEAST:
             self._lengths.lacks_room(self._needed)
