@@ -226,13 +226,13 @@ def test_a_shown_password_is_told_from_one_that_stays_in_the_shell(command: str,
 
 
 def admits(policy: dict[str, Any], pod: dict[str, str], namespace: dict[str, str]) -> bool:
-    """Whether a policy in the namespace `system` admits a pod with these labels from a namespace with those labels."""
+    """Whether a policy admits a pod with these labels from a namespace with those labels."""
     return any(
         matches(peer.get("podSelector", {}), pod)
         and (
             matches(peer["namespaceSelector"], namespace)
             if "namespaceSelector" in peer
-            else namespace["kubernetes.io/metadata.name"] == "system"
+            else namespace["kubernetes.io/metadata.name"] == policy["metadata"]["namespace"]
         )
         for rule in policy["spec"]["ingress"]
         for peer in rule.get("from", ())
@@ -269,6 +269,33 @@ def test_the_operator_may_tell_the_brain_which_jobs_are_gone() -> None:
     templates = [one["spec"]["template"] for one in of_kind(documents, "Deployment")]
     (operator,) = (one for one in templates if one["spec"]["containers"][0]["name"] == "operator")
     assert admits(policy, operator["metadata"]["labels"], {"kubernetes.io/metadata.name": "system"})
+
+
+def test_only_its_namespace_and_the_operator_reach_a_job_and_prometheus_its_metrics() -> None:
+    documents = render(
+        "networkPolicy.enabled=true",
+        "operator.watchNamespaces={ads,search}",
+        "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring",
+    )
+    policies = [one for one in of_kind(documents, "NetworkPolicy") if one["metadata"]["name"].endswith("jobs")]
+    assert [one["metadata"]["namespace"] for one in policies] == ["ads", "search"]
+    (operator,) = (
+        one["spec"]["template"]["metadata"]["labels"]
+        for one in of_kind(documents, "Deployment")
+        if one["metadata"]["name"].endswith("operator")
+    )
+    member = {"emberscale.io/role": "worker", "emberscale.io/job-name": "job"}
+    places = ("ads", "search", "system", "monitoring", "foreign")
+    reached = {
+        (place, number)
+        for place in places
+        for number, labels in enumerate((member, operator))
+        if admits(policies[0], labels, {"kubernetes.io/metadata.name": place, "team": place})
+    }
+    assert reached == {("ads", 0), ("ads", 1), ("system", 1), ("monitoring", 0), ("monitoring", 1)}
+    (limited,) = (rule for rule in policies[0]["spec"]["ingress"] if "ports" in rule)
+    assert limited["ports"] == [{"port": "metrics"}]
+    assert limited["from"] == [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]
 
 
 def test_a_redis_of_ones_own_replaces_the_bundled_one() -> None:
