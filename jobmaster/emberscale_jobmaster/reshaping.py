@@ -9,7 +9,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.running import ScalingStep
-from emberscale_api.readable import bytes_text, duration_text
+from emberscale_api.readable import bytes_text
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, describe_change
 from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 
@@ -50,7 +50,7 @@ def note_copied(state: JobState, servers: int, copied_bytes: int, rounds: int, s
 
 def note_switched(state: JobState, servers: int, version: int, paused: float, seconds: float) -> JobState:
     """Notes for how long pushes waited, and that the new routing table is in force."""
-    held = with_step(state.scaling, "HeldPushes", f"pushes waited for {duration_text(paused)}", paused)
+    held = with_step(state.scaling, "HeldPushes", "pushes waited for their new owners", paused)
     message = f"rows are on {servers} parameter servers, by routing table {version}"
     return with_scaling(state, with_step(held, "SwitchedServers", message, seconds))
 

@@ -63,7 +63,7 @@ def test_a_run_is_scaled_up_and_down_without_a_stop_and_resumed_with_its_numbers
     one = "scaling: S of rows went to N parameter servers in N rounds (T)"
     switched = [
         one,
-        "scaling: pushes waited for T (T)",
+        "scaling: pushes waited for their new owners (T)",
         "scaling: rows are on N parameter servers, by routing table N (T)",
     ]
     planned = "scaling: PS N -> N: the manifest was edited"
