@@ -199,7 +199,7 @@ class PlainProgress:
         self._print(f"{duration_text(snapshot.seconds):>8}  {_plain_line(snapshot)}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print(line, markup=False, emoji=False, soft_wrap=True)
 
 
 def _plain_line(snapshot: RunView) -> str:
@@ -293,7 +293,7 @@ class NotebookProgress(RedrawnProgress):
 
 def as_html(view: RenderableType) -> str:
     """Renders, as HTML, what a terminal would show."""
-    console = Console(record=True, file=StringIO(), width=_WIDTH, force_terminal=True, force_jupyter=False)
+    console = Console(record=True, emoji=False, file=StringIO(), width=_WIDTH, force_terminal=True, force_jupyter=False)
     console.print(view)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: normal">{code}</pre>')
 
@@ -301,7 +301,7 @@ def as_html(view: RenderableType) -> str:
 @contextmanager
 def open_progress(name: str) -> Iterator[PlainProgress | RedrawnProgress]:
     """Shows progress where people see it: in the notebook's cell, or on stderr."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     if console.is_jupyter:
         yield NotebookProgress(name)
         return

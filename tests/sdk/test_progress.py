@@ -86,6 +86,12 @@ def test_what_is_not_known_is_not_shown() -> None:
     assert "%" not in line
 
 
+def test_the_place_of_a_malformed_record_is_shown_as_it_is() -> None:
+    message = "[a]/b.csv:100: price is 'abc', not a number"
+    (line,) = plain(snapshot(JobStatus(phase=JobPhase.FAILED, message=message)))
+    assert message in line
+
+
 @pytest.mark.parametrize(
     ("ended", "told"),
     [

@@ -77,7 +77,7 @@ def _print(report: AuditReport, status: RunStatus) -> None:
         table.add_row(name, *_columns(report, counts))
     table.add_section()
     table.add_row("all", *_columns(report, report.total), style="bold")
-    console = Console()
+    console = Console(emoji=False)
     console.print(table)
     if (origin := report.origin) is not None:
         console.print(

@@ -124,7 +124,7 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
         documents = [{"place": one.place, "checkpoints": [_document(entry) for entry in one.entries]} for one in found]
         typer.echo(json.dumps(documents, indent=2))
         return
-    console = Console()
+    console = Console(emoji=False)
     for one in found:
         # narrow, for terminals of 80 columns: without a frame, and with what is wrong below
         table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -149,7 +149,7 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps({**_document(entry), "tables": [vars(table) for table in tables]}, indent=2))
         return
-    console = Console()
+    console = Console(emoji=False)
     facts = Table(title=storage.folder.uri_of(manifest), title_justify="left", show_header=False)
     for name, value in (
         ("job", f"{manifest.job.metadata.name} ({manifest.job_uid})"),
@@ -228,7 +228,7 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
     table = Table("", *(storage.folder.uri_of(one) for storage, one in zip(storages, chosen, strict=True)))
     for name, values in (fields | figures).items():
         table.add_row(name, *("-" if value is None else str(value) for value in values))
-    Console().print(table)
+    Console(emoji=False).print(table)
 
 
 @checkpoints_app.command(help=PRUNE_HELP)

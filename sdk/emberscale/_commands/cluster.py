@@ -43,10 +43,10 @@ def status(
         client = _client(namespace)
         found = client.status(name)
         if watch:
-            with Live(render(name, found), console=Console(stderr=output is Output.JSON)) as live:
+            with Live(render(name, found), console=Console(stderr=output is Output.JSON, emoji=False)) as live:
                 found = client.wait(name, observer=lambda latest: live.update(render(name, latest)))
         elif output is Output.TEXT:
-            Console().print(render(name, found))
+            Console(emoji=False).print(render(name, found))
         if output is Output.JSON:
             typer.echo(found.model_dump_json(by_alias=True, exclude_none=True))
     raise typer.Exit(1 if found.phase is JobPhase.FAILED else 0)

@@ -57,7 +57,7 @@ def compare(
         named = [{"path": str(run.paths.root), "name": run.name, "phase": run.summary["phase"]} for run in finished]
         typer.echo(finite_json({"runs": named, "manifest": fields, "figures": figures, "plot": str(plot)}))
         return
-    console = Console()
+    console = Console(emoji=False)
     console.print(_manifest_table(labels, fields) if fields else "The manifests are the same.")
     console.print(_figures_table(labels, figures))
     console.print(f"picture: {plot}")

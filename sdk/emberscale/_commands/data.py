@@ -131,7 +131,7 @@ def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
             _score(measured["teacher_auc"]),
             _score(measured["teacher_log_loss"]),
         )
-    Console().print(table)
+    Console(emoji=False).print(table)
 
 
 def _score(value: Any) -> str:
@@ -195,7 +195,7 @@ def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSu
 
 
 def _show_summary(summary: "DataSummary", id_format: str) -> None:
-    console = Console()
+    console = Console(emoji=False)
     files = _table("file", "bytes", "records")
     for file in summary.files:
         files.add_row(file.uri, f"{file.bytes:,}", f"{file.records:,}")

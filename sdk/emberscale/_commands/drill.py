@@ -108,7 +108,7 @@ def drill(
     if output is Output.JSON:
         typer.echo(json.dumps(dataclasses.asdict(told) | {"passed": told.passed}))
     else:
-        Console().print(_table(job, told))
+        Console(emoji=False).print(_table(job, told))
     raise typer.Exit(0 if told.passed else 1)
 
 

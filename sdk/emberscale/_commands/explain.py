@@ -41,7 +41,7 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
     """Shows what a manifest resolves to."""
     with bad_input_exits():
         job = load_manifest(file, overrides or ())
-    console = Console()
+    console = Console(emoji=False)
     text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))

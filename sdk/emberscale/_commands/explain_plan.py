@@ -75,7 +75,7 @@ def explain_plan(
         document = MessageToDict(explanation, preserving_proto_field_name=True)
         typer.echo(finite_json({**document, "hot_embeddings": hot} if hot else document))
     else:
-        console = Console()
+        console = Console(emoji=False)
         for part in plan_report(explanation, job):
             console.print(part)
         for line in hot_in_words(hot):

@@ -74,7 +74,7 @@ def progress_bar(doing: str, *figures: "ProgressColumn", total: float | None = N
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield partial(progress.update, progress.add_task(doing, total=total))

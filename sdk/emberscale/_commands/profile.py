@@ -87,7 +87,7 @@ def _print(measured: "TimeBreakdown", plot: Path) -> None:
     from emberscale._profiling.job_profile import WORKER_THREADS
     from emberscale_api.metrics import WAITS
 
-    console = Console()
+    console = Console(emoji=False)
     table = Table("process", "thread", "stage", title=f"{measured.name}: where the time goes", title_justify="left")
     table.add_column("share of time", justify="right")
     table.add_column("ms a batch", justify="right")

@@ -107,7 +107,7 @@ def end(training: Training, interruption: Interruption, output: Output) -> NoRet
     if output is Output.JSON:
         typer.echo(finite_json(summary.as_document()))
     else:
-        Console().print(summary_table(summary, training.folder))
+        Console(emoji=False, markup=False).print(summary_table(summary, training.folder))
     if interruption.signal is not None and summary.phase not in (RunStatus.COMPLETE, RunStatus.FAILED):
         raise typer.Exit(128 + interruption.signal)
     raise typer.Exit(0 if summary.phase == RunStatus.COMPLETE else 1)

@@ -79,7 +79,7 @@ def simulate(
     if output is Output.JSON:
         typer.echo(json.dumps(as_json(loaded.name, chosen_seeds, summaries), indent=2))
     else:
-        Console().print(_table(loaded.name, summaries))
+        Console(emoji=False).print(_table(loaded.name, summaries))
 
 
 def _run(

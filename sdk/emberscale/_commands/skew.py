@@ -152,7 +152,7 @@ def skew(
         return
     from emberscale._reports.skew_tables import skew_tables
 
-    console = Console()
+    console = Console(emoji=False)
     for part in skew_tables(report, gains):
         console.print(part)
     if plot is not None:
