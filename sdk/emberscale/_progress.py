@@ -156,9 +156,11 @@ def exit_remark(ended: MemberExit) -> str:
     """Describes why a process ended, and names its log."""
     log = f"see logs/{ended.name}.log"
     match ended.reason:
-        case ExitReason.OOM_KILLED if ended.memory_limit is not None and ended.grown is not None:
-            limit, grown = bytes_text(ended.memory_limit), bytes_text(ended.grown)
-            return f"{ended.name} was killed: it used more than its limit of {limit}, now {grown}"
+        case ExitReason.OOM_KILLED if ended.memory_limit is not None:
+            killed = f"{ended.name} was killed: it used more than its limit of {bytes_text(ended.memory_limit)}"
+            if ended.grown is not None and ended.grown > ended.memory_limit:
+                return f"{killed}, now {bytes_text(ended.grown)}"
+            return f"{killed}, and gets no more; {log}"
         case ExitReason.COMPLETED:
             return f"{ended.name} ended before the job did; {log}"
         case ExitReason.KILLED if ended.code == SUPERSEDED_EXIT_CODE:

@@ -221,7 +221,10 @@ def test_the_rest_starts_once_the_jobs_own_store_was_ready() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "code", "told"),
-    [(ExitReason.ERROR, 1, "exit code 1"), (ExitReason.OOM_KILLED, -9, "out of memory")],
+    [
+        (ExitReason.ERROR, 1, "exit code 1; spec.runPolicy.backoffLimit allows 2"),
+        (ExitReason.OOM_KILLED, -9, "out of memory; spec.runPolicy.backoffLimit allows 2; more memory: spec.master."),
+    ],
 )
 def test_a_member_that_keeps_failing_fails_the_job(reason: ExitReason, code: int, told: str) -> None:
     standing = TRAINING

@@ -100,6 +100,8 @@ def test_the_place_of_a_malformed_record_is_shown_as_it_is() -> None:
         (MemberExit("ps-0", ExitReason.ERROR, 3, None), "ps-0 failed with exit code 3; see logs/ps-0.log"),
         (MemberExit("ps-0", ExitReason.ERROR, -11, None), "ps-0 failed with SIGSEGV"),
         (MemberExit("ps-0", ExitReason.OOM_KILLED, -9, 1 << 30, 3 << 29), "its limit of 1 GiB, now 1.5 GiB"),
+        (MemberExit("ps-0", ExitReason.OOM_KILLED, -9, 1 << 30, 1 << 30), "its limit of 1 GiB, and gets no more"),
+        (MemberExit("ps-0", ExitReason.OOM_KILLED, -9, 1 << 30), "its limit of 1 GiB, and gets no more"),
         (MemberExit("ps-0", ExitReason.COMPLETED, 0, None), "ps-0 ended before the job did"),
     ],
 )

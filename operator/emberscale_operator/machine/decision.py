@@ -29,6 +29,9 @@ from emberscale_operator.machine.standing import JobStanding, MasterReport
 
 _WAITING = "WaitingForMaster"
 _SUSPENDED = "JobSuspended"
+_SIZED = frozenset({Role.MASTER, Role.PS, Role.WORKER})
+"""The roles whose resources the manifest can give."""
+
 _RETOLD_SECONDS = 10.0
 """How often the master is told a new reason why a server does not start."""
 
@@ -200,10 +203,12 @@ def _exceeded(policy: Policy, history: History) -> str:
         is_needed = role is not Role.BRAIN and (role is not Role.REDIS or index == 0)
         if is_needed and lives.faults > policy.backoff_limit and lives.last_exit is not None:
             last = lives.last_exit
-            how = "out of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
+            lacked_memory = last.reason is ExitReason.OOM_KILLED
+            how = "out of memory" if lacked_memory else f"with exit code {last.code}"
+            remedy = f"; more memory: spec.{role}.resources.limits.memory" if lacked_memory and role in _SIZED else ""
             return (
                 f"{role}-{index} failed {lives.faults} times, the last time {how}; "
-                f"spec.runPolicy.backoffLimit allows {policy.backoff_limit}"
+                f"spec.runPolicy.backoffLimit allows {policy.backoff_limit}{remedy}"
             )
     return ""
 
