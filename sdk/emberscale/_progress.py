@@ -60,7 +60,11 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         what = "taking a checkpoint" if _has_rows(after.status) else "there is nothing new to save"
         lines.append(f"stopping: {what}; Ctrl-C again stops at once")
     known = len(before.exits) if before is not None else 0
-    lines.extend(exit_remark(ended) for ended in after.exits[known:] if not ended.disk_is_full)
+    lines.extend(
+        exit_remark(ended)
+        for ended in after.exits[known:]
+        if not ended.disk_is_full and not _is_expected(ended, after.status)
+    )
     full = [number for number, ended in enumerate(after.exits) if ended.disk_is_full]
     if full and full[0] >= known:  # the cause of every such exit, so that it is printed once
         lines.append("the disk of the run's folder is full and processes fail: free some space")
@@ -150,6 +154,12 @@ def step_remark(step: ScalingStep) -> str:
 
 def _changes_shape(old: JobStatus, new: JobStatus) -> bool:
     return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
+
+
+def _is_expected(ended: MemberExit, status: JobStatus | None) -> bool:
+    """Whether a process ended because all is trained: the status that says so may be older than its end."""
+    is_trained = status is not None and status.phase in (JobPhase.SAVING, JobPhase.COMPLETE)
+    return is_trained and ended.reason is ExitReason.COMPLETED
 
 
 def exit_remark(ended: MemberExit) -> str:

@@ -112,6 +112,23 @@ def test_an_end_is_told_once_with_its_cause(ended: MemberExit, told: str) -> Non
     assert remarks(after, after) == []
 
 
+@pytest.mark.parametrize(
+    ("phase", "reason", "is_told"),
+    [
+        (JobPhase.SAVING, ExitReason.COMPLETED, False),
+        (JobPhase.COMPLETE, ExitReason.COMPLETED, False),
+        (JobPhase.TRAINING, ExitReason.COMPLETED, True),
+        (JobPhase.SAVING, ExitReason.ERROR, True),
+    ],
+)
+def test_the_end_of_a_process_is_no_news_once_all_is_trained(
+    phase: JobPhase, reason: ExitReason, is_told: bool
+) -> None:
+    before = snapshot(training(phase=phase))
+    after = snapshot(training(phase=phase), exits=(MemberExit("worker-1", reason, 0, None),))
+    assert bool(remarks(before, after)) == is_told
+
+
 def test_a_full_disk_is_told_once_in_the_place_of_all_that_fails_by_it() -> None:
     failed = MemberExit("redis-0", ExitReason.ERROR, 1, None, disk_is_full=True)
     once, thrice = snapshot(training(), exits=(failed,)), snapshot(training(), exits=(failed, failed, failed))
