@@ -287,7 +287,10 @@ def test_files_that_are_not_the_runs_outlive_it(root: Path, job: TrainingJob) ->
 
 
 def test_two_runs_never_share_a_folder(root: Path, job: TrainingJob) -> None:
-    with open_run(root, job, resume=False, overwrite=False), pytest.raises(InvalidError, match="in use by another"):
+    with (
+        open_run(root, job, resume=False, overwrite=False),
+        pytest.raises(InvalidError, match="name another folder"),
+    ):
         begin(root, job, overwrite=True)
 
 

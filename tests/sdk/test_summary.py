@@ -59,6 +59,15 @@ def test_what_became_of_ids_is_told_where_not_all_have_rows() -> None:
     assert "3,007 admitted   2 evicted   1 push only counted" in printed(status).replace("  \n", "")
 
 
+@pytest.mark.parametrize("saved", [8, 10])
+def test_a_run_that_can_be_resumed_says_how(saved: int) -> None:
+    outcome = RunOutcome(JobPhase.SUSPENDED, "Suspended", "", JobStatus(samples=10), {}, {})
+    summary = replace(summarize("toy", outcome, 1.0), checkpoint="00000007", checkpoint_samples=saved)
+    written = io.StringIO()
+    Console(file=written, width=200).print(summary_table(summary, Path("runs/toy")))
+    assert f"{saved} in checkpoint 00000007, from which --resume continues" in written.getvalue()
+
+
 def test_rounds_are_told_where_there_were_some() -> None:
     assert "rounds" not in printed(JobStatus(traffic=Traffic(bytes=900)))
     traffic = Traffic(bytes=900, rounds=3, round_batches=48, round_bytes=410, single_bytes=1000)

@@ -62,7 +62,7 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
     if summary.origin is not None:
         lines.append(("started from", f"{summary.origin['checkpoint']}, {summary.origin['samples']:,} samples"))
-    if summary.phase != RunStatus.COMPLETE and summary.checkpoint_samples not in (None, summary.samples):
+    if summary.phase != RunStatus.COMPLETE and summary.checkpoint_samples is not None:
         kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume continues"
         lines.append(("saved", kept))
     where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"

@@ -195,7 +195,9 @@ def _lock(root: Path) -> int:
     while not try_lock(descriptor):
         if time.monotonic() >= deadline:
             os.close(descriptor)
-            raise InvalidError(f"--workdir: {root} is in use by another `emberscale run`")
+            raise InvalidError(
+                f"--workdir: {root} is in use by another `emberscale run`: wait until it ends, or name another folder"
+            )
         time.sleep(0.02)
     return descriptor
 
