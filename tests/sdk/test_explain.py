@@ -29,6 +29,8 @@ def test_every_process_is_listed_with_its_resources() -> None:
     rows = {line.split()[1]: line.split() for line in printed.splitlines() if line.startswith("│")}
     assert {"redis-0", "master-0", "ps-0", "ps-1", "ps-2", "worker-0", "worker-1"} <= rows.keys()
     assert rows["ps-2"][3:6] == ["1", "│", "2"]
+    assert "1 GiB of flash checkpoints" in " ".join(rows["redis-1"])
+    assert "redis-1" not in explain("--set", "spec.checkpoint.flash.mode=Disabled")
 
 
 def test_how_long_a_server_may_take_to_leave_follows_from_its_memory() -> None:

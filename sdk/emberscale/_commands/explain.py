@@ -12,6 +12,7 @@ from rich.table import Table
 from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale_api.job import (
     DataContinuation,
+    FlashMode,
     InitializerType,
     RoleSpec,
     TableSpec,
@@ -99,6 +100,9 @@ def processes_of(job: TrainingJob) -> Table:
     spec, planned = job.spec, job.spec.leaves_replicas_open
     table = Table("process", "CPU cores", "memory limit", title="Processes", title_justify="left")
     table.add_row("redis-0", "any", "none")
+    flash = spec.checkpoint.flash
+    if flash.mode is not FlashMode.DISABLED:
+        table.add_row("redis-1", "any", f"{bytes_text(flash.bytes_limit)} of flash checkpoints")
     if planned:
         table.add_row("brain-0", "any", "none")
         table.caption = "planned: chosen by the brain within the bounds, and adjusted while the job trains"
