@@ -1,7 +1,7 @@
 """Parameter servers that move rows between them, over real sockets and without a master."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +96,9 @@ class Gate:
         """Waits until the gate is open."""
         self.stopped.set()
         assert self.open.wait(SECONDS)
+
+    def presume_lost(self, servers: Collection[int]) -> None:
+        """Waits for no server."""
 
 
 class MovingServer:

@@ -17,7 +17,7 @@ Lock order: the lock of the state, then the lock of a group.
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -87,6 +87,7 @@ class Group:
         self.state = state
         self._totals = totals
         self._withdraws = False  # deltas from now on may take rows out of the parity
+        self._presumed_lost: frozenset[int] = frozenset()
         self._parted_at: float | None = None
         self._problem = ""
         self._sends_no_more = threading.Event()
@@ -220,17 +221,23 @@ class Group:
         for member in self.core.holders:
             self._senders[member].send_queued()
 
-    def _await(self, number: int) -> None:
-        for member in self.core.waits_for(number, self._acknowledged()):
+    def _await(self, number: int, *, presumed_lost: bool = True) -> None:
+        """Waits for all live holders, or for all that are not even presumed lost."""
+
+        def waiting() -> tuple[int, ...]:
+            passed = frozenset[int]() if presumed_lost else self._presumed_lost
+            return tuple(one for one in self.core.waits_for(number, self._acknowledged()) if one not in passed)
+
+        for member in waiting():
             self._senders[member].send_queued()
-        while waits_for := self.core.waits_for(number, self._acknowledged()):
+        while waits_for := waiting():
             try:
                 self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
             except TimeoutError:
                 continue
             except StreamLostError:  # the holder is lost, or has declared this server lost: the master decides
                 with self.changed:
-                    if waits_for[0] in self.core.waits_for(number, self._acknowledged()):
+                    if waits_for[0] in waiting():
                         self.changed.wait(_WAIT_SECONDS)
 
     def end(self) -> None:
@@ -244,16 +251,29 @@ class Group:
             sender.close()
 
     def catch_up(self) -> None:
-        """Sends pending changes if they are large, and waits as `await_holders` does."""
-        if self.log.pending_bytes >= _FILL_BYTES:
-            self._flush()
+        """Sends pending changes if they are large, and waits as `await_holders` does, but for nobody presumed lost."""
+        if self.log.pending_bytes >= _FILL_BYTES and self._send_pending():
+            self._await(self.core.put_count, presumed_lost=False)
+
+    def presume_lost(self, servers: Collection[int]) -> None:
+        """Has `catch_up` no longer wait for these servers, by index.
+
+        The master is about to have their rows rebuilt. Some may be coming here, and wait until rows of an earlier move
+        are removed from their buckets; the removal must not wait in turn for a server that is gone.
+        """
+        with self.changed:
+            self._presumed_lost = frozenset(member for member, one in enumerate(self.members) if one in servers)
+            self.changed.notify_all()
 
     def _flush(self) -> None:
-        """Sends pending changes; leaves them for later if memory is short."""
+        """Sends pending changes, and waits as `await_holders` does; leaves them for later if memory is short."""
+        if self._send_pending():
+            self.await_holders()
+
+    def _send_pending(self) -> bool:
+        """Sends pending changes; returns False if there are none to send, or no memory for it."""
         with self.state.lock:
-            if not self.core.is_filling or not self._has_pending() or not self._try_to_send():
-                return
-        self.await_holders()
+            return self.core.is_filling and self._has_pending() and self._try_to_send()
 
     def _has_pending(self) -> bool:
         return bool(self.log.pending_bytes) or self._lag.has_gathered

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -53,6 +53,9 @@ class Protector(Protocol):
 
     def catch_up(self) -> None:
         """Waits until most changes without a push are safe. The lock is not held."""
+
+    def presume_lost(self, servers: Collection[int]) -> None:
+        """Has `catch_up` no longer wait for these servers, by index, as their rows are about to be rebuilt."""
 
     def end(self) -> None:
         """Ends the protection: the rows are no longer served, or protected by something else. The lock is held."""
@@ -421,6 +424,8 @@ class ServerState:
                 if self._tables is not None and not self.core.serving:
                     self._drop_rows()
                 self._retirement.hurry(transfer.gained)
+                if self._protector is not None:
+                    self._protector.presume_lost(lost)
                 self._changed.notify_all()  # whoever waits for the move before
             return transfer
 

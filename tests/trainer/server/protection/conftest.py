@@ -185,20 +185,24 @@ class Servers:
         self.protect()
         return rebuilt
 
+    def without(self, *lost: int) -> RoutingTable:
+        """Returns the next table, in which the others own what these servers do."""
+        before = self.table
+        others = cycle(server.index for server in self.left if server.index not in lost)
+        return replace(
+            before,
+            version=before.version + 1,
+            bucket_owners=tuple(next(others) if owner in lost else owner for owner in before.bucket_owners),
+            piece_owners=tuple(next(others) if owner in lost else owner for owner in before.piece_owners),
+        )
+
     def copy_to_survivors(self, number: int, *lost: int) -> tuple[RoutingTable, list[CopyProgress]]:
         """Loses servers, and rebuilds them for the others by a move of this number, which is left before its switch.
 
         Returns the table of the move, and what each of the others reports.
         """
+        before, after = self.table, self.without(*lost)
         self.gone |= {*lost}
-        before = self.table
-        survivors = cycle(server.index for server in self.left)
-        after = replace(
-            before,
-            version=before.version + 1,
-            bucket_owners=tuple(next(survivors) if owner in lost else owner for owner in before.bucket_owners),
-            piece_owners=tuple(next(survivors) if owner in lost else owner for owner in before.piece_owners),
-        )
         for server in self.left:
             self._prepare(server, number, before.version, after, lost)
             assert server.state.prepared(number, SECONDS)

@@ -12,7 +12,11 @@ from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server import parity_group
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.lag import LagBound
-from moves import TABLES, Batch, await_removal
+from emberscale_trainer.stream import Item, ItemKind, StreamSender
+from emberscale_trainer.table import keys_of
+from moves import SECONDS, TABLES, Batch, await_removal
+from snapshots import all_rows
+from waiting import noted_call
 
 
 def test_survivors_have_the_rows_of_a_lost_server_to_the_bit(make_servers: Callable[..., Servers]) -> None:
@@ -64,6 +68,33 @@ def test_successors_get_rows_that_the_others_failed_to_adopt(
     servers.switch(joined, table, 3, rebuilt[0])
     servers.check()
     assert set(servers.push(servers.batch())) == {Status.OK}
+    servers.check()
+
+
+def test_rows_that_an_undone_move_has_brought_are_removed_without_the_lost_server_and_then_adopted(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gave its rows away as it died, so the others remove those that they adopt next."""
+    monkeypatch.setattr(parity_group, "_FILL_BYTES", 256)  # a removal soon waits for the holders of parity
+    monkeypatch.setattr(parity_group, "_WAIT_SECONDS", 0.1)
+    waits = noted_call(monkeypatch, StreamSender, "reach", thread="retire")
+    servers = make_servers(3)
+    servers.protect()
+    for _ in range(5):
+        servers.push(servers.batch())
+    table = servers.without(1)
+    left = [servers.serving[0], servers.serving[2]]
+    for server in left:
+        gained = server.state.prepare(1, servers.table.version, table, server.index).gained
+        for number in range(TABLES):
+            rows = all_rows(servers.twins[1], number)
+            server.state.receive(1, Item(ItemKind.ROWS, number, rows[gained.among(keys_of(rows), False)]))
+    with servers.serving[1].state.lock:
+        servers.serving[1].state.protect_by(None)  # the process ends
+    for server in left:
+        server.state.abandon(1)
+    assert waits.wait(SECONDS)
+    servers.adopt(1)
     servers.check()
 
 
