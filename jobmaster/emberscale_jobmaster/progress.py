@@ -85,6 +85,9 @@ def complete(state: JobState) -> JobState:
 def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Discards the servers' rows: all leases end, and the servers are assigned again.
 
+    Forgets that a checkpoint has failed: often a lost server was the reason, and nobody tries it again soon. The next
+    one is due an interval after the servers have loaded, and the status would tell of the trouble until then.
+
     The ledger stays, without leases, until the state that the servers restore is known. A pending target with fewer
     servers takes effect at once, since there are no rows to move, and nobody may start the other servers any more.
     """
@@ -99,7 +102,7 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
         next_version=state.next_version + 1,
         chain=Chain(),
         parity_group=ParityGroup(),
-    )
+    ).untroubled(CheckpointPurpose.PERIODIC, CheckpointPurpose.PRIORITY)
     if state.stage in PREPARATION or state.stage is Stage.READY:
         return state
     if state.stage is Stage.TRAIN:
