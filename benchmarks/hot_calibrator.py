@@ -164,7 +164,7 @@ def draw(
         times.set(title="Figures 8 and 9: times faster", xlabel="x")
         times.legend()
         shown = [point for point in points if point.counted]
-        error.axhspan(-0.1, 0.1, color=PALE_GREY, label="paper: within 10%")
+        error.axhspan(-0.1, 0.1, color=PALE_GREY, label="paper: chunks within 10%")
         error.errorbar(
             [point.threshold for point in shown],
             [point.estimated.mean / point.counted - 1 for point in shown],
