@@ -11,7 +11,8 @@ or with parity once all rows are protected, a server is killed by SIGKILL. Times
 
 `parity, adopted` is a job whose lost server has no successor: the process that starts others, and notices their ends,
 is stopped before the kill. The loss is noticed after the lease timeout, and 3 s later the others adopt the rows. ECRM
-(section 4.5) regains progress 10.3 times faster than from checkpoints. `--sizes` measures parity over the size.
+(section 4) recovers a server up to 10.3 times faster than checkpoints do on average, counted until all its rows are
+back; the ratio here counts only until the first batch. `--sizes` measures parity over the size.
 """
 
 import statistics

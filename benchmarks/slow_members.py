@@ -9,7 +9,7 @@ so many samples more. Contenders, in turns:
 * Restart: such a master, and after as long as the product takes to find the member, the job is interrupted, which
   writes a checkpoint, and resumed, with fresh processes.
 
-As in DLRover-RM section 7 the process is slow, not its machine: one that replaces it is not held back. The paper's
+As in DLRover-RM section 6.2 the process is slow, not its machine: one that replaces it is not held back. The paper's
 pods take minutes to start and its checkpoints minutes to write, here both take seconds, so a restart costs less here.
 The longer the job, the closer each ratio comes to that of the rates: a job that lasts only seconds gains nothing from
 a member that is found after ten. A contender that is not done after `--cap` seconds is extrapolated from its rate over
