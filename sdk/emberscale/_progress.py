@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from emberscale._console import open_console
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
@@ -305,7 +306,7 @@ class NotebookProgress(RedrawnProgress):
 
 def as_html(view: RenderableType) -> str:
     """Renders, as HTML, what a terminal would show."""
-    console = Console(record=True, emoji=False, file=StringIO(), width=_WIDTH, force_terminal=True, force_jupyter=False)
+    console = open_console(record=True, file=StringIO(), width=_WIDTH, force_terminal=True, force_jupyter=False)
     console.print(view)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: normal">{code}</pre>')
 
@@ -313,7 +314,7 @@ def as_html(view: RenderableType) -> str:
 @contextmanager
 def open_progress(name: str) -> Iterator[PlainProgress | RedrawnProgress]:
     """Shows progress where people see it: in the notebook's cell, or on stderr."""
-    console = Console(stderr=True, highlight=False, emoji=False)
+    console = open_console(stderr=True, highlight=False)
     if console.is_jupyter:
         yield NotebookProgress(name)
         return

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import open_console
 from emberscale._run.audit import AuditReport, Counts
 from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, read_record
@@ -77,7 +77,7 @@ def _print(report: AuditReport, status: RunStatus) -> None:
         table.add_row(name, *_columns(report, counts))
     table.add_section()
     table.add_row("all", *_columns(report, report.total), style="bold")
-    console = Console(emoji=False)
+    console = open_console()
     console.print(table)
     if (origin := report.origin) is not None:
         console.print(

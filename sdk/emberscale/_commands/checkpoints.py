@@ -7,12 +7,12 @@ from datetime import UTC
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emberscale._commands import restore
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
+from emberscale._console import open_console
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
 from emberscale._run.record import located
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
@@ -124,7 +124,7 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
         documents = [{"place": one.place, "checkpoints": [_document(entry) for entry in one.entries]} for one in found]
         typer.echo(json.dumps(documents, indent=2))
         return
-    console = Console(emoji=False)
+    console = open_console()
     for one in found:
         # narrow, for terminals of 80 columns: without a frame, and with what is wrong below
         table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -149,7 +149,7 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps({**_document(entry), "tables": [vars(table) for table in tables]}, indent=2))
         return
-    console = Console(emoji=False)
+    console = open_console()
     facts = Table(title=storage.folder.uri_of(manifest), title_justify="left", show_header=False)
     for name, value in (
         ("job", f"{manifest.job.metadata.name} ({manifest.job_uid})"),
@@ -228,7 +228,7 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
     table = Table("", *(storage.folder.uri_of(one) for storage, one in zip(storages, chosen, strict=True)))
     for name, values in (fields | figures).items():
         table.add_row(name, *("-" if value is None else str(value) for value in values))
-    Console(emoji=False).print(table)
+    open_console().print(table)
 
 
 @checkpoints_app.command(help=PRUNE_HELP)

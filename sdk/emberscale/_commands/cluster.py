@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from emberscale._commands.options import ManifestFile, Namespace, Output, OutputFormat, Overrides, bad_input_exits
+from emberscale._console import open_console
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 from emberscale_api.job.status import RESTING, CheckpointCost, ConditionType, JobPhase, TrainingJobStatus
@@ -43,10 +44,10 @@ def status(
         client = _client(namespace)
         found = client.status(name)
         if watch:
-            with Live(render(name, found), console=Console(stderr=output is Output.JSON, emoji=False)) as live:
+            with Live(render(name, found), console=open_console(stderr=output is Output.JSON)) as live:
                 found = client.wait(name, observer=lambda latest: live.update(render(name, latest)))
         elif output is Output.TEXT:
-            Console(emoji=False).print(render(name, found))
+            open_console().print(render(name, found))
         if output is Output.JSON:
             typer.echo(found.model_dump_json(by_alias=True, exclude_none=True))
     raise typer.Exit(1 if found.phase is JobPhase.FAILED else 0)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import open_console
 from emberscale._reports.comparison import FIGURES, Figure, differing_fields, figures_of, labels_of, read_run
 from emberscale._run.preflight import ensure_writable
 from emberscale._run.summary import finite_json
@@ -57,7 +57,7 @@ def compare(
         named = [{"path": str(run.paths.root), "name": run.name, "phase": run.summary["phase"]} for run in finished]
         typer.echo(finite_json({"runs": named, "manifest": fields, "figures": figures, "plot": str(plot)}))
         return
-    console = Console(emoji=False)
+    console = open_console()
     console.print(_manifest_table(labels, fields) if fields else "The manifests are the same.")
     console.print(_figures_table(labels, figures))
     console.print(f"picture: {plot}")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.table import Table
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar, stages_bar
+from emberscale._console import open_console
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
@@ -131,7 +131,7 @@ def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
             _score(measured["teacher_auc"]),
             _score(measured["teacher_log_loss"]),
         )
-    Console(emoji=False).print(table)
+    open_console().print(table)
 
 
 def _score(value: Any) -> str:
@@ -195,7 +195,7 @@ def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSu
 
 
 def _show_summary(summary: "DataSummary", id_format: str) -> None:
-    console = Console(emoji=False)
+    console = open_console()
     files = _table("file", "bytes", "records")
     for file in summary.files:
         files.add_row(file.uri, f"{file.bytes:,}", f"{file.records:,}")

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from typing import Annotated, Protocol
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from emberscale import _drill
 from emberscale._commands.drain import read_server
 from emberscale._commands.options import Namespace, Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._commands.scale import JobOrRun, folder_of
+from emberscale._console import open_console
 from emberscale._drill import DrillReport, Look
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.readable import duration_text
@@ -108,7 +108,7 @@ def drill(
     if output is Output.JSON:
         typer.echo(json.dumps(dataclasses.asdict(told) | {"passed": told.passed}))
     else:
-        Console(emoji=False).print(_table(job, told))
+        open_console().print(_table(job, told))
     raise typer.Exit(0 if told.passed else 1)
 
 

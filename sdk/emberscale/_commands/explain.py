@@ -5,11 +5,11 @@ from pathlib import Path
 
 import typer
 import yaml
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
 from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
+from emberscale._console import open_console
 from emberscale_api.job import (
     DataContinuation,
     FlashMode,
@@ -42,7 +42,7 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
     """Shows what a manifest resolves to."""
     with bad_input_exits():
         job = load_manifest(file, overrides or ())
-    console = Console(emoji=False)
+    console = open_console()
     text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))

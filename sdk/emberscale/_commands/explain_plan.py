@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import grpc
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.markup import escape
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import open_console
 from emberscale._reports.plan_report import plan_report
 from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
 from emberscale._run.hot import hot_in_words, hot_of_run
@@ -75,7 +75,7 @@ def explain_plan(
         document = MessageToDict(explanation, preserving_proto_field_name=True)
         typer.echo(finite_json({**document, "hot_embeddings": hot} if hot else document))
     else:
-        console = Console(emoji=False)
+        console = open_console()
         for part in plan_report(explanation, job):
             console.print(part)
         for line in hot_in_words(hot):

@@ -71,10 +71,11 @@ def progress_bar(doing: str, *figures: "ProgressColumn", total: float | None = N
     `figures` stand behind the bar: how much is done, and how long the rest takes.
     """
     # the fastest commands show no progress, and rich would take them a tenth of their time
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    console = Console(stderr=True, emoji=False)
+    from emberscale._console import open_console
+
+    console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield partial(progress.update, progress.add_task(doing, total=total))

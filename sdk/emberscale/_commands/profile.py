@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from emberscale._commands.options import (
     paragraphs,
     stages_bar,
 )
+from emberscale._console import open_console
 from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
 from emberscale._run.summary import finite_json
@@ -87,7 +87,7 @@ def _print(measured: "TimeBreakdown", plot: Path) -> None:
     from emberscale._profiling.job_profile import WORKER_THREADS
     from emberscale_api.metrics import WAITS
 
-    console = Console(emoji=False)
+    console = open_console()
     table = Table("process", "thread", "stage", title=f"{measured.name}: where the time goes", title_justify="left")
     table.add_column("share of time", justify="right")
     table.add_column("ms a batch", justify="right")

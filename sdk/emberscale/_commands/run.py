@@ -3,7 +3,6 @@
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from emberscale._commands.options import (
     ManifestFile,
@@ -15,6 +14,7 @@ from emberscale._commands.options import (
     bad_input_exits,
     paragraphs,
 )
+from emberscale._console import open_console
 from emberscale._reports.summary_table import summary_table
 from emberscale._run.brain_choice import BrainCaFile, BrainOption, BrainSettings, BrainTokenFile, choose_brain
 from emberscale._run.interruption import Interruption
@@ -107,7 +107,7 @@ def end(training: Training, interruption: Interruption, output: Output) -> NoRet
     if output is Output.JSON:
         typer.echo(finite_json(summary.as_document()))
     else:
-        Console(emoji=False, markup=False).print(summary_table(summary, training.folder))
+        open_console(markup=False).print(summary_table(summary, training.folder))
     if interruption.signal is not None and summary.phase not in (RunStatus.COMPLETE, RunStatus.FAILED):
         raise typer.Exit(128 + interruption.signal)
     raise typer.Exit(0 if summary.phase == RunStatus.COMPLETE else 1)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
+from emberscale._console import open_console
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.readable import count_text
 
@@ -79,7 +79,7 @@ def simulate(
     if output is Output.JSON:
         typer.echo(json.dumps(as_json(loaded.name, chosen_seeds, summaries), indent=2))
     else:
-        Console(emoji=False).print(_table(loaded.name, summaries))
+        open_console().print(_table(loaded.name, summaries))
 
 
 def _run(

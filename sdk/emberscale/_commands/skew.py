@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import TimeRemainingColumn
 
 from emberscale._commands.layout import LayoutOptions, layout_of, with_layout_options
@@ -19,6 +18,7 @@ from emberscale._commands.options import (
     paragraphs,
     stages_bar,
 )
+from emberscale._console import open_console
 from emberscale._run.preflight import check_data, ensure_writable
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
@@ -152,7 +152,7 @@ def skew(
         return
     from emberscale._reports.skew_tables import skew_tables
 
-    console = Console(emoji=False)
+    console = open_console()
     for part in skew_tables(report, gains):
         console.print(part)
     if plot is not None:
