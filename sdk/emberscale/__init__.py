@@ -5,7 +5,8 @@ jobs on a cluster; it needs `emberscale[client]`. A name is imported when it is 
 neither torch nor the seconds that importing it takes.
 
 Private: `_start`, `_cli` and `_commands` are the command line; `_training` (with `_run`), `_profiling`, `_serving` and
-`_drill` do what it asks for on this machine, and `_client` on a cluster; `_progress`, `_reports` and `_console` show it.
+`_drill` do what it asks for on this machine, and `_client` on a cluster; `_progress`, `_reports` and `_console` show
+it.
 """
 
 from importlib import import_module
