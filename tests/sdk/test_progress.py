@@ -22,8 +22,9 @@ def snapshot(
     seconds: float = 1.0,
     exits: tuple[MemberExit, ...] = (),
     suspending: bool = False,
+    unforked: tuple[str, ...] = (),
 ) -> RunView:
-    return RunView(seconds, status, (), {"worker": len(exits)}, exits, suspending)
+    return RunView(seconds, status, (), {"worker": len(exits)}, exits, suspending, unforked)
 
 
 def training(samples: int = 500, **fields: Any) -> JobStatus:
@@ -127,6 +128,13 @@ def test_the_end_of_a_process_is_no_news_once_all_is_trained(
     before = snapshot(training(phase=phase))
     after = snapshot(training(phase=phase), exits=(MemberExit("worker-1", reason, 0, None),))
     assert bool(remarks(before, after)) == is_told
+
+
+def test_a_start_that_takes_long_says_once_what_it_waits_for() -> None:
+    views = [snapshot(seconds=seconds, unforked=("ps-0", "ps-1")) for seconds in (9.0, 10.0, 30.0)]
+    started = snapshot(seconds=31.0)
+    (told,) = [line for before, after in pairwise([*views, started]) for line in remarks(before, after)]
+    assert told.startswith("ps-0, ps-1: ")
 
 
 def test_a_full_disk_is_told_once_in_the_place_of_all_that_fails_by_it() -> None:

@@ -210,6 +210,7 @@ class LocalBackend:
             restarts=_restarts(self._standing.history),
             exits=tuple(self._exits.values()),
             suspending=self._stop.suspend,
+            unforked=self._processes.unforked(),
         )
 
 

@@ -113,6 +113,11 @@ class JobProcesses:
             if (pid := entry.process.pid) is not None
         )
 
+    def unforked(self) -> tuple[str, ...]:
+        """Returns the members whose process is yet to be forked, as of the last observation."""
+        pending = (instance for instance, entry in self._entries.items() if _state(entry) is InstanceState.PENDING)
+        return tuple(instance.member for instance in sorted(pending))
+
     def peak_memory(self) -> dict[str, int]:
         """The most resident bytes of each member over all its incarnations."""
         return dict(self._peaks)

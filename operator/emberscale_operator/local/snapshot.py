@@ -28,7 +28,8 @@ class MemberExit:
 class RunView:
     """What is known of the running job, `seconds` after its start.
 
-    `status` is None until the master was reached; `exits` are all since the start, `restarts` by role.
+    `status` is None until the master was reached; `exits` are all since the start, `restarts` by role. `unforked` names
+    the members that wait for the fork server, which first imports what they need, and compiles it if that is new.
     """
 
     seconds: float
@@ -37,6 +38,7 @@ class RunView:
     restarts: Mapping[str, int]
     exits: tuple[MemberExit, ...]
     suspending: bool
+    unforked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
