@@ -15,6 +15,9 @@ and step rows by row-wise Adagrad, as ours does:
 * one process with two threads whose tables are FBGEMM's table-batched embeddings with fused row-wise Adagrad, which is
   what TorchRec runs on CPUs (`pip install '.[benchmarks]'`; left out where it is not installed).
 
+They run in eager mode. With all but the tables compiled by `torch.compile`, they trained 0.84 to 1.08 times as fast, as
+nine pairs on 28 November 2026 told.
+
 With `--before`, the `emberscale` command of another checkout takes turns with this one.
 """
 
