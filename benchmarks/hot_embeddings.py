@@ -56,6 +56,10 @@ class Run:
     estimate_seconds: float
 
 
+Costs = dict[str, list[tuple[Run, Run]]]
+"""Pairs of runs with rounds and without, by label."""
+
+
 def write_uniform(folder: Path, rows: int) -> None:
     """Writes Criteo-format text with uniform ids, and labels that depend on the numbers."""
     folder.mkdir()
@@ -151,8 +155,6 @@ def main() -> None:
         parser.error(f"--link-mbit needs {lacking}")
     samples, pairs = (200_000, 2) if options.quick else (options.samples, options.pairs)
     command = ["taskset", "-c", "0,1", EMBERSCALE]
-    measured: dict[str, list[tuple[Run, Run]]] = {}
-    ratios: dict[str, Ratio] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as network:
         if options.link_mbit is not None:
             members = {"ps": SERVERS, "worker": max(options.workers)}
@@ -163,31 +165,44 @@ def main() -> None:
             synthesise(data[SKEWED], samples, "--evaluation-fraction", "0")
         if UNIFORM in data:
             write_uniform(data[UNIFORM], samples)
-        cases = [(ids, workers, batch) for ids in data for workers in options.workers for batch in options.batch_sizes]
-        for ids, workers, batch in cases if pairs else ():
-            label = f"{ids}, {workers} workers, B = {batch}"
-            for pair in range(pairs):
-                ours, without = (
-                    measure(job(data[ids], mode, batch, workers, options.warmup), command)[0]
-                    for mode in (options.mode, DISABLED)
-                )
-                measured.setdefault(label, []).append((ours, without))
-                say(f"{label}, pair {pair}: {ours} against {without}")
-            together = measured[label]
-            cpu = [(ours.cpu_seconds, one.cpu_seconds) for ours, one in together]
-            if options.mode == AUTO and ids == UNIFORM:  # rounds save nothing here: the cost of finding out
-                found = [(ours.estimate_seconds, ours.cpu_seconds) for ours, _ in together]
-                ratios[f"CPU time of estimates: {label}"] = Ratio(found, 0.01, "max")
-                ratios[f"CPU time: {label}"] = Ratio(cpu, 1.01, "max")
-                continue
-            ratios[f"samples/s: {label}"] = Ratio([(ours.rate, one.rate) for ours, one in together], 1.3, "min")
-            ratios[f"bytes: {label}"] = Ratio([(ours.bytes, one.bytes) for ours, one in together], 0.33, "max")
-            ratios[f"CPU time: {label}"] = Ratio(cpu, 1.0, "max")
+        measured = compare_costs(data, pairs, options, command)
+        ratios = cost_ratios(measured, options)
         if options.seeds:
             ratios |= compare_quality(Path(folder, "quality"), samples, options, command)
     if options.plot:
         draw(options.plot, measured)
     report("hot_embeddings", ratios, options.output)
+
+
+def compare_costs(data: Mapping[str, Path], pairs: int, options: Any, command: Sequence[str]) -> Costs:
+    """Runs pairs of jobs with rounds and without, by what the figures call them."""
+    measured: Costs = {}
+    for ids, workers, batch, pair in product(data, options.workers, options.batch_sizes, range(pairs)):
+        label = f"{ids}, {workers} workers, B = {batch}"
+        ours, without = (
+            measure(job(data[ids], mode, batch, workers, options.warmup), command)[0]
+            for mode in (options.mode, DISABLED)
+        )
+        measured.setdefault(label, []).append((ours, without))
+        say(f"{label}, pair {pair}: {ours} against {without}")
+    return measured
+
+
+def cost_ratios(measured: Costs, options: Any) -> dict[str, Ratio]:
+    """Compares what rounds cost and gain with the targets."""
+    ratios: dict[str, Ratio] = {}
+    faster = 1.3 if options.link_mbit is None else 1.5
+    for label, pairs in measured.items():
+        cpu = [(ours.cpu_seconds, one.cpu_seconds) for ours, one in pairs]
+        if options.mode == AUTO and label.startswith(UNIFORM):  # rounds save nothing here: the cost of finding out
+            found = [(ours.estimate_seconds, ours.cpu_seconds) for ours, _ in pairs]
+            ratios[f"CPU time of estimates: {label}"] = Ratio(found, 0.01, "max")
+            ratios[f"CPU time: {label}"] = Ratio(cpu, 1.01, "max")
+            continue
+        ratios[f"samples/s: {label}"] = Ratio([(ours.rate, one.rate) for ours, one in pairs], faster, "min")
+        ratios[f"bytes: {label}"] = Ratio([(ours.bytes, one.bytes) for ours, one in pairs], 0.33, "max")
+        ratios[f"CPU time: {label}"] = Ratio(cpu, 1.0, "max")
+    return ratios
 
 
 def compare_quality(data: Path, samples: int, options: Any, command: Sequence[str]) -> dict[str, Ratio]:
