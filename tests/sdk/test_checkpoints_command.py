@@ -100,12 +100,19 @@ class TestList:
             ("00000001", True),
         ]
 
-    @pytest.mark.parametrize("place", ["nowhere", "run/checkpoints/00000009"])
-    def test_a_place_without_checkpoints_is_bad_input(self, run: TrainedRun, place: str) -> None:
+    @pytest.mark.parametrize(
+        ("place", "told"),
+        [
+            ("nowhere", "does not exist"),
+            ("run/logs", "holds no checkpoints"),
+            ("run/checkpoints/00000009", "is no checkpoint"),
+        ],
+    )
+    def test_a_place_without_checkpoints_is_bad_input(self, run: TrainedRun, place: str, told: str) -> None:
+        (run.root / "logs").mkdir(exist_ok=True)
         code, _, errors = checkpoints("list", run.root.parent / place)
         assert code == 2
-        assert place in errors
-        assert "no checkpoint" in errors
+        assert f"{place}: {told}" in errors
 
 
 class TestShow:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -85,6 +86,8 @@ class _Storage:
         self.entries = [entry for entry in self._beside if chosen in ("", entry.id)]
         if not self.entries:
             has = f"has {', '.join(entry.id for entry in self._beside)}" if self._beside else "holds no checkpoints"
+            if "://" not in uri and not Path(uri).exists():
+                has = "does not exist"
             raise InvalidError(f"{_METAVAR}: {place}: is no checkpoint; {uri} {has}" if chosen else f"{place}: {has}")
 
     @property
