@@ -12,8 +12,8 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emberscale._commands import restore
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
-from emberscale._console import open_console
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import open_console, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
 from emberscale._run.record import located
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError

@@ -11,7 +11,8 @@ import yaml
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, named_format, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, stages_bar
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import stages_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat

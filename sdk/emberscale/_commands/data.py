@@ -12,8 +12,8 @@ from rich.table import Table
 
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar, stages_bar
-from emberscale._console import open_console
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import open_console, progress_bar, stages_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat

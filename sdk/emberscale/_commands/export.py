@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.progress import DownloadColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import progress_bar
 from emberscale._run.checkpoints import SavedCheckpoints
 from emberscale._run.record import RunPaths, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError

@@ -1,9 +1,8 @@
 """Arguments and options that several commands take, and how bad input ends a command."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+    pass
 
 BAD_INPUT = 2
 
@@ -62,30 +61,6 @@ def bad_input_exits() -> Iterator[None]:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(BAD_INPUT) from error
-
-
-@contextmanager
-def progress_bar(doing: str, *figures: "ProgressColumn", total: float | None = None) -> Iterator[Callable[..., None]]:
-    """Shows progress on stderr, if that is a terminal, until the end of the block; yields rich's `update` of its task.
-
-    `figures` stand behind the bar: how much is done, and how long the rest takes.
-    """
-    # the fastest commands show no progress, and rich would take them a tenth of their time
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from emberscale._console import open_console
-
-    console = open_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), *figures)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield partial(progress.update, progress.add_task(doing, total=total))
-
-
-@contextmanager
-def stages_bar(doing: str, *figures: "ProgressColumn") -> Iterator[Callable[[str, int, int], None]]:
-    """As `progress_bar`, for work in stages; yields a function of the stage, the part that is done, and the total."""
-    with progress_bar(doing, *figures) as update:
-        yield lambda stage, done, total: update(description=stage, completed=done, total=total)
 
 
 def paragraphs(text: str) -> str:

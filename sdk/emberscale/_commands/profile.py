@@ -14,9 +14,8 @@ from emberscale._commands.options import (
     Overrides,
     bad_input_exits,
     paragraphs,
-    stages_bar,
 )
-from emberscale._console import open_console
+from emberscale._console import open_console, stages_bar
 from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
 from emberscale._run.summary import finite_json

@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_bar
-from emberscale._console import open_console
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._console import open_console, progress_bar
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.readable import count_text
 

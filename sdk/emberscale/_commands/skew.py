@@ -16,9 +16,8 @@ from emberscale._commands.options import (
     Overrides,
     bad_input_exits,
     paragraphs,
-    stages_bar,
 )
-from emberscale._console import open_console
+from emberscale._console import open_console, stages_bar
 from emberscale._run.preflight import check_data, ensure_writable
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
