@@ -259,11 +259,10 @@ class Group:
         """Has `catch_up` no longer wait for these servers, by index.
 
         The master is about to have their rows rebuilt. Some may be coming here, and wait until rows of an earlier move
-        are removed from their buckets; the removal must not wait in turn for a server that is gone.
+        are removed from their buckets; the removal must not wait in turn for a server that is gone. It notices within
+        _WAIT_SECONDS.
         """
-        with self.changed:
-            self._presumed_lost = frozenset(member for member, one in enumerate(self.members) if one in servers)
-            self.changed.notify_all()
+        self._presumed_lost = frozenset(member for member, one in enumerate(self.members) if one in servers)
 
     def _flush(self) -> None:
         """Sends pending changes, and waits as `await_holders` does; leaves them for later if memory is short."""
