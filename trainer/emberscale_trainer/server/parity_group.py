@@ -17,7 +17,7 @@ Lock order: the lock of the state, then the lock of a group.
 import ssl
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -221,12 +221,11 @@ class Group:
         for member in self.core.holders:
             self._senders[member].send_queued()
 
-    def _await(self, number: int, *, presumed_lost: bool = True) -> None:
-        """Waits for all live holders, or for all that are not even presumed lost."""
+    def _await(self, number: int, but: Callable[[], frozenset[int]] = frozenset) -> None:
+        """Waits for all live holders but these, which may change meanwhile."""
 
         def waiting() -> tuple[int, ...]:
-            passed = frozenset[int]() if presumed_lost else self._presumed_lost
-            return tuple(one for one in self.core.waits_for(number, self._acknowledged()) if one not in passed)
+            return tuple(one for one in self.core.waits_for(number, self._acknowledged()) if one not in but())
 
         for member in waiting():
             self._senders[member].send_queued()
@@ -253,7 +252,7 @@ class Group:
     def catch_up(self) -> None:
         """Sends pending changes if they are large, and waits as `await_holders` does, but for nobody presumed lost."""
         if self.log.pending_bytes >= _FILL_BYTES and self._send_pending():
-            self._await(self.core.put_count, presumed_lost=False)
+            self._await(self.core.put_count, but=lambda: self._presumed_lost)
 
     def presume_lost(self, servers: Collection[int]) -> None:
         """Has `catch_up` no longer wait for these servers, by index.
