@@ -54,9 +54,6 @@ def headline(snapshot: RunView) -> str:
     return f"{name}: {status.message}" if status.message and status.phase is not JobPhase.TRAINING else name
 
 
-_LONG_IMPORT_SECONDS = 10.0
-
-
 def remarks(before: RunView | None, after: RunView) -> list[str]:
     """Returns remarks on what happened from one snapshot to the next."""
     lines = []
@@ -163,6 +160,9 @@ def _changes_shape(old: JobStatus, new: JobStatus) -> bool:
     return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
 
 
+_LONG_IMPORT_SECONDS = 10.0
+
+
 def _is_importing_long(view: RunView | None) -> bool:
     return view is not None and bool(view.unforked) and view.seconds >= _LONG_IMPORT_SECONDS
 
@@ -222,7 +222,7 @@ class PlainProgress:
         self._print(f"{duration_text(snapshot.seconds):>8}  {_plain_line(snapshot)}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, emoji=False, soft_wrap=True)
+        self._console.print(line, markup=False, soft_wrap=True)
 
 
 def _plain_line(snapshot: RunView) -> str:

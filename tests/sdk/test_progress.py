@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from emberscale._console import open_console
 from emberscale._progress import PlainProgress, live_view, remarks
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
@@ -43,7 +44,7 @@ def training(samples: int = 500, **fields: Any) -> JobStatus:
 
 def plain(*snapshots: RunView) -> list[str]:
     written = io.StringIO()
-    progress = PlainProgress(Console(file=written, width=200))
+    progress = PlainProgress(open_console(file=written, width=200))
     for shown in snapshots:
         progress.show(shown)
     return written.getvalue().splitlines()
