@@ -101,6 +101,10 @@ class Role(StrEnum):
     WORKER = "worker"
 
 
+MANIFEST_ROLES = (Role.MASTER, Role.PS, Role.WORKER)
+"""The roles whose number or resources a manifest gives."""
+
+
 @dataclass(frozen=True)
 class MemberId:
     """Identifies one process; `incarnation` is never reused for the same role and index."""

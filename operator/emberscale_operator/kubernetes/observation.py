@@ -5,7 +5,7 @@ from typing import Any
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import cpu_cores, memory_bytes
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MANIFEST_ROLES, Role
 from emberscale_api.job.running import JobPlan, JobStatus, ScalingStep, Sizing
 from emberscale_api.job.status import MemberStatus, PlanStatus
 from emberscale_api.shape import RoleShape
@@ -131,7 +131,7 @@ class Observation:
 
     def ready(self, views: Sequence[PodView], status: JobStatus | None) -> dict[Role, int]:
         """Returns the number of ready pods of each role; members are ready once the master hears them."""
-        ready = dict.fromkeys((Role.MASTER, Role.PS, Role.WORKER), 0)
+        ready = dict.fromkeys(MANIFEST_ROLES, 0)
         heard = {entry.member.incarnation for entry in status.members if entry.alive} if status is not None else None
         for view in views:
             if not view.instance.ready:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import MANIFEST_ROLES, Role
 from emberscale_api.job.running import JobPlan, JobStatus
 from emberscale_api.job.status import RESTING, JobPhase
 from emberscale_operator.controller import News, Observed
@@ -215,4 +215,4 @@ class LocalBackend:
 
 
 def _restarts(history: History) -> Mapping[str, int]:
-    return {str(role): history.restarts(role) for role in (Role.MASTER, Role.PS, Role.WORKER)}
+    return {str(role): history.restarts(role) for role in MANIFEST_ROLES}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode
-from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.roles import MANIFEST_ROLES, MemberId, Role
 from emberscale_api.job.running import Scale
 from emberscale_api.job.status import ENDED, JobPhase
 from emberscale_api.readable import duration_text
@@ -29,9 +29,6 @@ from emberscale_operator.machine.standing import JobStanding, MasterReport
 
 _WAITING = "WaitingForMaster"
 _SUSPENDED = "JobSuspended"
-_SIZED = frozenset({Role.MASTER, Role.PS, Role.WORKER})
-"""The roles whose resources the manifest can give."""
-
 _RETOLD_SECONDS = 10.0
 """How often the master is told a new reason why a server does not start."""
 
@@ -205,7 +202,8 @@ def _exceeded(policy: Policy, history: History) -> str:
             last = lives.last_exit
             lacked_memory = last.reason is ExitReason.OOM_KILLED
             how = "out of memory" if lacked_memory else f"with exit code {last.code}"
-            remedy = f"; more memory: spec.{role}.resources.limits.memory" if lacked_memory and role in _SIZED else ""
+            more = f"; more memory: spec.{role}.resources.limits.memory"
+            remedy = more if lacked_memory and role in MANIFEST_ROLES else ""
             return (
                 f"{role}-{index} failed {lives.faults} times, the last time {how}; "
                 f"spec.runPolicy.backoffLimit allows {policy.backoff_limit}{remedy}"
