@@ -56,8 +56,20 @@ class Run:
     estimate_seconds: float
 
 
-Costs = dict[str, list[tuple[Run, Run]]]
-"""Pairs of runs with rounds and without, by label."""
+@dataclass(frozen=True)
+class Case:
+    """What both runs of a pair train."""
+
+    ids: str
+    workers: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.ids}, {self.workers} workers, B = {self.batch}"
+
+
+Costs = dict[Case, list[tuple[Run, Run]]]
+"""Pairs of runs with rounds and without."""
 
 
 def write_uniform(folder: Path, rows: int) -> None:
@@ -119,7 +131,7 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
+def draw(path: Path, measured: Costs) -> None:
     """Draws the figures with rounds relative to without: every pair and the medians."""
     figure = Figure(figsize=(13, 1.5 + 0.5 * len(measured)), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
@@ -131,7 +143,7 @@ def draw(path: Path, measured: Mapping[str, Sequence[tuple[Run, Run]]]) -> None:
         axis.axvline(1.0, color=GREY, linestyle="--")
     for axis, title in zip(axes, ("samples/s", "bytes a sample", "CPU time a sample"), strict=True):
         axis.set_xlabel(f"{title}, relative to without rounds")
-    axes[0].set_yticks(range(len(measured)), list(measured))
+    axes[0].set_yticks(range(len(measured)), [str(case) for case in measured])
     axes[0].invert_yaxis()
     figure.savefig(path, dpi=120)
 
@@ -175,16 +187,16 @@ def main() -> None:
 
 
 def compare_costs(data: Mapping[str, Path], pairs: int, options: Any, command: Sequence[str]) -> Costs:
-    """Runs pairs of jobs with rounds and without, by what the figures call them."""
+    """Runs pairs of jobs with rounds and without."""
     measured: Costs = {}
     for ids, workers, batch, pair in product(data, options.workers, options.batch_sizes, range(pairs)):
-        label = f"{ids}, {workers} workers, B = {batch}"
+        case = Case(ids, workers, batch)
         ours, without = (
             measure(job(data[ids], mode, batch, workers, options.warmup), command)[0]
             for mode in (options.mode, DISABLED)
         )
-        measured.setdefault(label, []).append((ours, without))
-        say(f"{label}, pair {pair}: {ours} against {without}")
+        measured.setdefault(case, []).append((ours, without))
+        say(f"{case}, pair {pair}: {ours} against {without}")
     return measured
 
 
@@ -192,16 +204,16 @@ def cost_ratios(measured: Costs, options: Any) -> dict[str, Ratio]:
     """Compares what rounds cost and gain with the targets."""
     ratios: dict[str, Ratio] = {}
     faster = 1.3 if options.link_mbit is None else 1.5
-    for label, pairs in measured.items():
+    for case, pairs in measured.items():
         cpu = [(ours.cpu_seconds, one.cpu_seconds) for ours, one in pairs]
-        if options.mode == AUTO and label.startswith(UNIFORM):  # rounds save nothing here: the cost of finding out
+        if options.mode == AUTO and case.ids == UNIFORM:  # rounds save nothing here: the cost of finding out
             found = [(ours.estimate_seconds, ours.cpu_seconds) for ours, _ in pairs]
-            ratios[f"CPU time of estimates: {label}"] = Ratio(found, 0.01, "max")
-            ratios[f"CPU time: {label}"] = Ratio(cpu, 1.01, "max")
+            ratios[f"CPU time of estimates: {case}"] = Ratio(found, 0.01, "max")
+            ratios[f"CPU time: {case}"] = Ratio(cpu, 1.01, "max")
             continue
-        ratios[f"samples/s: {label}"] = Ratio([(ours.rate, one.rate) for ours, one in pairs], faster, "min")
-        ratios[f"bytes: {label}"] = Ratio([(ours.bytes, one.bytes) for ours, one in pairs], 0.33, "max")
-        ratios[f"CPU time: {label}"] = Ratio(cpu, 1.0, "max")
+        ratios[f"samples/s: {case}"] = Ratio([(ours.rate, one.rate) for ours, one in pairs], faster, "min")
+        ratios[f"bytes: {case}"] = Ratio([(ours.bytes, one.bytes) for ours, one in pairs], 0.33, "max")
+        ratios[f"CPU time: {case}"] = Ratio(cpu, 1.0, "max")
     return ratios
 
 
