@@ -169,12 +169,13 @@ class Pipeline:
             lease = next_task(lambda: self._failure is not None)
             granted, evaluated = math.inf if evaluated else self._clock(), not lease.trains
             batches = self._source.batches(lease.split, lease.epoch, lease.start, lease.stop)
+            first_of_shard = self._source.batches_in(0, lease.shard)
             in_rounds = lease.trains and self._lengths.begin_lease(lease.token)
             trial = RoundTrial(self._lengths) if lease.trains and self._lengths.wants_estimate else None
             while True:
                 began = time.perf_counter()
                 with self._statistics.stage("read"):
-                    one = _next_round(batches, self._lengths.length if in_rounds else 1)
+                    one = _next_round(batches, self._lengths.length if in_rounds else 1, first_of_shard)
                 if one is None:
                     if trial is not None:
                         with self._statistics.stage("plan"):
@@ -324,9 +325,9 @@ class Pipeline:
             self._lengths.measured(Stretch(in_rounds, token, len(one.batches), one.edges[-1], seconds, routing))
 
 
-def _next_round(batches: Iterator[Batch], length: int) -> Round | None:
-    """Returns the next batches up to a number that `length` divides, so that two workers cut a lease alike."""
+def _next_round(batches: Iterator[Batch], length: int, first_of_shard: int) -> Round | None:
+    """Returns the next batches up to a multiple of `length` in their shard, so that two workers cut a shard alike."""
     first = next(batches, None)
     if first is None:
         return None
-    return Round.of([first, *islice(batches, length - 1 - first.number % length)])
+    return Round.of([first, *islice(batches, length - 1 - (first.number - first_of_shard) % length)])
