@@ -62,10 +62,11 @@ class Case:
 
     ids: str
     workers: int
+    dimension: int
     batch: int
 
     def __str__(self) -> str:
-        return f"{self.ids}, {self.workers} workers, B = {self.batch}"
+        return f"{self.ids}, {self.workers} workers, dimension {self.dimension}, B = {self.batch}"
 
 
 Costs = dict[Case, list[tuple[Run, Run]]]
@@ -88,9 +89,16 @@ def write_uniform(folder: Path, rows: int) -> None:
 
 
 def job(
-    data: Path, mode: str, batch: int, workers: int, warmup: int | None, model: str = Architecture.DLRM, **training: Any
+    data: Path,
+    mode: str,
+    batch: int,
+    workers: int,
+    warmup: int | None,
+    model: str = Architecture.DLRM,
+    dimension: int = 16,
+    **training: Any,
 ) -> dict[str, Any]:
-    """Returns a job with a model of the example's size on two parameter servers."""
+    """Returns a job with hidden layers as in the example, on two parameter servers."""
     bound = {} if warmup is None else {"stalenessWarmup": warmup}
     held_out = data / "evaluation.tsv"
     evaluation = {"evaluation": [str(held_out)]} if held_out.exists() else {}
@@ -98,7 +106,7 @@ def job(
         "hot-embeddings",
         {
             "data": {"train": [str(data / "train-*.tsv")], **evaluation},
-            "model": {"architecture": str(model)},
+            "model": {"architecture": str(model), "embeddings": {"dimension": dimension}},
             "training": {"batchSize": batch, **bound, **training},
             "hotEmbeddings": {"mode": mode},
             "sharding": {"heartbeatInterval": "200ms"},  # the precision of the end of training
@@ -155,6 +163,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=500_000)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 1])
+    dimensions = "of the embeddings, in timed runs; those of FAE (table 2) have 16 for Criteo Kaggle, 64 for Terabyte"
+    parser.add_argument("--dimensions", type=int, nargs="+", default=[16], help=dimensions)
     parser.add_argument("--ids", nargs="+", choices=[SKEWED, UNIFORM], default=[SKEWED, UNIFORM])
     parser.add_argument("--mode", choices=[ENABLED, AUTO], default=ENABLED, help="of the side with rounds")
     parser.add_argument("--warmup", type=int, metavar="BATCHES", help="stalenessWarmup of both sides; else its default")
@@ -189,10 +199,12 @@ def main() -> None:
 def compare_costs(data: Mapping[str, Path], pairs: int, options: Any, command: Sequence[str]) -> Costs:
     """Runs pairs of jobs with rounds and without."""
     measured: Costs = {}
-    for ids, workers, batch, pair in product(data, options.workers, options.batch_sizes, range(pairs)):
-        case = Case(ids, workers, batch)
+    for *fields, pair in product(data, options.workers, options.dimensions, options.batch_sizes, range(pairs)):
+        case = Case(*fields)
         ours, without = (
-            measure(job(data[ids], mode, batch, workers, options.warmup), command)[0]
+            measure(
+                job(data[case.ids], mode, case.batch, case.workers, options.warmup, dimension=case.dimension), command
+            )[0]
             for mode in (options.mode, DISABLED)
         )
         measured.setdefault(case, []).append((ours, without))
