@@ -7,6 +7,7 @@ what to do.
 from collections.abc import Mapping
 
 from emberscale_api.job.continuity import Keeper, fixed_fields
+from emberscale_api.job.roles import LEAST_MEMORY, UNITS_OF_MEMORY
 from emberscale_api.job.run_policy import LEAST_WRITE_BANDWIDTH
 from emberscale_api.job.training_job import NAME_PATTERN, NAME_RULE
 from emberscale_api.job.units import MOST_QUANTITY
@@ -112,6 +113,12 @@ RULES: Mapping[str, list[dict[str, str]]] = {
         {
             "rule": "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             "message": "minReplicas must not be above maxReplicas",
+        },
+    ],
+    "ResourceList": [
+        {
+            "rule": f"!has(self.memory) || !quantity(string(self.memory)).isLessThan(quantity('{LEAST_MEMORY}'))",
+            "message": f"memory must be at least {LEAST_MEMORY}: {UNITS_OF_MEMORY}",
         },
     ],
     "ResourceRequirements": [_within("cpu"), _within("memory")],

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, cpu_cores, memory_bytes
@@ -125,11 +125,23 @@ def slot_name(role: Role, index: int) -> str:
     return f"{role.value}-{index}"
 
 
+LEAST_MEMORY = "64Mi"
+"""No process starts with less: the interpreter and its libraries take more."""
+UNITS_OF_MEMORY = "512Mi are mebibytes, 512 bytes, and 512m thousandths of a byte"
+
+
 class ResourceList(ManifestPart):
     """CPU and memory, as Kubernetes quantities such as 500m and 2Gi."""
 
     cpu: Quantity | None = Field(default=None, description="Cores, such as 2 or 500m")
-    memory: Quantity | None = Field(default=None, description="Bytes, such as 2Gi")
+    memory: Quantity | None = Field(default=None, description=f"Bytes, such as 2Gi, at least {LEAST_MEMORY}")
+
+    @field_validator("memory")
+    @classmethod
+    def _enough_to_start(cls, memory: str | None) -> str | None:
+        if memory is not None and memory_bytes(memory) < memory_bytes(LEAST_MEMORY):
+            raise ValueError(f"must be at least {LEAST_MEMORY}, not {memory}: {UNITS_OF_MEMORY}")
+        return memory
 
 
 class ResourceRequirements(ManifestPart):
