@@ -158,6 +158,13 @@ def test_resuming_keeps_the_files_and_counts_the_launches(root: Path, job: Train
     assert (root / "state" / "file").exists()
 
 
+def test_a_resumed_run_has_no_picture_of_an_earlier_launch(root: Path, job: TrainingJob) -> None:
+    leave(root, job, RunStatus.SUSPENDED)
+    (root / "metrics.png").touch()
+    begin(root, job, resume=True)
+    assert not (root / "metrics.png").exists()
+
+
 def test_a_resumed_run_may_have_other_processes(root: Path, job: TrainingJob, manifest: Path) -> None:
     leave(root, job, RunStatus.SUSPENDED)
     wider = load_manifest(manifest, ["spec.ps.replicas=5"])

@@ -58,10 +58,9 @@ class Run:
         return job.model_copy(update={"spec": job.spec.resized(**self.scaled)})
 
     def begin(self) -> None:
-        """Writes run.json; a new run first removes what an earlier one left in its own place."""
-        if self.record.launches == 1:
-            for path in self.paths.all():
-                _remove(path)
+        """Writes run.json; a new run first removes what an earlier one left, a resumed run the picture of its past."""
+        for path in self.paths.all() if self.record.launches == 1 else (self.paths.picture,):
+            _remove(path)
         self.paths.root.mkdir(exist_ok=True)
         self.save()
 
