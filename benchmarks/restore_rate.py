@@ -11,21 +11,29 @@ against the checksums, decoded and indexed. The files are dropped from the syste
   disk is.
 
 A disk of this machine is no cloud's volume, and a bucket is neither: where reading is slower, the rate is closer to 1.
+`--bucket` copies the chain to an S3 server (moto's, a process on this machine, over HTTP) and restores it from there.
+The read alone is then by as many threads as a restore uses, an object each at a time. It needs the packages of `make
+test-s3`: `PYTHONPATH=.venv/s3:tests/support python benchmarks/restore_rate.py --bucket`.
 """
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import fsspec
 import numpy as np
 from matplotlib.figure import Figure
 
 from checkpoint_bytes import DENSE, DIRTY_ONE, Server
 from emberscale_api.job import IncrementalMode
 from emberscale_api.readable import bytes_text
-from emberscale_trainer.checkpoint import load_partition
+from emberscale_trainer.checkpoint import CheckpointFiles, load_partition
 from emberscale_trainer.data.population import CATEGORICAL
 from master_stand_in import owned
 from reporting import Ratio, arguments, report, say
@@ -36,6 +44,8 @@ TURNS, QUICK_TURNS = 7, 5
 CASES = tuple((tables, bits) for tables in (1, len(CATEGORICAL)) for bits in (0, 4))
 """The number of tables, and the bits of a weight; 0: float32."""
 WANTED = 0.7
+THREADS = 2
+"""As many as a restore uses on two cores."""
 
 
 def sizes_of(tables: int, rows: int) -> list[int]:
@@ -79,6 +89,34 @@ def read(files: list[Path]) -> None:
                 pass
 
 
+_SERVE = """
+import logging, sys
+from s3_server import S3Server
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+print(S3Server().url, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def bucket() -> Iterator[str]:
+    """Yields the URI of an empty bucket of an S3 server in a process of its own."""
+    with subprocess.Popen([sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().strip()
+        fsspec.config.conf["s3"] = {"endpoint_url": url, "key": "k", "secret": "s"}
+        fsspec.filesystem("s3").mkdir("chain")
+        yield "s3://chain"
+
+
+def download(uri: str) -> None:
+    """Reads all objects below a URI, and throws them away."""
+    store, place = fsspec.core.url_to_fs(uri)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for content in pool.map(store.cat_file, store.find(place)):
+            del content
+
+
 def timed(call: Callable[[], object]) -> tuple[float, float]:
     """Returns the seconds of a call, and the CPU seconds of all threads."""
     began, cpu = time.perf_counter(), time.process_time()
@@ -87,20 +125,27 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(
-    folder: Path, tables: int, rows: int, bits: int, turns: int
+    folder: Path, tables: int, rows: int, bits: int, turns: int, uri: str | None
 ) -> tuple[int, list[tuple[float, float, float]]]:
-    """Returns the bytes of a chain and, for each turn, the seconds of a read, a restore, and the restore's CPU."""
+    """Returns the bytes of a chain and, for each turn, the seconds of a read, a restore, and the restore's CPU.
+
+    The chain is copied to `uri`, and read and restored there; None: it stays in the folder.
+    """
     server = chain_of(folder, tables, rows, bits)
     files = files_in(folder)
     size, found = sum(path.stat().st_size for path in files), []
+    newest = server.newest()
+    if uri is not None:
+        fsspec.filesystem("s3").put(f"{folder}/", uri, recursive=True)
+        newest = CheckpointFiles(f"{uri}/{max(folder.iterdir()).name}")
 
     def restore() -> None:
-        load_partition(server.newest(), owned(1, 0), server.empty(), DENSE)
+        load_partition(newest, owned(1, 0), server.empty(), DENSE)
 
     restore()  # so that kernels are compiled
     for _ in range(turns):
         dropped(files)
-        raw, _ = timed(lambda: read(files))
+        raw, _ = timed(lambda: read(files) if uri is None else download(uri))
         dropped(files)
         found.append((raw, *timed(restore)))
     return size, found
@@ -108,15 +153,17 @@ def measure(
 
 def main() -> None:
     """Measures exact and quantised chains, and reports."""
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--bucket", action="store_true", help="restore from an S3 server on this machine")
+    options = parser.parse_args()
     rows, turns = (QUICK_ROWS, QUICK_TURNS) if options.quick else (ROWS, TURNS)
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     ratios: dict[str, Ratio] = {}
     labels = []
     for number, (tables, bits) in enumerate(CASES):
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            size, found = measure(Path(folder), tables, rows, bits, turns)
+        with tempfile.TemporaryDirectory(dir=".") as folder, bucket() if options.bucket else nullcontext() as uri:
+            size, found = measure(Path(folder), tables, rows, bits, turns, uri)
         label = f"{f'{bits} bits' if bits else 'float32'}, {f'{tables} tables' if tables > 1 else 'one table'}"
         labels.append(label)
         rates = [(size / restored, size / raw) for raw, restored, _ in found]
