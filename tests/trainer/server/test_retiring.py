@@ -184,7 +184,7 @@ def test_an_error_that_leaves_the_tables_half_changed_ends_the_process(
     giver: Giver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = threading.Event()
-    monkeypatch.setattr(giver.state._retirement, "_fatal", lambda _: told.set())
+    monkeypatch.setattr(giver.state._served.retirement, "_fatal", lambda _: told.set())
     monkeypatch.setattr(TableStore, "remove_bucket", failing(giver.tables, TableStore.remove_bucket, RuntimeError, 1))
     before = set(threading.enumerate())
     giver.stopped.set()

@@ -11,7 +11,7 @@ from emberscale_trainer.checkpoint.chains import ChainDraft, ChainWriter, owned_
 from emberscale_trainer.checkpoint.files import CheckpointFiles
 from emberscale_trainer.checkpoint.flash import FlashFiles, FlashWriter
 from emberscale_trainer.checkpoint.flash_redis import FlashUnusableError
-from emberscale_trainer.checkpoint.priority import PriorityWriter
+from emberscale_trainer.checkpoint.priority import PriorityWriter, PushWatch
 from emberscale_trainer.checkpoint.reader import (
     load_partition,
     load_priority_rows,
@@ -37,6 +37,7 @@ __all__ = [
     "FlashUnusableError",
     "FlashWriter",
     "PriorityWriter",
+    "PushWatch",
     "Share",
     "StorageUnreachableError",
     "TokenBucket",

@@ -46,7 +46,7 @@ SAMPLED_EVERY = 2
 _NOTING = (RecoveryPriority.MFU, RecoveryPriority.SCAR)
 """The priorities that compare rows with their values when last saved."""
 
-Watch = Callable[[TableStore, NDArray[np.uint32], Keys], None]
+PushWatch = Callable[[TableStore, NDArray[np.uint32], Keys], None]
 """Gets the tables, and the counts and keys of a push, as `PriorityWriter.watch` says."""
 
 _Noted = dict[int, tuple[Keys, NDArray[Any]]]
@@ -110,7 +110,7 @@ class PriorityWriter:
                 saved.forget(retired[number])
 
     @property
-    def watch(self) -> Watch | None:
+    def watch(self) -> PushWatch | None:
         """Must be called at each push with its keys, int64 [n], `counts` of them for each table of a request in turn.
 
         None if pushes do not matter.

@@ -9,7 +9,8 @@ Pure, decisions without rows or threads:
 
 Around it:
 
-* `state`: the rows, and the lock under which `core` decides about them; `reports` is what it tells.
+* `state`: the lock under which `core` decides, and the calls that carry its decisions out; `reports` is what it tells.
+* `served`: the rows of `state`, and all that follows a change of them.
 * `arriving`: rows that a move brings to `state`; `waiting`: requests that wait for a change of it.
 * `dataplane`: requests of workers; `control`: calls of the master, whose long ones go on in the `background`.
 * `saves`: checkpoints of the rows, written in the background.

@@ -14,7 +14,7 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Decision, ServerCore, Wait
 from emberscale_trainer.server.missing import MissingPart, MissingRows
 from emberscale_trainer.server.moves import Transfer
-from emberscale_trainer.server.retiring import Retirement
+from emberscale_trainer.server.served import ServedRows
 from emberscale_trainer.stream import Item
 from emberscale_trainer.table import TableStore, keys_of
 
@@ -31,18 +31,13 @@ class ArrivingRows:
         self,
         core: ServerCore,
         changed: threading.Condition,
-        served: Callable[[], TableStore | None],
-        retirement: Retirement,
+        served: ServedRows,
         clock: Callable[[], float],
     ) -> None:
-        """`core` learns whether rows are missing; `changed`, the lock, is notified when they are wanted or arrive.
-
-        `served` returns the tables that are served, if any.
-        """
+        """`core` learns whether rows are missing; `changed`, the lock, is notified when they are wanted or arrive."""
         self._core = core
         self._changed = changed
         self._served = served
-        self._retirement = retirement
         self._clock = clock
         self._coming: MissingRows | None = None
         self.staged: TableStore | None = None
@@ -66,7 +61,7 @@ class ArrivingRows:
 
     def has_room(self, transfer: Transfer) -> bool:
         """Whether the rows that an earlier move has left in the buckets of this one are gone."""
-        return transfer.joins or not self._retirement.has(transfer.gained)
+        return transfer.joins or not self._served.retirement.has(transfer.gained)
 
     def require_room(self, transfer: Transfer) -> None:
         """Raises NotHeldError while the removal of rows would also remove some that the move brings."""
@@ -88,7 +83,7 @@ class ArrivingRows:
     def _receiving(self, number: int) -> TableStore:
         transfer = self._core.moving(number)
         self.require_room(transfer)
-        tables = self.staged if transfer.joins else self._served()
+        tables = self.staged if transfer.joins else self._served.tables
         if tables is None:
             raise NotHeldError(f"nothing is prepared here for move {number}")
         return tables
@@ -116,7 +111,7 @@ class ArrivingRows:
             if self._coming is not None:
                 self._coming.arrived(table, keys, self._clock())
             return
-        missing, tables = self.missing, self._served()
+        missing, tables = self.missing, self._served.tables
         assert missing is not None
         assert tables is not None
         still = missing.still_missing(table, keys)

@@ -1,29 +1,27 @@
-"""The rows of one parameter server, and the lock under which its core makes decisions about them."""
+"""The calls of one parameter server: carries out what its core decides about its rows, under one lock."""
 
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from emberscale_api.job.running import AdmissionCounts, total_admission
 from emberscale_api.readable import duration_text
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
+from emberscale_trainer.checkpoint import PushWatch
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.arriving import ArrivingRows
-from emberscale_trainer.server.barrier import NotHeldError, Outcome
+from emberscale_trainer.server.barrier import Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
-from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.missing import MissingRows
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Totals
-from emberscale_trainer.server.retiring import Retirement
+from emberscale_trainer.server.served import Protector, ServedRows
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.waiting import WaitingRequests
 from emberscale_trainer.stream import Item, ItemKind
@@ -36,30 +34,6 @@ Clock = Callable[[], float]
 
 TakeRows = Callable[[TableStore, Lock, Outcome], None]
 """Takes the rows as of a barrier that has just ended; the lock guards the tables and is held."""
-
-
-Watch = Callable[[TableStore, NDArray[np.uint32], NDArray[np.int64]], None]
-"""Gets the tables, and the counts and keys of a push that was applied to them."""
-
-
-class Protector(Protocol):
-    """Keeps the rows of a server safe beyond its own memory."""
-
-    def pushed(self, epoch: int, batch: int) -> None:
-        """Takes the changes of a push. The lock is held."""
-
-    def await_pushes(self) -> None:
-        """Waits until pushes are as safe as they must be before they are answered. The lock is not held."""
-
-    def catch_up(self) -> None:
-        """Waits until most changes without a push are safe. The lock is not held."""
-
-    def presume_lost(self, servers: Collection[int]) -> None:
-        """Has `catch_up` no longer wait for these servers, by index, as their rows are about to be rebuilt."""
-
-    def end(self) -> None:
-        """Ends the protection: the rows are no longer served, or protected by something else. The lock is held."""
-
 
 Fatal = Callable[[BaseException], None]
 """Ends the process, because its state is half changed."""
@@ -96,18 +70,13 @@ class ServerState:
         self._clock = clock
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._eviction = BackgroundEviction(lock)
         self.core = ServerCore() if core is None else core
-        self._retirement = Retirement(self._changed, lambda: self.core.transfer is not None, self._catch_up, fatal)
-        self._arriving = ArrivingRows(self.core, self._changed, lambda: self._tables, self._retirement, clock)
+        self._served = ServedRows(lock, self._changed, lambda: self.core.transfer is not None, fatal)
+        self._arriving = ArrivingRows(self.core, self._changed, self._served, clock)
         self._requests = WaitingRequests(self._changed, clock)
         self._requested_at = clock()
-        self._tables: TableStore | None = None
-        self._protector: Protector | None = None
-        self._watch: Watch | None = None
         self._totals = Totals()
         self._figures = Figures({}, 0)
-        self._admission_before: Mapping[str, AdmissionCounts] = {}
 
     @property
     def totals(self) -> Totals:
@@ -124,13 +93,8 @@ class ServerState:
         return self._figures
 
     def _figures_now(self) -> Figures:
-        tables, before = self._tables, self._admission_before
-        if tables is None:
-            return Figures({}, 0, before)
         # a move brings rows before the switch, and rows that it takes away stay until they are removed
-        owned = self.core.owned if self.core.serving else Ownership.of_nothing()
-        admission = total_admission(before, tables.admission_counts())
-        return Figures(tables.rows(owned.buckets), tables.allocated_bytes, admission)
+        return self._served.figures(self.core.owned if self.core.serving else Ownership.of_nothing())
 
     def look_at_memory(self, used: int, limit: int | None) -> None:
         """As `MemoryPressure.look`."""
@@ -155,8 +119,8 @@ class ServerState:
             return assigning
 
     def _drop_rows(self) -> None:
-        if self._tables is not None:
-            self._tables.abandon_snapshots()
+        if self._served.tables is not None:
+            self._served.tables.abandon_snapshots()
         self._serve(None)
         self._changed.notify_all()
 
@@ -168,9 +132,7 @@ class ServerState:
     @property
     def tables(self) -> TableStore:
         """The rows that are served; the caller holds the lock. Raises NotHeldError."""
-        if self._tables is None:
-            raise NotHeldError("nothing is served here")
-        return self._tables
+        return self._served.require()
 
     def serves(self, generation: int, version: int) -> bool:
         """Whether rows are served under exactly this table."""
@@ -178,23 +140,16 @@ class ServerState:
 
     def protect_by(self, protector: Protector | None) -> None:
         """Replaces the protector of the rows; the caller holds the lock."""
-        if self._protector is not None:
-            self._protector.end()
-        self._protector = protector
+        self._served.protect_by(protector)
 
-    def watched_by(self, watch: Watch | None) -> None:
+    def watched_by(self, watch: PushWatch | None) -> None:
         """Calls `watch` for each push from now on, under the lock."""
         with self._changed:
-            self._watch = watch
+            self._served.watch = watch
 
     def _serve(self, tables: TableStore | None) -> None:
-        self.protect_by(None)
         self._arriving.forget()
-        if self._tables is not None and tables is not self._tables:
-            self._admission_before = total_admission(self._admission_before, self._tables.admission_counts())
-        self._tables = tables
-        self._eviction.serve(tables)
-        self._retirement.serve(tables)
+        self._served.serve(tables)
 
     def adopt(
         self,
@@ -271,7 +226,7 @@ class ServerState:
             status = self._decided(
                 session, counts, keys, lambda now: self.core.pull(session, header, counts, keys, arrived, now)
             )
-            tables = self._tables
+            tables = self._served.tables
             if status is not Status.OK or tables is None:
                 return status, None, 1
             began = self._clock()
@@ -301,9 +256,8 @@ class ServerState:
         unchanged.
         """
         status = self._push(session, header, counts, keys, values)
-        protector = self._protector
-        if protector is not None and status in (Status.OK, Status.REPEATED):
-            protector.await_pushes()
+        if status in (Status.OK, Status.REPEATED):
+            self._served.await_pushes()
         return status
 
     def _push(
@@ -321,7 +275,7 @@ class ServerState:
         problem = _not_finite(values)
         with self._changed:
             status = self._decided(session, counts, keys, lambda now: self.core.push(session, header, arrived, now))
-            tables = self._tables
+            tables = self._served.tables
             if status is not Status.OK or tables is None:
                 self._totals.repeated += status is Status.REPEATED
                 self._changed.notify_all()  # the refusal may have ended what others wait for
@@ -329,9 +283,7 @@ class ServerState:
             if problem is not None:
                 raise problem
             began = self._clock()
-            evicts = self._eviction.active
-            if evicts:
-                self._eviction.finish()
+            self._served.eviction.finish()
             push = tables.reserve(counts, keys, values, changes_of=changes_of)
             self._check_pieces(counts, keys)
             if (lacking := self.core.lacking(header)) is not None:
@@ -339,15 +291,7 @@ class ServerState:
                 push = tables.reserve(counts, keys, values)
             self.core.record(session, header, began)
             try:
-                if evicts:
-                    tables.clock = max(tables.clock, self.core.applied.total)
-                push()
-                if self._watch is not None:
-                    self._watch(tables, counts, keys)
-                if evicts:
-                    self._eviction.applied(tables.clock, self.core.owned.buckets)
-                if self._protector is not None:
-                    self._protector.pushed(header.epoch, header.batch)
+                self._served.apply(push, header, counts, keys, self.core.applied.total, self.core.owned.buckets)
             except BaseException as error:
                 self._fatal(error)
                 raise
@@ -394,9 +338,9 @@ class ServerState:
         with self._changed:
             outcome = self.core.snapshot(generation, number, self._clock())
             self._changed.notify_all()  # the barrier has ended even if `take` raises
-            if self._tables is not None and not outcome.repeated:
-                self._eviction.finish()
-                take(self._tables, self._changed, outcome)
+            if self._served.tables is not None and not outcome.repeated:
+                self._served.eviction.finish()
+                take(self._served.tables, self._changed, outcome)
             return outcome
 
     # Moves
@@ -421,11 +365,11 @@ class ServerState:
             if transfer is not before:
                 self._drop_received(before)
                 self._arriving.expect(transfer)
-                if self._tables is not None and not self.core.serving:
+                if self._served.tables is not None and not self.core.serving:
                     self._drop_rows()
-                self._retirement.hurry(transfer.gained)
-                if self._protector is not None:
-                    self._protector.presume_lost(lost)
+                self._served.retirement.hurry(transfer.gained)
+                if self._served.protector is not None:
+                    self._served.protector.presume_lost(lost)
                 self._changed.notify_all()  # whoever waits for the move before
             return transfer
 
@@ -469,7 +413,7 @@ class ServerState:
         for first in range(0, len(item.records), _RECEIVED_ROWS):
             with self._changed:
                 self._arriving.take(number, item.table, item.records[first : first + _RECEIVED_ROWS])
-            self._catch_up()
+            self._served.catch_up()
 
     @property
     def idle_seconds(self) -> float:
@@ -496,11 +440,6 @@ class ServerState:
                 self._changed.wait()
             return None
 
-    def _catch_up(self) -> None:
-        protector = self._protector
-        if protector is not None:
-            protector.catch_up()
-
     def moved_rows(self, number: int, *, whole: bool) -> tuple[Scan, TableStore]:
         """Returns all rows, and records changes from now on; or the rows that changed since the previous call.
 
@@ -510,7 +449,7 @@ class ServerState:
         with self._changed:
             self.core.moving(number)
             tables = self.tables
-            self._eviction.finish()
+            self._served.eviction.finish()
             if whole:
                 tables.untrack(Reader.MOVE)
                 tables.track(Reader.MOVE)
@@ -538,14 +477,14 @@ class ServerState:
         with self._changed:
             if (current := self.core.transfer) is not None and current.number == move:
                 self._arriving.require_room(current)
-                self._eviction.finish()  # first: it may lack memory, and the switch is made only once
+                self._served.eviction.finish()  # first: it may lack memory, and the switch is made only once
             outcome, transfer = self.core.switch(generation, number, move, settled, bound, self._clock(), rebuilt)
             if transfer is not None:
                 if transfer.joins:
                     self._serve(self._arriving.staged)
-                elif self._tables is not None:
-                    self._tables.untrack(Reader.MOVE)
-                    self._retirement.begin(transfer.before.without(transfer.after))
+                elif self._served.tables is not None:
+                    self._served.tables.untrack(Reader.MOVE)
+                    self._served.retirement.begin(transfer.before.without(transfer.after))
                 self._arriving.switched(transfer)
                 self._changed.notify_all()
             return outcome
@@ -565,9 +504,9 @@ class ServerState:
         if transfer is None:
             return
         self._arriving.drop()
-        if self._tables is not None and not transfer.joins:
-            self._tables.untrack(Reader.MOVE)
-            self._retirement.begin(transfer.gained)
+        if self._served.tables is not None and not transfer.joins:
+            self._served.tables.untrack(Reader.MOVE)
+            self._served.retirement.begin(transfer.gained)
 
     def resume(self, generation: int, number: int) -> None:
         """Releases a barrier; held pushes continue."""
