@@ -12,7 +12,8 @@ inputs are `events` and its outputs `effects`. Its parts, each pure:
 * `losses` and `recovery` choose how a job recovers, `parity` decides whether servers keep it, `rebuilding` rebuilds
   from it by a move, and `forgetting` counts what a partial recovery loses.
 * `draining`, `relief`, `stragglers` and `slowness` deal with servers that go and members that are slow.
-* `flash`, `priority`, `chains` and `quantization` decide when and how checkpoints are taken.
+* `due_checkpoints` decides when a checkpoint begins, and which one, by `flash`, `priority`, `chains` and
+  `quantization`.
 * `status`, `profiling` and `warning_signs` report to people, the operator and the brain.
 * `ledger`, `membership`, `placement`, `ranges`, `sizes` and `statistics` are the building blocks.
 

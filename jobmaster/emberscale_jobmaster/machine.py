@@ -13,9 +13,9 @@ from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
-    checkpointing,
     dispatch,
     draining,
+    due_checkpoints,
     lifecycle,
     moving,
     progress,
@@ -289,7 +289,7 @@ def _settled(
         begun = restoring.begin_if_due(job, spec, clock)
         if after.seen.has_heard_servers(begun.members):  # a new barrier would end one held for a switch
             begun = reloading.advance_if_due(begun, spec, clock)
-            begun = checkpointing.begin_if_due(begun, spec, clock)
+            begun = due_checkpoints.begin_if_due(begun, spec, clock)
             begun = moving.begin_if_due(begun, spec, clock)
         if begun is job:
             break

@@ -13,7 +13,8 @@ from emberscale_api.checkpoint import is_flash, is_priority
 from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import checkpointing, draining
-from emberscale_jobmaster.checkpointing import SAVE_SECONDS, SLOWED, STALLED_SECONDS
+from emberscale_jobmaster.checkpointing import SAVE_SECONDS, SLOWED
+from emberscale_jobmaster.due_checkpoints import STALLED_SECONDS
 from emberscale_jobmaster.effects import CallServer, CheckpointTaken, SavedCall
 from emberscale_jobmaster.events import DrainWanted, Saved, ServerAnswered
 from emberscale_jobmaster.observations import Observations, ServerReport

@@ -18,7 +18,7 @@ from tests.simulation.world import Process, Task
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
-from emberscale_jobmaster import checkpointing, moving, progress, rebuilding, scaling, takeover
+from emberscale_jobmaster import due_checkpoints, moving, progress, rebuilding, scaling, takeover
 from emberscale_jobmaster.effects import Effect, HandOverCall, ServerRequest, SettleCall
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import Move, MovePhase
@@ -187,7 +187,7 @@ def _barrier_over_another_table_is_held(stack: ExitStack) -> None:
     stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
     _new_masters_do_not_listen_first(stack)
     # such a master seldom has anything to save that the newest checkpoint does not hold
-    stack.enter_context(patch.object(checkpointing, "_has_all", lambda state, spec: False))
+    stack.enter_context(patch.object(due_checkpoints, "_has_all", lambda state, spec: False))
 
 
 def _new_masters_do_not_listen_first(stack: ExitStack) -> None:
