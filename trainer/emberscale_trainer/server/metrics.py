@@ -77,7 +77,7 @@ class ServerMetrics(Collector):
         if group is None:
             return
         lag = "Items of deltas that a server which holds their parity has yet to acknowledge"
-        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_ITEMS, lag, value=group.lag)
+        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_ITEMS, lag, value=group.lag_items)
         pushes = "Pushes whose deltas a server which holds their parity has yet to acknowledge: what a loss may forget"
         yield GaugeMetricFamily(metrics.PS_PARITY_LAG_PUSHES, pushes, value=group.lag_pushes)
         size = "Bytes of these deltas"

@@ -115,7 +115,7 @@ class Group:
         threading.Thread(target=self._run, name="parity", daemon=True).start()
 
     @property
-    def lag(self) -> int:
+    def lag_items(self) -> int:
         """The number of items that the slowest holder has not acknowledged."""
         return self.core.put_count - self._stored()
 

@@ -234,7 +234,7 @@ def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], S
             servers.twins[1].retire(number, np.arange(KEYS))
     wait_at(holder.changed, lambda: holder.core.holding.received(1) > sent)
     group_of(server).await_holders()
-    assert group_of(server).lag == 0
+    assert group_of(server).lag_items == 0
     servers.replace(1)
     servers.check()
 
@@ -257,7 +257,7 @@ def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
 
     def noting(group: Group, kind: ItemKind = ItemKind.WITHDRAWAL, what: Sequence[int] = ()) -> None:
         withdraw(group, kind, what)
-        ahead.append(group.lag)
+        ahead.append(group.lag_items)
 
     monkeypatch.setattr(Group, "withdraw", noting)
     monkeypatch.setattr(withdrawing, "_WITHDRAW_BYTES", 512)
@@ -269,7 +269,7 @@ def test_rows_leave_the_parity_only_a_few_pieces_ahead_of_the_holders(
     with ThreadPoolExecutor(1) as thread:
         with holder.changed:  # it takes nothing meanwhile
             rebuilding = thread.submit(servers.rebuild, joined, table, 2)
-            eventually(lambda: first.lag == withdrawing._WITHDRAW_AHEAD + 1)
+            eventually(lambda: first.lag_items == withdrawing._WITHDRAW_AHEAD + 1)
         rebuilt = rebuilding.result()
     assert max(ahead) == withdrawing._WITHDRAW_AHEAD + 1 < len(ahead)
     servers.switch(joined, table, 2, rebuilt[0])

@@ -145,7 +145,7 @@ def test_servers_that_have_yet_to_reach_another_train_on_without_parity(
     protection = servers.serving[1].mover.protection
     for _ in range(5):
         assert servers.push(servers.batch()) == [Status.OK] * 3
-    assert group_of(servers.serving[1]).lag == 1, "nothing piles up"
+    assert group_of(servers.serving[1]).lag_items == 1, "nothing piles up"
     group_of(servers.serving[1])._senders[0].flush(SECONDS)
     trouble = unwrap(protection.trouble)
     assert trouble.message == "it has yet to reach ps-2, and trains on without parity"
