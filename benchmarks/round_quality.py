@@ -170,7 +170,7 @@ class Emulation:
         for lease in self._leases():
             place = 0
             while place < len(lease):
-                length = 1 << (self._bound.room(index).bit_length() - 1)
+                length = 1 << (self._bound.round_limit(index).bit_length() - 1)
                 batches = lease[place : place + length - lease[place].number % length]
                 place += len(batches)
                 ticket = Ticket(index, 0, batches[0].number, len(batches), is_round=True)

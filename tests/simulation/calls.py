@@ -28,4 +28,4 @@ class Answer:
     """The answer to a request; for a pull, also how many batches the next round may have."""
 
     status: Status
-    room: int = 1
+    round_limit: int = 1

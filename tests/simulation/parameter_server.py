@@ -120,7 +120,7 @@ class ParameterServer(Process):
         if self.world.traced:
             batch = (header.epoch, header.batch)
             self.trace(f"answers {Kind(header.kind).name} {batch} of worker-{header.worker}: {status.name}")
-        return Answer(status, core.room(session) if header.kind == Kind.PULL else 1)
+        return Answer(status, core.round_limit(session) if header.kind == Kind.PULL else 1)
 
     def _push(self, session: int, asked: Request, arrived: float) -> Status | Wait:
         """Decides, records and applies, with nothing in between."""

@@ -120,7 +120,7 @@ class Work:
     table: RoutingTable
     is_round: bool = False
     pushed: int = 0
-    room: int = 1
+    round_limit: int = 1
 
 
 class Worker(Process):
@@ -351,7 +351,7 @@ class Pipeline:
                 yield from self._pull_round(work)
             else:
                 yield from self._servers[0].exchange(purpose, work)
-            self.worker.lengths.room(work.room)
+            self.worker.lengths.limit(work.round_limit)
             yield from self._ready.put(work)
 
     def _pull_round(self, work: Work) -> Task[None]:
@@ -485,7 +485,7 @@ class Servers:
                     case Receive(server):
                         answer = yield self._end(server).receive()
                         if server == self._table.owners[0].index:
-                            work.room = answer.room
+                            work.round_limit = answer.round_limit
                         event = Answered(server, answer.status)
                     case Send(server, kind):
                         self._end(server).send(self._request(server, kind, purpose, work))

@@ -137,16 +137,16 @@ class TestStaleness:
 
     def test_a_session_alone_may_have_any_round_and_others_share_the_bound(self) -> None:
         core = serving(StalenessBound(64))
-        assert core.room(1) == MAX_ROUND
+        assert core.round_limit(1) == MAX_ROUND
         core.admit(2, of_round(0, 4, 2, 1), 0.0)
-        assert core.room(1) == 64
+        assert core.round_limit(1) == 64
         core.admit(3, of_round(8, 4, 3, 2), 0.0)
-        assert core.room(1) == 32
+        assert core.round_limit(1) == 32
 
     def test_a_frame_says_how_much_room_there_is_however_large_the_bound(self) -> None:
         core = serving(StalenessBound(1 << 20))
         core.admit(2, of_round(0, 4, 2, 1), 0.0)
-        assert Header.unpack(Header(Status.OK, batches=core.room(1)).pack()).batches == MAX_ROUND
+        assert Header.unpack(Header(Status.OK, batches=core.round_limit(1)).pack()).batches == MAX_ROUND
 
     @given(
         bound=st.integers(0, 8),

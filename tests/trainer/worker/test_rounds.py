@@ -68,9 +68,9 @@ class TestLengths:
 
     def test_a_round_has_no_more_batches_than_the_bound_has_room_for(self) -> None:
         lengths = RoundLengths(ENABLED, 15)
-        lengths.room(13)
+        lengths.limit(13)
         assert grown(lengths) == [2, 4, 8, 8, 8, 8]
-        lengths.room(1)
+        lengths.limit(1)
         assert lengths.length == 1
         assert not lengths.begin_lease(2)
 
@@ -96,7 +96,7 @@ class TestLengths:
 
     def test_auto_rests_where_rounds_save_little_and_tries_again_later(self) -> None:
         lengths = measured_auto()
-        lengths.room(4)
+        lengths.limit(4)
         assert lengths.estimated(estimate(40))
         assert lengths.begin_lease(0)
         grown(lengths, saves=False)
@@ -136,9 +136,9 @@ class TestLengths:
     def test_an_estimate_is_of_rounds_that_would_be_admitted(self) -> None:
         lengths = RoundLengths(AUTO, 15)
         assert lengths.longest(50) == 32
-        lengths.room(9)
+        lengths.limit(9)
         assert lengths.longest(50) == 8
-        lengths.room(1)
+        lengths.limit(1)
         assert lengths.longest(50) == 1
 
     def test_a_job_that_fixes_the_mode_needs_no_estimate(self) -> None:
@@ -187,7 +187,7 @@ class TestLengths:
 
     def test_auto_gives_up_rounds_that_are_slower_and_tries_them_again_later(self) -> None:
         lengths = measured_auto()
-        lengths.room(64)
+        lengths.limit(64)
         lengths.estimated(estimate(40))
         assert lengths.begin_lease(1)
         grown(lengths)
@@ -261,7 +261,7 @@ class TestDecision:
 
     def test_auto_tells_that_rounds_saved_less_than_it_had_estimated(self) -> None:
         lengths = measured_auto()
-        lengths.room(4)
+        lengths.limit(4)
         lengths.estimated(estimate(40))
         grown(lengths, saves=False)
         assert self.told(lengths) == (False, "SavesTooLittle")
@@ -273,7 +273,7 @@ class TestDecision:
     def test_auto_tells_both_speeds_with_the_estimate(self) -> None:
         lengths = RoundLengths(AUTO, 15)
         lengths.estimated(estimate(40))
-        lengths.room(64)
+        lengths.limit(64)
         assert self.told(lengths) == (False, "SpeedPending")
         measure(lengths, 10_234)
         lengths.begin_lease(1)
@@ -285,9 +285,9 @@ class TestDecision:
 
     def test_a_bound_without_room_is_told_while_it_lasts(self) -> None:
         lengths = RoundLengths(ENABLED, 15)
-        lengths.room(1)
+        lengths.limit(1)
         assert self.told(lengths) == (False, "NotAdmitted")
-        lengths.room(2)
+        lengths.limit(2)
         assert self.told(lengths) == (True, "Enabled")
 
     @pytest.mark.parametrize(

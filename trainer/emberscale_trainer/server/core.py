@@ -258,10 +258,10 @@ class ServerCore:
             serving.bound.pulled(ticket, header.token)
         return Status.OK
 
-    def room(self, session: int) -> int:
+    def round_limit(self, session: int) -> int:
         """Returns the most batches of this session's next round, as far as this server knows."""
         bound = None if self._serving is None else self._serving.bound
-        return 1 if bound is None else bound.room(session)
+        return 1 if bound is None else bound.round_limit(session)
 
     def complete(self, session: int, header: Header) -> None:
         """Notes that all servers have applied a batch."""

@@ -183,9 +183,9 @@ class _Session:
             raise WireError("the payload ends within the keys")
         keys = payload[start:stop].view(np.int64)
         if header.kind == Kind.PULL:
-            status, rows, room = self._state.pull(self._session, header, counts, keys, self._room)
+            status, rows, round_limit = self._state.pull(self._session, header, counts, keys, self._room)
             if rows is not None:
-                self._connection.send(Header(status, payload_bytes=rows.nbytes, batches=room), [rows])
+                self._connection.send(Header(status, payload_bytes=rows.nbytes, batches=round_limit), [rows])
                 return
         else:
             status = self._state.push(self._session, header, counts, keys, payload[stop:].view(np.float32))

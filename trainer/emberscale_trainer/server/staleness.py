@@ -87,7 +87,7 @@ class StalenessBound:
         """The bound at this moment."""
         return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound
 
-    def room(self, session: int) -> int:
+    def round_limit(self, session: int) -> int:
         """The most batches of a round such that all sessions may have one outstanding at the same time."""
         others = len(self._others(session))
         return min(MAX_ROUND, max(1, self.in_force // others)) if others else MAX_ROUND

@@ -236,7 +236,7 @@ class ServerState:
             tables.pull(counts, keys, values, state=state)
             self._totals.pulls += 1
             self._totals.pull_seconds += self._clock() - began
-            return status, values, self.core.room(session)
+            return status, values, self.core.round_limit(session)
 
     def push(
         self,

@@ -225,7 +225,7 @@ class Pipeline:
             began = time.perf_counter()
             with self._statistics.stage("pull"):
                 plan, pulled, pushed = self._pulled(planned)
-            self._lengths.room(pulled.room)
+            self._lengths.limit(pulled.round_limit)
             self._statistics.moved(*self._pulls.take_traffic())
             self._ready.put(_Ready(planned, plan, pulled, (began, time.perf_counter()), pushed))
 

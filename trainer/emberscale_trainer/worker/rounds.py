@@ -134,7 +134,7 @@ class RoundLengths:
         self._mode = spec.mode if ruled_out is None else HotEmbeddingsMode.DISABLED
         self.budget = spec.budget_bytes
         self._longest_seconds = lease_timeout / 4
-        self._room = MAX_ROUND
+        self._limit = MAX_ROUND
         self._length = _FIRST
         self._fits = MAX_ROUND
         self._in_frame = MAX_ROUND
@@ -152,7 +152,7 @@ class RoundLengths:
         """Whether rounds are trained now, and why; None for a job that disables them. Any thread may ask."""
         with self._pacing:  # both must be of the same moment
             decision, pending = self._decision, self._pace.pending
-        if decision is not None and decision.active and min(self._room, self._in_frame) < _FIRST:
+        if decision is not None and decision.active and min(self._limit, self._in_frame) < _FIRST:
             message = "the bound on staleness, or the size of a frame, admits no round of two batches now"
             return RoundsDecision(False, RoundsReason.NOT_ADMITTED, message)
         if decision is not None and decision.active and self._mode is HotEmbeddingsMode.AUTO and pending:
@@ -163,7 +163,7 @@ class RoundLengths:
     @property
     def length(self) -> int:
         """The number of batches of the next round of a lease that is trained in rounds: a power of two."""
-        most = 1 if self._rest else max(1, min(self._length, self._room, self._fits, self._in_frame))
+        most = 1 if self._rest else max(1, min(self._length, self._limit, self._fits, self._in_frame))
         return 1 << (most.bit_length() - 1)
 
     def begin_lease(self, token: int) -> bool:
@@ -190,7 +190,7 @@ class RoundLengths:
 
     def longest(self, batches: int) -> int:
         """Returns the length of the longest admissible round of at most `batches` batches: a power of two."""
-        most = max(1, min(batches, self._room, self._in_frame))
+        most = max(1, min(batches, self._limit, self._in_frame))
         return 1 << (most.bit_length() - 1)
 
     def estimated(self, size: RoundSize) -> bool:
@@ -237,9 +237,9 @@ class RoundLengths:
     def _grow_anew(self) -> None:
         self._length, self._fits, self._grown = _FIRST, MAX_ROUND, False
 
-    def room(self, batches: int) -> None:
+    def limit(self, batches: int) -> None:
         """Takes the first server's limit on the batches of the next round."""
-        self._room = batches
+        self._limit = batches
 
     def exceeds_frame(self, batches: int) -> None:
         """Notes that the rows of a round of this many batches do not fit into a frame."""
@@ -257,7 +257,7 @@ class RoundLengths:
         self._longest_lease = max(self._longest_lease, figures.of_lease)
         half = (self._longest_lease + 1) // 2  # any lease of this length has a round of this many
         longest = (
-            figures.batches >= min(self._room, self._fits, self._in_frame) or self._length > figures.batches >= half
+            figures.batches >= min(self._limit, self._fits, self._in_frame) or self._length > figures.batches >= half
         )
         self._grown = not self._rest and (self._grown or longest)
         if figures.batches >= self._length:

@@ -82,13 +82,13 @@ class BatchName:
 class Pulled:
     """Rows of the plan's keys, float32 [plan.values], and the flat dense vector, float32 [parameters or more].
 
-    Those of a round have their state behind the weights of each row and of each dense piece. `room` is how many batches
-    the next round may have.
+    Those of a round have their state behind the weights of each row and of each dense piece. `round_limit` is how many
+    batches the next round may have.
     """
 
     rows: NDArray[np.float32]
     dense: NDArray[np.float32]
-    room: int = 1
+    round_limit: int = 1
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class ParameterServers:
         purpose = Purpose.EVALUATE if read_only else Purpose.TRAIN
         request = _Request(purpose, plan, lookups, name, self._identity.worker, rows, dense)
         self._run(request)
-        return request.plan, Pulled(request.rows, request.dense, request.room)
+        return request.plan, Pulled(request.rows, request.dense, request.round_limit)
 
     def push(
         self,
@@ -312,7 +312,7 @@ class _Traffic:
 class _Request:
     """The frames of one exchange. A pull fills `rows` float32 [plan.values] and `dense`; a push sends them.
 
-    `room` is how many batches the next round may have, once a pull is answered.
+    `round_limit` is how many batches the next round may have, once a pull is answered.
     """
 
     purpose: Purpose
@@ -322,7 +322,7 @@ class _Request:
     worker: int
     rows: NDArray[np.float32]
     dense: NDArray[np.float32]
-    room: int = 1
+    round_limit: int = 1
 
     def receive(self, connection: Connection, server: int, header: Header) -> bool:
         """Takes the payload of a pull's answer; False for one of the wrong size."""
@@ -331,7 +331,7 @@ class _Request:
             return False
         connection.receive_payload(*targets)
         if server == self.plan.routing.owners[0].index:
-            self.room = header.batches
+            self.round_limit = header.batches
         return True
 
     def send(self, connection: Connection, server: int, kind: Kind) -> None:
