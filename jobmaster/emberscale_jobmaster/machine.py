@@ -217,7 +217,7 @@ def _slow_found(
     job, seen, lost, relieved = relief.relieve(job, seen, now, clock)
     job = lifecycle.expel_stuck(job, spec, lost)
     notes = (
-        *(LogEvent("member_is_slow", {"member": name, "factor": seen.slow[name].told}) for name in slow),
+        *(LogEvent("member_is_slow", {"member": name, "factor": seen.slow[name].reported}) for name in slow),
         *(
             LogEvent("slow_member_is_replaced", {"member": one.slot, "incarnation": one.incarnation})
             for one in replaced

@@ -75,7 +75,7 @@ def relieve(
         if not is_placed:
             relief = replace(relief, changed_at=now)
         elif slow is not None and not lost and not is_kept and _is_extreme(relief, share, slow.factor, now):
-            relief = replace(relief, since=slow.since, factor=slow.told)
+            relief = replace(relief, since=slow.since, factor=slow.reported)
             if _redone_seconds(state, clock) <= FRESH_SECONDS:
                 state = _noted(state, index, clock)
                 lost.append(MemberId(Role.PS, index, process.incarnation))
@@ -89,7 +89,7 @@ def relieve(
         ):
             shares[index] = after
             if share == 1.0:
-                relief = replace(relief, since=slow.since, factor=slow.told)
+                relief = replace(relief, since=slow.since, factor=slow.reported)
             relief = replace(relief, changed_at=now)
             notes.append(LogEvent("server_is_relieved", {"member": name, "share": round(after, 3)}))
         elif not is_kept and _is_replaceable(relief, share, factors.get(name, 0.0), now):

@@ -127,7 +127,7 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
         before[bits] = before.get(bits, 0) + 1
     state = replace(state, restores=before)
     if source is not None and source.initial:
-        state = _told(state, restored)
+        state = _with_start_reported(state, restored)
     return complete_assignment(state, restored, source.own_checkpoint if source is not None else "")
 
 
@@ -191,7 +191,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
     return state.asking_due(operation, now)
 
 
-def _told(state: JobState, restored: Restored) -> JobState:
+def _with_start_reported(state: JobState, restored: Restored) -> JobState:
     """Reports once the checkpoint and the job from which this one starts."""
     origin = restored.origin
     if origin is None or state.restored.origin == origin:

@@ -72,13 +72,17 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     wanted = _without_refused(within_manifest(advice.sizes, spec), scaling, present.ps.replicas)
     if scaling.waits_for_plan:
         started = replace(scaling, sizes=wanted, waits_for_plan=False, changed_at=now, since=wall)
-        return with_scaling(state, _told(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}"))
+        return with_scaling(
+            state, _with_advice(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}")
+        )
     if wanted in (present, scaling.target):
         kept = scaling if wanted == scaling.target or scaling.target is None else replace(scaling, target=None)
         if advice.version == scaling.plan_version and kept == scaling:
             return state
         confirmed = replace(kept, sizes=present)
-        return with_scaling(state, _told(confirmed, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
+        return with_scaling(
+            state, _with_advice(confirmed, advice, f"stays at {describe_sizes(wanted)}: {advice.message}")
+        )
     if not _may_change(state, advice, spec, now):
         return state
     change = describe_change(scaling.target or present, wanted)
@@ -89,7 +93,7 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     else:
         changed = replace(changed, sizes=RoleShapes(present.ps, wanted.worker), target=wanted)
         changed = replace(changed, target_since=now, missing_since=now)
-    return with_scaling(state, _told(changed, advice, f"{change}: {advice.message}"))
+    return with_scaling(state, _with_advice(changed, advice, f"{change}: {advice.message}"))
 
 
 def _await_room(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, wall: float) -> JobState:
@@ -241,7 +245,7 @@ def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, now: flo
     return rested and state.stage is Stage.TRAIN and state.routing.ready and not state.suspending
 
 
-def _told(scaling: Scaling, advice: Advice, message: str) -> Scaling:
+def _with_advice(scaling: Scaling, advice: Advice, message: str) -> Scaling:
     return replace(
         scaling,
         reason=advice.action,

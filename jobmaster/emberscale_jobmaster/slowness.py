@@ -66,14 +66,14 @@ class Slowness:
 
     * `since`: when that began. `lasting`: it has been so for long enough to act on.
     * `calm_since`: since when it is no longer slow; None: it is still slow.
-    * `told`: the factor as reported to people.
+    * `reported`: the factor as people see it: rounded, and the same until it has changed by much.
     """
 
     since: float
     factor: float
     lasting: bool = False
     calm_since: float | None = None
-    told: float = 0.0
+    reported: float = 0.0
 
 
 def factors(paces: Mapping[str, float | None]) -> dict[str, float]:
@@ -105,15 +105,15 @@ def judged(before: Mapping[str, Slowness], now_slower: Mapping[str, float], now:
 def _judged(before: Slowness | None, factor: float, now: float) -> Slowness | None:
     if before is None:
         return Slowness(now, factor) if factor >= SLOW_FACTOR else None
-    told = before.told
+    reported = before.reported
     if not before.lasting:
         if factor < SLOW_FACTOR:
             return None
         lasting = now - before.since >= SLOW_SECONDS
-        return replace(before, factor=factor, lasting=lasting, told=_rounded(factor) if lasting else 0.0)
+        return replace(before, factor=factor, lasting=lasting, reported=_rounded(factor) if lasting else 0.0)
     if factor >= CALM_FACTOR:
-        told = told if told / _NEWS < factor < told * _NEWS else _rounded(factor)
-        return replace(before, factor=factor, calm_since=None, told=told)
+        reported = reported if reported / _NEWS < factor < reported * _NEWS else _rounded(factor)
+        return replace(before, factor=factor, calm_since=None, reported=reported)
     calm_since = now if before.calm_since is None else before.calm_since
     return replace(before, factor=factor, calm_since=calm_since) if now - calm_since < CALM_SECONDS else None
 

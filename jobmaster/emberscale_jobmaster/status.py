@@ -245,4 +245,4 @@ def _slowness(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: 
             return pb.Slowness(factor=relieved.factor, seconds=max(0.0, now - relieved.since), remedy=remedy)
     if slowness is None:
         return None
-    return pb.Slowness(factor=slowness.told, seconds=max(0.0, now - slowness.since), remedy=remedy)
+    return pb.Slowness(factor=slowness.reported, seconds=max(0.0, now - slowness.since), remedy=remedy)

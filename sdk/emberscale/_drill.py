@@ -198,45 +198,45 @@ def report(index: int, before: Sequence[Look], killed_at: float, after: Sequence
     )
 
 
-def lines(told: DrillReport) -> Iterator[tuple[str, str]]:
+def lines(result: DrillReport) -> Iterator[tuple[str, str]]:
     """The report for people: what, and how much."""
 
     def seconds(value: float | None, after: str) -> str:
         return "not before the drill ended" if value is None else f"{duration_text(value)} {after}"
 
-    if told.moved_away:
+    if result.moved_away:
         yield (
             "not rehearsed",
-            f"{told.server} gave its rows away before it ended, so none were lost: try again",
+            f"{result.server} gave its rows away before it ended, so none were lost: try again",
         )
         return
-    yield "without service", seconds(told.without_service_seconds, "from the kill to the first samples after it")
-    if told.was_protected or told.unprotected_seconds is not None:
-        yield "fully protected again", seconds(told.unprotected_seconds, "after the kill")
+    yield "without service", seconds(result.without_service_seconds, "from the kill to the first samples after it")
+    if result.was_protected or result.unprotected_seconds is not None:
+        yield "fully protected again", seconds(result.unprotected_seconds, "after the kill")
     else:
         yield "fully protected again", "never: the job was not protected"
-    share = f", {told.meanwhile / told.before:.0%} of before" if told.before else ""
-    new = rate_text(told.meanwhile, "new samples")
-    yield "speed", f"{rate_text(told.before)} before, {new} meanwhile{share}"
-    if told.rebuilt:
-        served = f"{duration_text(told.rebuild_seconds)} after the master noticed the loss"  # all are back later
-        yield "rebuilt from parity", f"{bytes_text(told.rebuild_bytes)} of rows, served {served}"
-    if told.rolled_back:
-        regained = seconds(told.regained_seconds, "after the kill")
-        yield "rolled back", f"{told.repeated_samples:,} samples trained again; regained {regained}"
-    elif told.rebuilt and told.forgotten:
-        yield "rolled back", f"nothing; parity lagged, and the portion of lost samples grew by {told.forgotten:.4g}"
-    elif told.forgotten:
+    share = f", {result.meanwhile / result.before:.0%} of before" if result.before else ""
+    new = rate_text(result.meanwhile, "new samples")
+    yield "speed", f"{rate_text(result.before)} before, {new} meanwhile{share}"
+    if result.rebuilt:
+        served = f"{duration_text(result.rebuild_seconds)} after the master noticed the loss"  # all are back later
+        yield "rebuilt from parity", f"{bytes_text(result.rebuild_bytes)} of rows, served {served}"
+    if result.rolled_back:
+        regained = seconds(result.regained_seconds, "after the kill")
+        yield "rolled back", f"{result.repeated_samples:,} samples trained again; regained {regained}"
+    elif result.rebuilt and result.forgotten:
+        yield "rolled back", f"nothing; parity lagged, and the portion of lost samples grew by {result.forgotten:.4g}"
+    elif result.forgotten:
         yield (
             "rolled back",
-            f"the rows of {told.server} alone; the portion of lost samples grew by {told.forgotten:.4g}",
+            f"the rows of {result.server} alone; the portion of lost samples grew by {result.forgotten:.4g}",
         )
     else:
         yield "rolled back", "nothing"
-    if told.precision_seconds:
-        yield "precision", f"reports of samples came up to {duration_text(told.precision_seconds)} apart"
-    if told.ended:
-        yield "ended early", f"the job was {told.ended} before the drill was over"
+    if result.precision_seconds:
+        yield "precision", f"reports of samples came up to {duration_text(result.precision_seconds)} apart"
+    if result.ended:
+        yield "ended early", f"the job was {result.ended} before the drill was over"
 
 
 def _moved_away(index: int, at_kill: Look, after: Sequence[Look]) -> bool:

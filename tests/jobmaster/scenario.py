@@ -96,7 +96,7 @@ def describe(driven: Driven) -> str:
         f"{f'from checkpoint {int(share.checkpoint)}' if share.checkpoint else 'rebuilt from parity'}"
         for share in state.forgotten
     ]
-    slow = [(name, one.told) for name, one in sorted(driven.state.seen.slow.items()) if one.lasting]
+    slow = [(name, one.reported) for name, one in sorted(driven.state.seen.slow.items()) if one.lasting]
     parts += [f"slow: {name}, {factor:g} times" for name, factor in slow]
     if state.outcome is not None:
         parts.append(f"{state.outcome.reason}: {state.outcome.message}")

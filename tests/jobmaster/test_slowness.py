@@ -83,7 +83,7 @@ def test_a_member_becomes_slow_only_after_an_unbroken_time(slow: list[bool], fac
 
 def test_a_slow_member_stays_slow_until_it_is_clearly_fast_again() -> None:
     found = over({}, 0, SLOW_SECONDS, 33)
-    assert (found["worker-0"].lasting, found["worker-0"].since, found["worker-0"].told) == (True, 0, 30)
+    assert (found["worker-0"].lasting, found["worker-0"].since, found["worker-0"].reported) == (True, 0, 30)
     found = over(found, 10, 60, SLOW_FACTOR / 1.5)  # neither slow nor fast
     assert found["worker-0"].lasting
     found = over(found, 100, CALM_SECONDS - 1, 1.0)
@@ -96,8 +96,8 @@ def test_a_factor_that_varies_is_told_once() -> None:
     found = over({}, 0, SLOW_SECONDS, 20)
     for second in range(100):
         found = judged(found, {"worker-0": 15 + second % 20}, 10.0 + second)
-        assert found["worker-0"].told == 20
-    assert judged(found, {"worker-0": 90}, 200.0)["worker-0"].told == 90
+        assert found["worker-0"].reported == 20
+    assert judged(found, {"worker-0": 90}, 200.0)["worker-0"].reported == 90
 
 
 def test_a_pace_is_the_median_so_one_pause_does_not_count() -> None:

@@ -59,12 +59,12 @@ def test_a_rebuilt_server_costs_the_time_without_service() -> None:
         look(4, 8000, **REBUILT),
     ]
     assert [_drill.is_over(1, BEFORE, after[:count]) for count in range(5)] == [False] * 4 + [True]
-    told = _drill.report(1, BEFORE, 0.0, after)
-    assert (told.without_service_seconds, told.regained_seconds, told.unprotected_seconds) == (2.5, 2.5, 4.0)
-    assert (told.before, told.meanwhile) == (2000, 750)
-    assert (told.precision_seconds, told.repeated_samples, told.rolled_back) == (1.0, 0, False)
-    assert told.passed
-    assert dict(_drill.lines(told)) == {
+    result = _drill.report(1, BEFORE, 0.0, after)
+    assert (result.without_service_seconds, result.regained_seconds, result.unprotected_seconds) == (2.5, 2.5, 4.0)
+    assert (result.before, result.meanwhile) == (2000, 750)
+    assert (result.precision_seconds, result.repeated_samples, result.rolled_back) == (1.0, 0, False)
+    assert result.passed
+    assert dict(_drill.lines(result)) == {
         "without service": "2.5s from the kill to the first samples after it",
         "fully protected again": "4s after the kill",
         "speed": "2,000 samples/s before, 750 new samples/s meanwhile, 38% of before",
@@ -85,45 +85,47 @@ def test_a_roll_back_costs_the_samples_that_are_trained_again() -> None:
         look(6, 5100, **restored),
     ]
     assert [_drill.is_over(1, before, after[:count]) for count in range(6)] == [False] * 5 + [True]
-    told = _drill.report(1, before, 0.0, after)
-    assert (told.without_service_seconds, told.regained_seconds, told.unprotected_seconds) == (4.0, 6.0, None)
-    assert (told.rolled_back, told.repeated_samples) == (True, 2100)
-    assert told.passed, "nobody promised more"
-    said = dict(_drill.lines(told))
+    result = _drill.report(1, before, 0.0, after)
+    assert (result.without_service_seconds, result.regained_seconds, result.unprotected_seconds) == (4.0, 6.0, None)
+    assert (result.rolled_back, result.repeated_samples) == (True, 2100)
+    assert result.passed, "nobody promised more"
+    said = dict(_drill.lines(result))
     assert said["fully protected again"] == "never: the job was not protected"
     assert said["rolled back"] == "2,100 samples trained again; regained 6s after the kill"
 
 
 def test_a_roll_back_of_a_protected_job_is_a_failure() -> None:
     after = [look(1, 3000, recoveries=1), look(2, 3500, recoveries=1), look(3, 5500, recoveries=1)]
-    told = _drill.report(1, BEFORE, 0.0, after)
+    result = _drill.report(1, BEFORE, 0.0, after)
     assert _drill.is_over(1, BEFORE, after)
-    assert (told.repeated_samples, told.passed) == (2000, False)
+    assert (result.repeated_samples, result.passed) == (2000, False)
 
 
 def test_a_partial_recovery_costs_what_the_rows_forget() -> None:
     before = [look(0, 5000, protected=None)]
     after = [look(1, 5000, RESTORING, protected=None), look(2, 5000, protected=None, pls=0.25)]
     after.append(look(3, 6000, protected=None, pls=0.25))
-    told = _drill.report(1, before, 0.0, after)
-    assert (told.forgotten, told.rolled_back, told.without_service_seconds) == (0.25, False, 3.0)
-    assert dict(_drill.lines(told))["rolled back"] == "the rows of ps-1 alone; the portion of lost samples grew by 0.25"
+    result = _drill.report(1, before, 0.0, after)
+    assert (result.forgotten, result.rolled_back, result.without_service_seconds) == (0.25, False, 3.0)
+    assert (
+        dict(_drill.lines(result))["rolled back"] == "the rows of ps-1 alone; the portion of lost samples grew by 0.25"
+    )
 
 
 def test_a_rebuild_from_parity_that_lags_costs_what_the_rows_forget() -> None:
     after = [look(1, 5000, pls=0.01, **REBUILT), look(2, 6000, pls=0.01, **REBUILT)]
-    told = _drill.report(1, BEFORE, 0.0, after)
-    assert (told.rebuilt, told.rolled_back, told.passed) == (True, False, True)
-    said = dict(_drill.lines(told))["rolled back"]
+    result = _drill.report(1, BEFORE, 0.0, after)
+    assert (result.rebuilt, result.rolled_back, result.passed) == (True, False, True)
+    said = dict(_drill.lines(result))["rolled back"]
     assert said == "nothing; parity lagged, and the portion of lost samples grew by 0.01"
 
 
 def test_a_job_that_does_not_recover_is_told_as_it_stands() -> None:
     after = [look(1, 5000, protected=False), look(2, 5000, JobPhase.FAILED, protected=False)]
-    told = _drill.report(1, BEFORE, 0.0, after)
+    result = _drill.report(1, BEFORE, 0.0, after)
     assert _drill.is_over(1, BEFORE, after)
-    assert (told.ended, told.passed) == ("Failed", False)
-    said = dict(_drill.lines(told))
+    assert (result.ended, result.passed) == ("Failed", False)
+    said = dict(_drill.lines(result))
     assert said["without service"] == said["fully protected again"] == "not before the drill ended"
     assert said["ended early"] == "the job was Failed before the drill was over"
 
@@ -136,12 +138,12 @@ def test_a_job_that_goes_on_to_evaluate_has_service() -> None:
 def test_a_job_that_trains_its_last_samples_meanwhile_has_service() -> None:
     """The status of a TrainingJob may show the rebuild and the end of the job at once."""
     saving = look(2, 6000, JobPhase.SAVING, **REBUILT)
-    told = _drill.report(1, BEFORE, 0.0, [look(1, 5000, **REBUILT), saving])
-    assert (told.without_service_seconds, told.regained_seconds, told.passed) == (2.0, 2.0, True)
+    result = _drill.report(1, BEFORE, 0.0, [look(1, 5000, **REBUILT), saving])
+    assert (result.without_service_seconds, result.regained_seconds, result.passed) == (2.0, 2.0, True)
     complete = look(3, 6000, JobPhase.COMPLETE, protected=False, **REBUILT)
-    told = _drill.report(1, BEFORE, 0.0, [look(1, 5000, protected=False), complete])
-    assert (told.without_service_seconds, told.unprotected_seconds, told.rolled_back) == (3.0, None, False)
-    assert not told.passed, "it was not protected again"
+    result = _drill.report(1, BEFORE, 0.0, [look(1, 5000, protected=False), complete])
+    assert (result.without_service_seconds, result.unprotected_seconds, result.rolled_back) == (3.0, None, False)
+    assert not result.passed, "it was not protected again"
 
 
 def test_a_second_loss_does_not_keep_the_drill_from_its_end() -> None:
@@ -154,8 +156,8 @@ def test_a_second_loss_does_not_keep_the_drill_from_its_end() -> None:
         look(5, 5500, **back),
     ]
     assert [_drill.is_over(1, BEFORE, after[:count]) for count in range(6)] == [False] * 5 + [True]
-    told = _drill.report(1, BEFORE, 0.0, after)
-    assert (told.without_service_seconds, told.regained_seconds, told.repeated_samples) == (4.0, 5.0, 1000)
+    result = _drill.report(1, BEFORE, 0.0, after)
+    assert (result.without_service_seconds, result.regained_seconds, result.repeated_samples) == (4.0, 5.0, 1000)
 
 
 def test_a_server_that_gives_its_rows_away_before_it_ends_is_no_loss() -> None:
@@ -167,9 +169,9 @@ def test_a_server_that_gives_its_rows_away_before_it_ends_is_no_loss() -> None:
         *(look(5 + seconds, 7000 + 500 * seconds, **anew) for seconds in range(21)),
     ]
     assert [_drill.is_over(1, BEFORE, after[:count]) for count in range(24)] == [False] * 23 + [True]
-    told = _drill.report(1, BEFORE, 0.0, after)
-    assert (told.moved_away, told.passed) == (True, False)
-    assert dict(_drill.lines(told)) == {
+    result = _drill.report(1, BEFORE, 0.0, after)
+    assert (result.moved_away, result.passed) == (True, False)
+    assert dict(_drill.lines(result)) == {
         "not rehearsed": "ps-1 gave its rows away before it ended, so none were lost: try again"
     }
 
@@ -189,7 +191,7 @@ def test_a_loss_that_is_not_noticed_or_not_mended_yet_is_waited_for(after: list[
 
 
 @pytest.mark.parametrize(
-    ("told", "index", "said"),
+    ("result", "index", "said"),
     [
         ({"phase": JobPhase.SAVING}, 1, "ctr: the job is Saving; a drill needs one that is Training"),
         ({}, 7, "ps-7: no such parameter server runs; running are ps-0, ps-1, ps-2"),
@@ -208,9 +210,9 @@ def test_a_loss_that_is_not_noticed_or_not_mended_yet_is_waited_for(after: list[
         ),
     ],
 )
-def test_a_loss_that_costs_more_than_time_is_refused(told: dict[str, Any], index: int, said: str) -> None:
+def test_a_loss_that_costs_more_than_time_is_refused(result: dict[str, Any], index: int, said: str) -> None:
     with pytest.raises(InvalidError) as caught:
-        _drill.check("ctr", look(0, 1000, **told), index, force=False)
+        _drill.check("ctr", look(0, 1000, **result), index, force=False)
     assert str(caught.value) == said
 
 
@@ -238,9 +240,9 @@ def test_a_training_job_is_looked_at_through_its_status() -> None:
             MemberStatus(role="worker", index=0, pod="w"),
         ),
     )
-    told = _drill.look_at_job(status, 3.0)
+    result = _drill.look_at_job(status, 3.0)
     expected = Look(3.0, TRAINING, 7, servers={1: "4"}, protected=False, problem="ps-1 is lost", recoveries=2)
-    assert told == replace(expected, rebuilds=1, rebuild_seconds=1.5, rebuild_bytes=9)
+    assert result == replace(expected, rebuilds=1, rebuild_seconds=1.5, rebuild_bytes=9)
     assert _drill.look_at_job(TrainingJobStatus(), 3.0) == Look(3.0, JobPhase.PENDING)
 
 
@@ -252,10 +254,10 @@ class Played:
         self.killed: list[int] = []
 
     def look(self) -> Look:
-        told = next(self.looks)
-        if isinstance(told, Exception):
-            raise told
-        return told
+        result = next(self.looks)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def kill(self, index: int) -> float:
         self.killed.append(index)
@@ -299,8 +301,8 @@ def test_a_master_that_is_away_for_a_moment_is_asked_again() -> None:
 
 def test_a_run_that_is_over_ends_the_drill() -> None:
     played = Played([*BEFORE, InvalidError("the run is not running: it is complete")])
-    told = rehearse(played, "ctr", 1, False, watched=2, timeout=60, poll=0)
-    assert (told.without_service_seconds, told.passed) == (None, False)
+    result = rehearse(played, "ctr", 1, False, watched=2, timeout=60, poll=0)
+    assert (result.without_service_seconds, result.passed) == (None, False)
 
 
 class Master(MasterServicer):
@@ -366,8 +368,8 @@ def test_the_run_is_asked_to_kill_that_process(held: Path, master: Master) -> No
     assert master.taken == [KillRequest("ps-1", "1-abc")]
     assert "rolled back nothing" in output
     code, output = drill(held, "--kill", "ps-0", "--before", 0, "--output", "json")
-    told = json.loads(output[output.index("{") :])
-    assert (code, told["server"], told["rebuild_bytes"], told["passed"]) == (0, "ps-0", 14, True)
+    result = json.loads(output[output.index("{") :])
+    assert (code, result["server"], result["rebuild_bytes"], result["passed"]) == (0, "ps-0", 14, True)
 
 
 @pytest.mark.usefixtures("master")

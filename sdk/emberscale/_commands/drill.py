@@ -104,12 +104,12 @@ def drill(
         else:
             drilled, poll = _DrilledOnCluster(job, namespace), _CLUSTER_POLL
             watched = _CLUSTER_BEFORE if before is None else before
-        told = rehearse(drilled, job, index, force, watched, timeout, poll)
+        result = rehearse(drilled, job, index, force, watched, timeout, poll)
     if output is Output.JSON:
-        typer.echo(json.dumps(dataclasses.asdict(told) | {"passed": told.passed}))
+        typer.echo(json.dumps(dataclasses.asdict(result) | {"passed": result.passed}))
     else:
-        open_console().print(_table(job, told))
-    raise typer.Exit(0 if told.passed else 1)
+        open_console().print(_table(job, result))
+    raise typer.Exit(0 if result.passed else 1)
 
 
 def rehearse(
@@ -173,10 +173,10 @@ class _DrilledOnCluster:
         return time.monotonic()
 
 
-def _table(job: str, told: DrillReport) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=f"{job}: the loss of {told.server}")
+def _table(job: str, result: DrillReport) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=f"{job}: the loss of {result.server}")
     table.title_justify = "left"
-    for what, how_much in _drill.lines(told):
+    for what, how_much in _drill.lines(result):
         table.add_row(what, how_much)
     return table
 

@@ -116,7 +116,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Begins to load the rows of a routing table, or attaches to that loading, and reports the progress."""
         routing = routing_from_proto(request.routing)
         meant = routing.servers[self._index].incarnation if self._index < len(routing.servers) else ""
-        with self._told(context, meant):
+        with self._answering(context, meant):
             background = self._assign(request, routing)
             loaded = background.result(request.wait_seconds)
         if loaded is None:
@@ -186,7 +186,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Hold(self, request: master_pb2.HoldRequest, context: grpc.ServicerContext) -> master_pb2.HoldReply:
         """Holds pushes, and reports all applied batches."""
         barrier = request.barrier
-        with self._told(context, barrier.incarnation):
+        with self._answering(context, barrier.incarnation):
             applied = self._state.hold(
                 barrier.generation, request.version, barrier.number, barrier.hold_seconds, request.checkpoint
             )
@@ -195,7 +195,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Settle(self, request: master_pb2.SettleRequest, context: grpc.ServicerContext) -> master_pb2.SettleReply:
         """Admits the batches that others have applied, and then reports all applied batches."""
         barrier = request.barrier
-        with self._told(context, barrier.incarnation):
+        with self._answering(context, barrier.incarnation):
             applied = self._state.settle(
                 barrier.generation,
                 barrier.number,
@@ -213,7 +213,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         def take(tables: TableStore, lock: Lock, outcome: Outcome) -> None:
             self._saves.begin(wanted, tables, lock, self._state.core.owned, outcome.applied)
 
-        with self._told(context, barrier.incarnation):
+        with self._answering(context, barrier.incarnation):
             outcome = self._state.snapshot(barrier.generation, barrier.number, take)
         if not outcome.repeated:
             self._metrics.snapshot_taken(outcome.settled_seconds)
@@ -221,7 +221,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def GetSaved(self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext) -> master_pb2.GetSavedReply:
         """Reports how much of a snapshot is written; lifts the limit of its writer for a master that asks for that."""
-        with self._told(context, request.incarnation):
+        with self._answering(context, request.incarnation):
             save = self._saves.of(request.generation, request.barrier)
             if save is None:
                 raise NotHeldError(f"no snapshot of barrier {request.barrier} is being written here")
@@ -235,7 +235,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Prepare(self, request: master_pb2.PrepareRequest, context: grpc.ServicerContext) -> master_pb2.PrepareReply:
         """Begins a move; a server without rows makes tables for it, with a lost server's rows if it replaces one."""
         routing, checkpoint = routing_from_proto(request.routing), request.checkpoint_uri
-        with self._told(context, request.incarnation):
+        with self._answering(context, request.incarnation):
             group = self._mover.protection.group
             if request.lost and group is not None and group.is_async and not request.knows_async_parity:
                 raise NotHeldError("rebuilt rows may lack batches, and this master would not know which")
@@ -301,7 +301,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def Copy(self, request: master_pb2.CopyRequest, context: grpc.ServicerContext) -> master_pb2.CopyReply:
         """Sends the rows that the server gives away, and reports the progress."""
-        with self._told(context, request.incarnation):
+        with self._answering(context, request.incarnation):
             progress = self._mover.copy(request.move, request.wait_seconds, request.spare_seconds)
         rebuilt = [
             master_pb2.RebuiltRows(server=server, applied=_applied_to_proto(applied))
@@ -313,7 +313,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Sends the last changes within a settled barrier, and keeps holding."""
         barrier = request.barrier
         hold = (barrier.generation, barrier.number, request.move, barrier.hold_seconds)
-        with self._told(context, barrier.incarnation):
+        with self._answering(context, barrier.incarnation):
             self._state.hand_over(*hold)
             self._mover.hand_over(request.move, request.wait_seconds)
             handed = self._state.hand_over(*hold)
@@ -338,7 +338,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             for one in request.rebuilt
             if group is not None
         ]
-        with self._told(context, barrier.incarnation):
+        with self._answering(context, barrier.incarnation):
             outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound, rebuilt)
         generation, version = self._state.core.known
         if (
@@ -353,14 +353,14 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def Abandon(self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext) -> master_pb2.AbandonReply:
         """Abandons a move."""
-        with self._told(context, request.incarnation):
+        with self._answering(context, request.incarnation):
             self._mover.abandon(request.move)
         return master_pb2.AbandonReply()
 
     def Resume(self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext) -> master_pb2.ResumeReply:
         """Releases a barrier, and abandons the snapshot taken in it, as nobody will ask for its files."""
         barrier = request.barrier
-        with self._told(context, barrier.incarnation):
+        with self._answering(context, barrier.incarnation):
             self._state.resume(barrier.generation, barrier.number)
         save = self._saves.of(barrier.generation, barrier.number)
         if save is not None:
@@ -368,7 +368,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         return master_pb2.ResumeReply()
 
     @contextmanager
-    def _told(self, context: grpc.ServicerContext, incarnation: str) -> Iterator[None]:
+    def _answering(self, context: grpc.ServicerContext, incarnation: str) -> Iterator[None]:
         """Ends the call with the status code of an error, by `_STATUS`, also if another process is meant."""
         try:
             if incarnation != self._incarnation:
