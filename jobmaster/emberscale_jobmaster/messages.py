@@ -171,7 +171,7 @@ def wire_task(task: Task) -> pb.Task:
 
 
 def wire_routing(table: RoutingTable, ready: bool) -> pb.Routing:
-    """A routing table."""
+    """Returns the message of a routing table."""
     servers = [
         message_of(pb.PsEndpoint, server, data_address=server.data, control_address=server.control)
         for server in table.servers

@@ -52,7 +52,7 @@ def intersection(one: Ranges, other: Ranges) -> Ranges:
 
 
 def difference(one: Ranges, other: Ranges) -> Ranges:
-    """What is in the first and not in the second."""
+    """Returns the numbers of the first ranges that are not in the second."""
     result = []
     right = 0
     for start, stop in one:
@@ -80,7 +80,7 @@ def flattened(ranges: Ranges) -> list[int]:
 
 
 def unflattened(numbers: Sequence[int]) -> Ranges:
-    """From the wire. Raises ValueError where the numbers do not ascend in pairs."""
+    """Returns the ranges of `start, stop, start, stop, ...`. Raises ValueError unless each stop exceeds its start."""
     if len(numbers) % 2 or any(later <= earlier for earlier, later in zip(numbers[::2], numbers[1::2], strict=True)):
         raise ValueError(f"{len(numbers)} numbers are not ranges: expected start, stop, start, stop, ...")
     return normalised(zip(numbers[::2], numbers[1::2], strict=True))
@@ -101,7 +101,7 @@ def on_any(servers: Collection[Applied]) -> dict[int, Ranges]:
 
 
 def minus(one: Applied, other: Applied) -> dict[int, Ranges]:
-    """What is in the first and not in the second."""
+    """Returns the batches of the first, by epoch, that are not in the second; no epoch without any."""
     left = {epoch: difference(batches, other.get(epoch, ())) for epoch, batches in one.items()}
     return {epoch: batches for epoch, batches in left.items() if batches}
 

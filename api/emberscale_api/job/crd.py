@@ -201,14 +201,17 @@ class _Inliner:
 
 
 def _take_field_defaults(schema: dict[str, Any], given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """The API server fills in fields one by one: where a section's default is not its type's, its fields' are not."""
+    """Gives fields the defaults that a section has for them in place of their type's.
+
+    The API server fills in the fields of a section that is given in part one by one.
+    """
     for name, value in given.items():
         if value != own.get(name) and not isinstance(value, dict):
             schema["properties"][name]["default"] = _plain_number(value)
 
 
 def _take_default(schema: dict[str, Any], source: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """An object's default names only what differs from its fields' own defaults, which the API server fills in."""
+    """Gives an object a default of what differs from its fields' own defaults, which the API server fills in."""
     given = source.get("default")
     if given is None:
         return

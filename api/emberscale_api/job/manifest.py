@@ -100,7 +100,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 
 def _follows_from_another(error: ErrorDetails) -> bool:
-    """A list is called too short as well where one of its items is malformed."""
+    """Whether an error only repeats another: pydantic calls a list too short if one of its items is malformed."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
@@ -175,7 +175,7 @@ def _places_of(name: str, part: type[BaseModel] = TrainingJob, path: str = "") -
 
 
 def _siblings(location: tuple[int | str, ...]) -> list[str]:
-    """The field names allowed where an unknown one was found."""
+    """Returns the names of the fields that are allowed in place of an unknown one."""
     part: Any = TrainingJob
     for key in location[:-1]:
         field = next((info for name, info in part.model_fields.items() if (info.alias or name) == key), None)

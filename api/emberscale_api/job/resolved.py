@@ -136,7 +136,7 @@ def _embedding_table(spec: TrainingJobSpec, columns: ColumnMapping, number: int)
 
 
 def _wide_table(spec: TrainingJobSpec, embeddings: TableSpec) -> TableSpec:
-    """A linear model begins at zero."""
+    """Returns the table of the linear part beside an embedding table: one weight per row, which begins at zero."""
     columns = len(columns_of(spec.data).id_columns)
     return replace(
         embeddings,

@@ -121,7 +121,7 @@ class MemberId:
 
 @lru_cache(maxsize=4096)
 def slot_name(role: Role, index: int) -> str:
-    """`worker-0`."""
+    """Returns the name of a member's place in its job, such as `worker-0`."""
     return f"{role.value}-{index}"
 
 

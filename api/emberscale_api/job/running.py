@@ -115,9 +115,10 @@ class ProtectionStatus:
 
 
 def expected_restore_seconds(costs: Sequence[CheckpointCost]) -> float | None:
-    """How long a restore from the newest of these checkpoints would read, at the rate at which they were written.
+    """Returns the seconds in which the newest of these checkpoints is read, at the rate at which they were written.
 
-    None where nothing was measured. A restore may be faster or slower than that: reads and writes of a store differ.
+    Returns None if nothing was measured. A restore may be faster or slower than that, as reads of a store differ from
+    writes.
     """
     written, seconds = sum(cost.written_bytes for cost in costs), sum(cost.seconds for cost in costs)
     return costs[-1].bytes * seconds / written if written and seconds > 0 else None
@@ -161,7 +162,7 @@ class Traffic:
     single_rows: int = 0
 
     def plus(self, other: "Traffic") -> "Traffic":
-        """Both together, each figure at most MAX_COUNT."""
+        """Returns the sums of both, each at most MAX_COUNT."""
         return Traffic(**_totals(self, other))
 
     @property
@@ -194,7 +195,7 @@ class AdmissionCounts:
     evicted: int = 0
 
     def plus(self, other: "AdmissionCounts") -> "AdmissionCounts":
-        """Both together, each count at most MAX_COUNT."""
+        """Returns the sums of both, each at most MAX_COUNT."""
         return AdmissionCounts(**_totals(self, other))
 
 

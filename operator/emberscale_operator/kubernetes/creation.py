@@ -142,7 +142,7 @@ class ObjectMaker:
 
 
 def _credentials_in(data: Mapping[str, str], name: str) -> Credentials:
-    """What a Secret of this name holds. Raises RefusedError where somebody else has made it, with other contents."""
+    """Returns the content of a Secret. Raises RefusedError if somebody else has made it, with other content."""
     held = {key: base64.b64decode(value) for key, value in data.items()}
     try:
         token = held[pod_spec.TOKEN_KEY]

@@ -131,7 +131,7 @@ def _said_in(part: TrainingJob | PodTemplate) -> str:
 
 
 def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair | None) -> dict[str, Any]:
-    """The Secret with what the job is known by.
+    """Returns the Secret with the job's tokens, certificate and password of Redis.
 
     Its pods mount the token and the certificate, if there is one; only the master mounts the operator's token.
     """

@@ -206,7 +206,7 @@ def _exit(
 
 
 def _end_due(metadata: Mapping[str, Any], status: Mapping[str, Any], ending_since: float | None) -> float:
-    """By when a pod that is being deleted has ended, unless its node is lost; the pods of such a node are not ready.
+    """Returns when a pod that is being deleted ends at the latest, unless its node is lost: then it is not ready.
 
     A parameter server may take long to give its rows away, but not on a node that does not answer.
     """

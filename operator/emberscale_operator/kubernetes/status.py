@@ -138,7 +138,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def unknown_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Either document, each value unknown: a patch from it has every field of its target, and null for all others."""
+    """Returns all fields of both documents, with null for values: a patch from that to `after` sets or clears each."""
     found: dict[str, Any] = {}
     for key in before.keys() | after.keys():
         parts = [part for part in (before.get(key), after.get(key)) if isinstance(part, Mapping)]

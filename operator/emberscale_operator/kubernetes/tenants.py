@@ -214,7 +214,7 @@ class Tenants:
             _log.warning("job_expelled_from_redis", job_uid=job_uid, bytes=size, limit_bytes=most)
 
     def _find_largest(self, used: int, most: int) -> None:
-        """Until Redis is less than half full again, so that nothing flutters."""
+        """Warns of the largest job once Redis is nearly full, and of its successors until Redis is half empty again."""
         if not self.sizes or (self._largest is None and used <= _NEARLY_FULL * most):
             return
         job_uid = max(self.sizes, key=lambda one: self.sizes[one])

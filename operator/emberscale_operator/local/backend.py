@@ -54,7 +54,7 @@ class StopRequests:
 
 
 def policy_of(spec: TrainingJobSpec) -> Policy:
-    """Patience on this machine, with the limits that the manifest sets."""
+    """Returns the waits of the job machine on this machine, with the limits of the manifest."""
     return Policy(
         backoff_limit=spec.run_policy.backoff_limit,
         silence=_SILENCE_SECONDS,

@@ -40,7 +40,10 @@ def reserve_port(port: int) -> socket.socket:
 
 
 def _refuse_if_served(port: int) -> None:
-    """With SO_REUSEPORT, two servers of a user could bind the same port and would share its connections."""
+    """Raises OSError if another server listens at the port.
+
+    `bind_shared` would not notice: with SO_REUSEPORT, two servers of a user would share the port's connections.
+    """
     if port == 0:
         return
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

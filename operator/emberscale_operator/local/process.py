@@ -116,19 +116,19 @@ class TetheredProcess:
             self.kill()
 
     def end_overdue(self, now: float) -> None:
-        """SIGKILL for a process that was asked to stop and has not within its grace."""
+        """Kills a process that was asked to stop and has not within its grace."""
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
 
     def stop(self, now: float, grace: float) -> None:
-        """SIGTERM now; SIGKILL follows after `grace` seconds."""
+        """Sends SIGTERM; `end_overdue` sends SIGKILL after `grace` seconds."""
         if not self.stop_asked and self.exit_code() is None:
             self.stop_asked = True
             self._kill_at = now + grace
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL now."""
+        """Sends SIGKILL."""
         if self.exit_code() is None:
             self._process.send_signal(signal.SIGKILL)
 

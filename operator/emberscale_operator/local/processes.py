@@ -123,7 +123,7 @@ class JobProcesses:
         return dict(self._peaks)
 
     def kill_all(self) -> None:
-        """SIGKILL to all, and waits until the kernel has taken them away."""
+        """Kills all processes, and waits until they are gone."""
         for entry in self._entries.values():
             entry.process.kill()
         for entry in self._entries.values():

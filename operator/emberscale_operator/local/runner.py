@@ -221,7 +221,7 @@ class LocalJob:
         return BrainAddress(self._seat.address, self._seat.token, self._authority)
 
     def _flash_redis(self, sockets: Path) -> EmbeddedRedis | None:
-        """A separate Redis for rows, so that they never delay the master's state. None with an external Redis."""
+        """Returns a Redis for rows alone, so that they never delay the master's state; None if the run takes none."""
         flash = self._job.spec.checkpoint.flash
         if self._redis_url is not None or flash.mode is FlashMode.DISABLED:
             return None

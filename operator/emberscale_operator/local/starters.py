@@ -150,7 +150,7 @@ class ForkServerClient:
         return self._connection
 
     def _bury_server(self) -> None:
-        """The kernel has killed what it forked; what it had not yet forked shares its fate."""
+        """Ends the processes of a server that has died: the kernel has killed those that it had forked already."""
         assert self._server is not None
         assert self._connection is not None
         self._connection.close()

@@ -160,7 +160,7 @@ def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: b
 
 
 def _noted(since: float | None, now: float) -> float:
-    """When something began; now, if no earlier moment was noted."""
+    """Returns when something began: now, unless an earlier moment was noted."""
     return now if since is None else since
 
 

@@ -85,7 +85,7 @@ def _print(report: AuditReport, status: RunStatus) -> None:
             f"(data.continuation {origin.continuation})"
         )
     for share in report.shares:
-        console.print(_told(share))
+        console.print(_describe(share))
     console.print(_verdict(report, status))
 
 
@@ -95,8 +95,8 @@ def _columns(report: AuditReport, counts: Counts | None = None) -> list[str]:
     return [name if counts is None else f"{getattr(counts, name):,}" for name in wanted]
 
 
-def _told(share: ForgottenShare) -> str:
-    """What one recovery made which rows forget."""
+def _describe(share: ForgottenShare) -> str:
+    """Describes what a recovery made some rows forget."""
     servers = ", ".join(f"ps-{index}" for index in share.servers)
     batches = ", ".join(
         f"batches {first:,} to {stop - 1:,} of epoch {part.epoch + 1}"

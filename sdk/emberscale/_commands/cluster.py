@@ -111,7 +111,7 @@ def _client(namespace: str | None) -> "TrainingJobClient":
 
 
 def _cost(newest: CheckpointCost, restore_seconds: float | None) -> str:
-    """What the newest checkpoint cost, and what a restore from it would take."""
+    """Describes the cost of the newest checkpoint, and of a restore from it."""
     took = "" if restore_seconds is None else f", about {duration_text(restore_seconds)}"
     return (
         f"{newest.checkpoint}: {bytes_text(newest.written_bytes)} in {duration_text(newest.seconds)}, pushes held "

@@ -114,7 +114,7 @@ class _Steps:
         self._update = self._shown.enter_context(progress_bar(f"{self._name}: {step}", *figures, total=total))
 
     def advance(self, size: int) -> None:
-        """Further bytes of rows have been read."""
+        """Shows that so many more bytes of rows have been read."""
         self._update(advance=size)
 
 

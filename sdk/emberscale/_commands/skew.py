@@ -161,7 +161,7 @@ def skew(
 def _job(
     paths: list[str], manifest: Path | None, overrides: Sequence[str] | None
 ) -> tuple[TrainingJob | None, list[str]]:
-    """The job that is named, if one is, and the data files: its own where no others are. Raises InvalidError."""
+    """Returns the named job, if any, and the named data files, or else those of the job. Raises InvalidError."""
     alone = len(paths) == 1 and Path(paths[0]).suffix in _MANIFEST_SUFFIXES
     if alone and manifest is not None:
         raise InvalidError(f"{paths[0]} is a manifest: omit --manifest, or name data files")
@@ -241,6 +241,6 @@ def _speeds(profile: Path) -> tuple[float, float]:
 
 
 def _bound(speeds: tuple[float, float], hot_share: float) -> float:
-    """The speed-up if hot batches ran at the roof, the speed without parameter servers: no hot batch is faster."""
+    """Returns the speed-up if hot batches ran at the roof, the speed of a job without parameter servers."""
     speed, roof = speeds
     return 1 / (hot_share * min(speed / roof, 1.0) + 1 - hot_share)

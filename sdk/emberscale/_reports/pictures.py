@@ -37,7 +37,7 @@ def over_time(rows: MetricRows, column: str, unit: float = 1.0) -> Series:
 
 
 def over_samples(rows: MetricRows, column: str) -> Series:
-    """One point for every number of samples seen; training that was rolled back goes back in the picture too.
+    """Returns a column against the samples, one point for each number; a roll-back goes back in the picture, too.
 
     A fast run may learn all of its last figures after its last batch, so other phases than training count as well.
     """
@@ -67,7 +67,7 @@ def draw_curve(axes: Axes, points: Series, colour: str, label: str | None = None
 
 
 def draw_held_out(axes: Axes, points: Series, colour: str) -> None:
-    """Hollow diamonds, which no curve has."""
+    """Draws held-out results as hollow diamonds, which no curve has."""
     if not points:
         return  # a line of nothing that is not clipped has no place, and the layout none for it
     axes.plot(

@@ -40,7 +40,7 @@ def skew_figure(report: "SkewReport") -> Figure:
 
 
 def _accesses(axes: Axes, report: "SkewReport") -> None:
-    """The largest tables have colours and names, as many as can be told apart."""
+    """Draws the accesses of each table by rank. Only the largest have a colour and a name: few can be told apart."""
     falling = sorted(report.tables, key=lambda table: -table.rows)
     for number, table in enumerate(falling):
         named = number < _NAMED_TABLES

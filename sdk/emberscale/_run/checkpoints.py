@@ -109,7 +109,7 @@ class SavedCheckpoints:
             )
 
     def uri_of(self, manifest: CheckpointManifest) -> str:
-        """The folder of one checkpoint."""
+        """Returns the URI of a checkpoint's folder."""
         return f"{self._uri.rstrip('/')}/{manifest.id}"
 
     def entries(self) -> tuple[SavedCheckpoint, ...]:

@@ -41,7 +41,7 @@ class Interruption:
 
     @contextmanager
     def of(self, local: LocalJob) -> Iterator[None]:
-        """The job runs in the body."""
+        """Runs the body, in which a signal interrupts this job."""
         self._local = local
         try:
             yield

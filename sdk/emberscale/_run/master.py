@@ -34,7 +34,7 @@ def status_of(master: MasterStub, seconds: float) -> JobStatus:
 
 
 def unanswered(root: Path, error: grpc.RpcError) -> UnavailableError:
-    """What to raise where the master of the run in `root` does not answer a call."""
+    """Returns the error of a call that the master of the run in `root` does not answer."""
     return UnavailableError(f"{root}: the master of the run does not answer ({error.details()})")
 
 

@@ -291,7 +291,7 @@ class CheckpointFiles:
         return min(table.rows, listed // _LEAST_ROW_BYTES)
 
     def parse(self, key: str, model: type[_Model]) -> _Model:
-        """A JSON file."""
+        """Returns the content of a JSON file. Raises DamagedCheckpointError."""
         try:
             return model.model_validate_json(self.read(key))
         except ValidationError as error:

@@ -154,7 +154,7 @@ def write_rows(
 def _owned_rows(
     snapshot: Snapshot, spec: TableSpec, number: int, share: Share, left_out: Ownership, seen: Seen | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """The records of a table that belong in the checkpoint, uint8 [n, stride]; notes where the others belong."""
+    """Yields the owned records of a table, uint8 [n, stride]; adds buckets and pieces of the others to `left_out`."""
     for records in snapshot.read(number):
         keys = keys_of(records)
         owned = share.owned.among(keys, dense=spec.column < 0)
@@ -210,7 +210,7 @@ def _stem(spec: TableSpec) -> str:
 
 
 def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[memoryview]:
-    """The bytes of some whole chunks each, `size_bytes` or more; the next overwrites each."""
+    """Joins chunks to parts of at least `size_bytes`, but for the last; each part overwrites the one before."""
     part = np.empty(0, np.uint8)
     size = 0
     for chunk in chunks:
