@@ -81,21 +81,21 @@ DIMENSIONS = tuple(dimension.name for dimension in fields(JobShape))
 class JobProfile:
     """One measurement of a job in steady state, over some seconds up to `time`.
 
-    time:                    When the window ended, in seconds since the epoch; 0 until that is known.
-    shape:                   What the job ran with. A role without limits counts as what it used.
-    batch_size:              Samples per worker and iteration.
-    iteration_seconds:       A worker's time for one batch.
-    throughput:              Samples per second of all workers together.
-    samples:                 What the job had trained by then, also in shards that were not finished.
-    rows:                    Rows of all tables; 0: not known, as a move was completed in the window.
-    ps_memory:               Bytes of the largest parameter server, 0 likewise; `worker_memory` of the largest worker.
-    worker_cpu_utilization:  0 to 1 of the cores that the role has; so `ps_cpu_utilization`.
-    stage_fractions:         Shares of `iteration_seconds`: read, pull, compute, push, wait.
-    restarted:               A start, a failure or a scaling falls into the window, or it holds something else than
-                             training: it says nothing about the shape and enters no throughput fit.
-    total_samples:           Over all epochs, once the job knows; 0 before.
-    failures:                How many parameter servers the job has lost.
-    checkpoint_cost:         Seconds of training that a checkpoint costs on average; 0 before the first.
+    * `time`: when the window ended, in seconds since the epoch; 0 until that is known.
+    * `shape`: what the job ran with. A role without limits counts as what it used.
+    * `batch_size`: samples per worker and iteration.
+    * `iteration_seconds`: a worker's time for one batch.
+    * `throughput`: samples per second of all workers together.
+    * `samples`: what the job had trained by then, also in shards that were not finished.
+    * `rows`: rows of all tables; 0: not known, as a move was completed in the window.
+    * `ps_memory`: bytes of the largest parameter server, 0 likewise; `worker_memory` of the largest worker.
+    * `worker_cpu_utilization`: 0 to 1 of the cores that the role has; so `ps_cpu_utilization`.
+    * `stage_fractions`: shares of `iteration_seconds`: read, pull, compute, push, wait.
+    * `restarted`: a start, a failure or a scaling falls into the window, or it holds something else than training: it
+      says nothing about the shape and enters no throughput fit.
+    * `total_samples`: over all epochs, once the job knows; 0 before.
+    * `failures`: how many parameter servers the job has lost.
+    * `checkpoint_cost`: seconds of training that a checkpoint costs on average; 0 before the first.
     """
 
     time: float

@@ -54,12 +54,12 @@ class Pause:
 class News:
     """The news of one step, for a backend to report.
 
-    before:       The job's previous standing.
-    decision:     The decision of this step.
-    plan_before:  The plan at the step before; None until one was heard.
-    plan:         The newest plan.
-    status:       The newest status of the master that runs, or ran last; None until it was heard.
-    answers:      The master answers.
+    * `before`: the job's previous standing.
+    * `decision`: the decision of this step.
+    * `plan_before`: the plan at the step before; None until one was heard.
+    * `plan`: the newest plan.
+    * `status`: the newest status of the master that runs, or ran last; None until it was heard.
+    * `answers`: the master answers.
     """
 
     before: JobStanding

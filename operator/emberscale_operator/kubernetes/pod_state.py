@@ -56,11 +56,11 @@ class PodView:
     """One pod of a job.
 
     cause, detail:  How it ended: a CamelCase reason, and what it said last.
-    waiting:        Why it does not run yet.
-    mounting:       It has been preparing for a while, and its status does not say why.
-    limits:         Those that its running container has, which after a resize differ for a while from those in
-                    `instance`; None if unknown.
-    resizing:       What keeps it from the limits in `instance`.
+    * `waiting`: why it does not run yet.
+    * `mounting`: it has been preparing for a while, and its status does not say why.
+    * `limits`: those that its running container has, which after a resize differ for a while from those in `instance`;
+      None if unknown.
+    * `resizing`: what keeps it from the limits in `instance`.
     """
 
     name: str

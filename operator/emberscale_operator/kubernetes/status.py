@@ -60,13 +60,13 @@ _MOST_WARNINGS = 16
 class Facts:
     """The facts from which a status is built.
 
-    standing:  Where the job stands; `reason` and `message` are its, or those of what its pods wait for.
-    members:   Every member as it is to be written.
-    now:       Seconds since 1970.
-    ready:     Counts the ready pods of each role.
-    blocked:   Reason and message of what a job that does not train waits for.
-    image:     The operator's, which the job gets if it has none yet.
-    parity:    How many parameter servers may be lost at a time where the job keeps parity.
+    * `standing`: where the job stands; `reason` and `message` are its, or those of what its pods wait for.
+    * `members`: every member as it is to be written.
+    * `now`: seconds since 1970.
+    * `ready`: counts the ready pods of each role.
+    * `blocked`: reason and message of what a job that does not train waits for.
+    * `image`: the operator's, which the job gets if it has none yet.
+    * `parity`: how many parameter servers may be lost at a time where the job keeps parity.
     """
 
     name: str

@@ -40,8 +40,9 @@ _WIND_DOWN: tuple[frozenset[Role], ...] = (
 def converge(
     demands: Iterable[Demand], observed: Sequence[Instance], history: History, plan_heard: bool, now: float
 ) -> Iterable[Action]:
-    """Keeps at most one live instance of a role and index, creates none that is not wanted, and restarts what ended
-    after its back-off. `observed` is ascending by id.
+    """Creates and restarts wanted instances, and deletes all others, with at most one live for a role and index.
+
+    What ended starts again after its back-off. `observed` is ascending by id.
 
     Completed members are not replaced until the master is known to want members: they may be done because the job is.
     """

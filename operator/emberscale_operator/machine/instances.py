@@ -74,15 +74,15 @@ class InstanceExit:
 class Instance:
     """One observed instance, seen until it is forgotten. Times are in seconds, on the clock of the decision.
 
-    resources:         The limits that it was given, or runs with.
-    exit:              Set exactly when the state is `EXITED`.
-    name:              The incarnation's name, as the master knows it.
-    revision:          Identifies the parts of the manifest that it was created from; empty if no edit outdates it.
-    ready:             It serves.
-    unanswered_since:  When it first left a call unanswered, if it has not answered one since; None if it answers or is
-                       not called.
-    holds_log:         Forgetting it deletes its log.
-    unplaced:          It is pending because no node takes it: nothing of it has begun.
+    * `resources`: the limits that it was given, or runs with.
+    * `exit`: set exactly when the state is `EXITED`.
+    * `name`: the incarnation's name, as the master knows it.
+    * `revision`: identifies the parts of the manifest that it was created from; empty if no edit outdates it.
+    * `ready`: it serves.
+    * `unanswered_since`: when it first left a call unanswered, if it has not answered one since; None if it answers or
+      is not called.
+    * `holds_log`: forgetting it deletes its log.
+    * `unplaced`: it is pending because no node takes it: nothing of it has begun.
     """
 
     id: InstanceId

@@ -19,15 +19,15 @@ _LEAVE_SECONDS, _LEAVE_SECONDS_A_GIB, _MOST_LEAVE_SECONDS = 60.0, 10.0, 585.0
 class Policy:
     """The waits of the machine, and when it gives up.
 
-    backoff:          Waits before restarts.
-    backoff_limit:    Errors allowed for each role and index. The master, which knows more, usually gives up on its
-                      members first, but it cannot count its own errors.
-    stop_grace:       Seconds that members may take to end by themselves once the job has ended.
-    silence:          Seconds that an instance may leave calls unanswered before it is killed.
-    start_silence:    Seconds that a running master may take until its first answer; None leaves that to others.
-    join_silence:     Seconds that a running member may take until the master has heard of it; None leaves it to others.
-    suspend_silence:  Seconds without an answer of the master after which a job rests without a new checkpoint.
-    suspend_limit:    Seconds that a suspension may take in all; None for no limit.
+    * `backoff`: waits before restarts.
+    * `backoff_limit`: errors allowed for each role and index. The master, which knows more, usually gives up on its
+      members first, but it cannot count its own errors.
+    * `stop_grace`: seconds that members may take to end by themselves once the job has ended.
+    * `silence`: seconds that an instance may leave calls unanswered before it is killed.
+    * `start_silence`: seconds that a running master may take until its first answer; None leaves that to others.
+    * `join_silence`: seconds that a running member may take until the master has heard of it; None leaves it to others.
+    * `suspend_silence`: seconds without an answer of the master after which a job rests without a new checkpoint.
+    * `suspend_limit`: seconds that a suspension may take in all; None for no limit.
     """
 
     backoff: Backoff = field(default_factory=Backoff)
@@ -53,17 +53,17 @@ class Demand:
 class JobIntent:
     """The intent of a job.
 
-    spec:            Its manifest.
-    suspend:         The job is to be suspended.
-    policy:          Patience and limits.
-    own:             Instances that serve this job alone, such as its Redis. They start first and end last.
-    awaits_store:    The others start only once the job's own Redis has been ready.
-    planned:         A brain plans the sizes that the manifest leaves open.
-    revisions:       By role, the revision that a new instance would have now.
-    keeps_ended:     Instances that ended with the job stay if they hold its logs.
-    ttl:             Seconds after its end at which the job is deleted; None keeps it.
-    memory_ceiling:  Bytes beyond which no role's memory grows; None for no bound.
-    waits:           What keeps the first parameter server that does not run from starting, for people; empty: nothing.
+    * `spec`: its manifest.
+    * `suspend`: the job is to be suspended.
+    * `policy`: patience and limits.
+    * `own`: instances that serve this job alone, such as its Redis. They start first and end last.
+    * `awaits_store`: the others start only once the job's own Redis has been ready.
+    * `planned`: a brain plans the sizes that the manifest leaves open.
+    * `revisions`: by role, the revision that a new instance would have now.
+    * `keeps_ended`: instances that ended with the job stay if they hold its logs.
+    * `ttl`: seconds after its end at which the job is deleted; None keeps it.
+    * `memory_ceiling`: bytes beyond which no role's memory grows; None for no bound.
+    * `waits`: what keeps the first parameter server that does not run from starting, for people; empty: nothing.
     """
 
     spec: TrainingJobSpec
@@ -88,11 +88,11 @@ def demands_of(
 ) -> tuple[Demand, ...]:
     """Returns the master, PS and workers that are wanted.
 
-    sizes:       The master's plan, None until it is known; the manifest supplies what it leaves out.
-                 The manifest bounds it: it may have been edited after the master read it.
-    applied_ps:  The number of PS that the master asks for; while rows move, the manifest's is not it.
-    grown:       Bytes of memory that a role needs because it ran out of less.
-    planned:     A brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
+    * `sizes`: the master's plan, None until it is known; the manifest supplies what it leaves out. The manifest bounds
+      it: it may have been edited after the master read it.
+    * `applied_ps`: the number of PS that the master asks for; it differs from the manifest's while rows move.
+    * `grown`: bytes of memory that a role needs because it ran out of less.
+    * `planned`: a brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
     """
     plan, needed = sizes or {}, grown or {}
 

@@ -35,12 +35,12 @@ class Backoff:
 class Lives:
     """The history of all incarnations of one role and index.
 
-    last_incarnation:  The newest that was seen; 0 before the first.
-    counted:           The newest whose exit is in the numbers below.
-    restarts:          Exits that were not requested, completions excluded.
-    streak:            Consecutive exits, each after a short life.
-    ready_at:          When the next may start, in seconds.
-    faults:            Errors of the job itself, as opposed to kills from outside.
+    * `last_incarnation`: the newest that was seen; 0 before the first.
+    * `counted`: the newest whose exit is in the numbers below.
+    * `restarts`: exits that were not requested, completions excluded.
+    * `streak`: consecutive exits, each after a short life.
+    * `ready_at`: when the next may start, in seconds.
+    * `faults`: errors of the job itself, as opposed to kills from outside.
     """
 
     last_incarnation: int = 0

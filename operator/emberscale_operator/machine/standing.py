@@ -15,15 +15,15 @@ from emberscale_operator.machine.restarts import History
 class JobStanding:
     """A job's phase, and the history that later decisions need. Times are in seconds, on the decision's clock.
 
-    active_since:      When it became active, plus the time that it rested; None before that.
-    rested_at:         When it came to rest; None while it does not.
-    told:              Its master brought it to rest, and informs its members.
-    suspending_since:  When its suspension began; None unless it is Suspending.
-    applied_ps:        The number of PS that its master asks for, which move rows before it changes; None while the job
-                       rests and may resume with any.
-    store_ready:       Its own Redis has been ready.
-    grown:             Bytes of memory that a role needs because it ran out of less.
-    history:           The past lives of its instances.
+    * `active_since`: when it became active, plus the time that it rested; None before that.
+    * `rested_at`: when it came to rest; None while it does not.
+    * `told`: its master brought it to rest, and informs its members.
+    * `suspending_since`: when its suspension began; None unless it is Suspending.
+    * `applied_ps`: the number of PS that its master asks for, which move rows before it changes; None while the job
+      rests and may resume with any.
+    * `store_ready`: its own Redis has been ready.
+    * `grown`: bytes of memory that a role needs because it ran out of less.
+    * `history`: the past lives of its instances.
     """
 
     phase: JobPhase = JobPhase.PENDING
@@ -67,22 +67,22 @@ class PhaseNews:
 class MasterReport:
     """The reports of the master.
 
-    sizes:             The newest plan; None until one was received.
-    plan_heard:        The plan is from the master that runs now.
-    asked:             What it was told last of the manifest; None until it has said.
-    told_at:           When it was told last of the manifest, in seconds; None before that.
-    end:               How the job came to rest, according to its plan; None while it has not.
-    status:            The job's phase, according to its status; None until one was received.
-    silent:            Members that it has given up, because they are silent or to have them replaced.
-    drained:           Servers that have given all their rows away: their end is no failure.
-    joined:            Members that have registered with it, by its newest status; None until one was heard.
-    answers:           It answered the last call.
-    answers_since:     When its current unbroken series of answers began; None before the first.
-    heard_at:          When it last answered, in seconds; None before it has.
-    unanswered_since:  When it first left a call unanswered, if it has not answered one since.
-    suspended:         It has answered the request to suspend.
-    told_to_end_at:    When it was told to end; None before that.
-    cannot_be_told:    It refused to be told to end.
+    * `sizes`: the newest plan; None until one was received.
+    * `plan_heard`: the plan is from the master that runs now.
+    * `asked`: the numbers of the manifest that it was told last, as it reports them; None before its first report.
+    * `told_at`: when it was told them, in seconds; None before that.
+    * `end`: how the job came to rest, according to its plan; None while it has not.
+    * `status`: the job's phase, according to its status; None until one was received.
+    * `silent`: members that it has given up, because they are silent or to have them replaced.
+    * `drained`: servers that have given all their rows away: their end is no failure.
+    * `joined`: members that have registered with it, by its newest status; None until one was heard.
+    * `answers`: it answered the last call.
+    * `answers_since`: when its current unbroken series of answers began; None before the first.
+    * `heard_at`: when it last answered, in seconds; None before it has.
+    * `unanswered_since`: when it first left a call unanswered, if it has not answered one since.
+    * `suspended`: it has answered the request to suspend.
+    * `told_to_end_at`: when it was told to end; None before that.
+    * `cannot_be_told`: it refused to be told to end.
     """
 
     sizes: Mapping[Role, RoleShape] | None = None
