@@ -26,10 +26,11 @@ from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import brain_messages, scaling
 from emberscale_jobmaster.events import Advised, Event, FailuresExpected, IntervalAdvised, PlanMissed
+from emberscale_jobmaster.figures import phase_of, sizes_of
 from emberscale_jobmaster.profiling import Moment, measure, moment
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.state import JobState, phase_of, sizes_of
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import DeposedError, StoreUnavailableError
 from emberscale_jobmaster.tasks import InvalidReportError
 

@@ -16,10 +16,11 @@ from emberscale_api.job.roles import MAX_REPLICAS
 from emberscale_api.routing import BUCKETS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import RoleShape
+from emberscale_jobmaster.figures import sizes_of
 from emberscale_jobmaster.messages import check_numbers
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import JobState, sizes_of
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.tasks import InvalidReportError
 
 _FLOAT_BYTES = 4

@@ -33,6 +33,7 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.events import AppliedReport, Saved
+from emberscale_jobmaster.figures import checkpoint_interval, leaves
 from emberscale_jobmaster.operations import (
     CHECKPOINT_NOT_WRITTEN,
     STORAGE,
@@ -45,11 +46,7 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import fail, suspend
-from emberscale_jobmaster.state import (
-    JobState,
-    checkpoint_interval,
-    leaves,
-)
+from emberscale_jobmaster.state import JobState
 
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of a barrier."""

@@ -4,9 +4,9 @@
        the process goes too early -> the job recovers as from any lost server
        nobody can take the rows over in time -> given up
 
-A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that, also while the job
+A drain makes the server's wanted share 0 (`figures.wanted_shares`); the moves follow from that, also while the job
 evaluates. Nothing rolls back. To drain the job's only server, another server is started to hold the rows meanwhile
-(`state.servers_wanted`).
+(`figures.servers_wanted`).
 """
 
 from emberscale_api.frozen import replace
@@ -14,9 +14,10 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.readable import duration_text
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.figures import servers_wanted, wanted_shares
 from emberscale_jobmaster.losses import may_own
 from emberscale_jobmaster.membership import Drain, DrainPhase
-from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares
+from emberscale_jobmaster.state import JobState
 
 
 def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *, replaced: bool = False) -> JobState:

@@ -6,23 +6,17 @@ from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_jobmaster import chains, flash, priority, quantization, retry
 from emberscale_jobmaster.barrier import DrivenBarrier
 from emberscale_jobmaster.checkpointing import BARRIER_SECONDS, SAVE_SECONDS
-from emberscale_jobmaster.operations import (
-    Checkpointing,
-    CheckpointPhase,
-    CheckpointPurpose,
-    Image,
-)
-from emberscale_jobmaster.progress import suspend
-from emberscale_jobmaster.ranges import minus
-from emberscale_jobmaster.state import (
-    JobState,
-    Stage,
+from emberscale_jobmaster.figures import (
     allowed_pls,
     applied_batches,
     checkpoint_interval,
     committed_samples,
     newest_flash,
 )
+from emberscale_jobmaster.operations import Checkpointing, CheckpointPhase, CheckpointPurpose, Image
+from emberscale_jobmaster.progress import suspend
+from emberscale_jobmaster.ranges import minus
+from emberscale_jobmaster.state import JobState, Stage
 
 STALLED_SECONDS = 15.0
 """How long a server may write its snapshot without any progress if a checkpoint that the job waits for is due."""

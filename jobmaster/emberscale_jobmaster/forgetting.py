@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable
 from emberscale_api.checkpoint import EpochApplied, ForgottenShare
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.routing import BUCKETS
+from emberscale_jobmaster.figures import samples_in
 from emberscale_jobmaster.operations import Source
 from emberscale_jobmaster.ranges import Applied, Ranges, minus, normalised, on_any
-from emberscale_jobmaster.state import JobState, samples_in
+from emberscale_jobmaster.state import JobState
 
 
 def forgotten_by(

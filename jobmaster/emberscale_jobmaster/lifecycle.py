@@ -9,10 +9,11 @@ from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import MAX_COUNT, JobPhase
 from emberscale_api.readable import duration_text
+from emberscale_jobmaster.figures import missing_servers, phase_of, sizes_of
 from emberscale_jobmaster.losses import on_server_lost
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.progress import fail
-from emberscale_jobmaster.state import Clock, JobState, missing_servers, phase_of, sizes_of
+from emberscale_jobmaster.state import Clock, JobState
 from emberscale_jobmaster.takeover import surpass_history
 
 SHOWN_BAD_RECORDS = 10

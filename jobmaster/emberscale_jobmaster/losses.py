@@ -5,6 +5,7 @@ from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, TrainingJobSpec, can_
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.status import ROLLED_BACK_STEP
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.figures import allowed_pls, applied_batches, due_parity, newest_flash, sizes_of, switching
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.operations import CheckpointPhase, Reload, ReloadPhase, Source
 from emberscale_jobmaster.progress import unroute
@@ -19,16 +20,7 @@ from emberscale_jobmaster.recovery import (
     choose,
     names_of,
 )
-from emberscale_jobmaster.state import (
-    PREPARATION,
-    JobState,
-    allowed_pls,
-    applied_batches,
-    due_parity,
-    newest_flash,
-    sizes_of,
-    switching,
-)
+from emberscale_jobmaster.state import PREPARATION, JobState
 
 
 def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:

@@ -53,9 +53,10 @@ from emberscale_jobmaster.events import (
     TaskWanted,
     TimePassed,
 )
+from emberscale_jobmaster.figures import due_parity, phase_of, sizes_of
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import CheckpointPhase
-from emberscale_jobmaster.state import PREPARATION, JobState, Stage, due_parity, phase_of, sizes_of
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage
 
 COUNTED_SECONDS = 1.0
 """The time that may pass before the durable clock counts it; a new phase counts it at once."""

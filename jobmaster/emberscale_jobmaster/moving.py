@@ -33,21 +33,13 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
 )
 from emberscale_jobmaster.events import AppliedReport, Prepared
+from emberscale_jobmaster.figures import keeps_async, limits_of, servers_wanted, sizes_of, wanted_shares
 from emberscale_jobmaster.losses import recover
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import (
-    JobState,
-    Routing,
-    Stage,
-    keeps_async,
-    limits_of,
-    servers_wanted,
-    sizes_of,
-    wanted_shares,
-)
+from emberscale_jobmaster.state import JobState, Routing, Stage
 
 KIND = "Move"
 HOLD_SECONDS = 10.0

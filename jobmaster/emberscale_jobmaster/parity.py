@@ -18,9 +18,10 @@ from emberscale_api.job import (
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import PARITY_STEP
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.figures import newest_checkpoint, wanted_parity
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.recovery import Parting
-from emberscale_jobmaster.state import JobState, newest_checkpoint, wanted_parity
+from emberscale_jobmaster.state import JobState
 
 MOST_PARTINGS = 3
 """After this many roll-backs because servers do not reach each other, the job keeps no parity.

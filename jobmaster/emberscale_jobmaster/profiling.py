@@ -7,9 +7,10 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import JobProfile, JobShape, RoleShape
+from emberscale_jobmaster.figures import committed_samples, phase_of, sizes_of
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import JobState, committed_samples, phase_of, sizes_of
+from emberscale_jobmaster.state import JobState
 
 _LEAST_CORES = 0.05
 _FULL = 0.95

@@ -7,17 +7,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.origin import changed_file
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable
 from emberscale_jobmaster.chains import Chain
-from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.operations import CheckpointPurpose, Restored
-from emberscale_jobmaster.placement import NOBODY, placed
-from emberscale_jobmaster.ranges import normalised
-from emberscale_jobmaster.recovery import ParityGroup
-from emberscale_jobmaster.state import (
-    PREPARATION,
-    JobEnd,
-    JobState,
-    Routing,
-    Stage,
+from emberscale_jobmaster.figures import (
     awaits_servers,
     batches_of,
     drained_servers,
@@ -27,8 +17,13 @@ from emberscale_jobmaster.state import (
     routed_servers,
     sizes_of,
     wanted_shares,
-    with_scaling,
 )
+from emberscale_jobmaster.ledger import Ledger
+from emberscale_jobmaster.operations import CheckpointPurpose, Restored
+from emberscale_jobmaster.placement import NOBODY, placed
+from emberscale_jobmaster.ranges import normalised
+from emberscale_jobmaster.recovery import ParityGroup
+from emberscale_jobmaster.state import PREPARATION, JobEnd, JobState, Routing, Stage, with_scaling
 from emberscale_jobmaster.statistics import Tally
 
 

@@ -32,6 +32,7 @@ from emberscale_api.job.status import Rebuilds
 from emberscale_api.readable import bytes_text, duration_text
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.figures import applied_batches, limits_of, sizes_of, switching
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.losses import recover
 from emberscale_jobmaster.observations import ServerReport
@@ -40,15 +41,7 @@ from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import Applied, count, minus, on_any
 from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding, names_of
-from emberscale_jobmaster.state import (
-    JobState,
-    Routing,
-    Stage,
-    applied_batches,
-    limits_of,
-    sizes_of,
-    switching,
-)
+from emberscale_jobmaster.state import JobState, Routing, Stage
 
 MOST_ATTEMPTS = 5
 AGAIN_SECONDS = 1.0

@@ -18,10 +18,11 @@ from emberscale_api.frozen import replace
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_jobmaster import draining
 from emberscale_jobmaster.effects import LogEvent
+from emberscale_jobmaster.figures import wanted_shares
 from emberscale_jobmaster.observations import Observations, Relief
 from emberscale_jobmaster.scaling import may_move
 from emberscale_jobmaster.slowness import SLOW_FACTOR
-from emberscale_jobmaster.state import JobState, wanted_shares
+from emberscale_jobmaster.state import JobState
 
 LEAST_SHARE = 0.02
 """The smallest share of a slow server; one that is still slow with it gains nothing by losing more buckets."""

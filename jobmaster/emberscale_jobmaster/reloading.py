@@ -33,6 +33,7 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
 )
 from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
+from emberscale_jobmaster.figures import applied_batches, keeps_async, newest_flash
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.losses import roll_back
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
@@ -40,7 +41,7 @@ from emberscale_jobmaster.priority import PriorityRows
 from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.ranges import Applied, differing, minus, on_all
 from emberscale_jobmaster.recovery import NO_SURVIVOR, too_much_lost
-from emberscale_jobmaster.state import JobState, Routing, applied_batches, keeps_async, newest_flash
+from emberscale_jobmaster.state import JobState, Routing
 
 KIND = "Reload"
 FIND_SECONDS = 60.0

@@ -10,8 +10,9 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.running import ScalingStep
 from emberscale_api.readable import bytes_text
+from emberscale_jobmaster.figures import wanted_sizes
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, describe_change
-from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
+from emberscale_jobmaster.state import JobState, with_scaling
 
 KEPT_STEPS = 12
 """A change has six steps; a drain and the return of the share have ten."""

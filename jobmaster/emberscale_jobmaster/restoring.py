@@ -16,6 +16,7 @@ from emberscale_api.readable import duration_text
 from emberscale_jobmaster import parity, reshaping, retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
 from emberscale_jobmaster.events import CheckpointFound, Loaded, ServerFailed, StorageFailed
+from emberscale_jobmaster.figures import awaits_servers, keeps_async, newest_flash
 from emberscale_jobmaster.operations import (
     STORAGE,
     Restore,
@@ -31,7 +32,7 @@ from emberscale_jobmaster.progress import (
     unroute,
 )
 from emberscale_jobmaster.ranges import on_all
-from emberscale_jobmaster.state import JobState, awaits_servers, keeps_async, newest_flash
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.takeover import LOST_CHECKPOINTS
 
 FIND_SECONDS = 60.0

@@ -39,9 +39,10 @@ from emberscale_jobmaster.events import (
     TakenOver,
     TimePassed,
 )
+from emberscale_jobmaster.figures import checkpoint_interval, phase_of, sizes_of
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.state import JobState, checkpoint_interval, phase_of, sizes_of
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()

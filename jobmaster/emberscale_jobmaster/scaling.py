@@ -12,9 +12,10 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.readable import duration_text
 from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.figures import missing_servers, sizes_of, switching
 from emberscale_jobmaster.operations import Move
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, manifest_sizes, within_manifest
-from emberscale_jobmaster.state import JobState, Stage, missing_servers, sizes_of, switching, with_scaling
+from emberscale_jobmaster.state import JobState, Stage, with_scaling
 
 FIRST_PLAN_SECONDS = 30.0
 """The time that a job without sizes waits for its first plan."""

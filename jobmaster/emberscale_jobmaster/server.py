@@ -25,12 +25,13 @@ from emberscale_api.telemetry import ProcessMetrics, labelled
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
+from emberscale_jobmaster.figures import committed_samples, due_parity, phase_of
 from emberscale_jobmaster.losses import is_protected
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
-from emberscale_jobmaster.state import JobState, committed_samples, due_parity, phase_of
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.status import plan
 from emberscale_jobmaster.store import JobStore
 

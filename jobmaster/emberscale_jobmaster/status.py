@@ -11,16 +11,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import message_of, wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
-from emberscale_jobmaster.lifecycle import waiting_for
-from emberscale_jobmaster.losses import is_protected, missing_rows, unprotected_reason
-from emberscale_jobmaster.membership import Slot
-from emberscale_jobmaster.messages import wire_applied, wire_member
-from emberscale_jobmaster.observations import Observations, Sighting
-from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
-from emberscale_jobmaster.recovery import names_of
-from emberscale_jobmaster.state import (
-    JobState,
-    Stage,
+from emberscale_jobmaster.figures import (
     allowed_pls,
     committed_samples,
     drained_servers,
@@ -30,6 +21,14 @@ from emberscale_jobmaster.state import (
     wanted_sizes,
     wanted_workers,
 )
+from emberscale_jobmaster.lifecycle import waiting_for
+from emberscale_jobmaster.losses import is_protected, missing_rows, unprotected_reason
+from emberscale_jobmaster.membership import Slot
+from emberscale_jobmaster.messages import wire_applied, wire_member
+from emberscale_jobmaster.observations import Observations, Sighting
+from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
+from emberscale_jobmaster.recovery import names_of
+from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
 

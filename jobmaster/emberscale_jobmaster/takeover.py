@@ -7,10 +7,11 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.status import JobPhase
+from emberscale_jobmaster.figures import switching
 from emberscale_jobmaster.losses import holders, recover
 from emberscale_jobmaster.progress import unowned, unroute
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import JobState, Routing, Stage, switching
+from emberscale_jobmaster.state import JobState, Routing, Stage
 
 _LOST_NUMBERS = 10_000
 LOST_CHECKPOINTS = _LOST_VERSIONS = 100

@@ -15,9 +15,10 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import MemberId
+from emberscale_jobmaster.figures import loses_answered
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.progress import fail
-from emberscale_jobmaster.state import PREPARATION, JobState, Stage, loses_answered
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 
 

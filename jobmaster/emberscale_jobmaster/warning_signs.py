@@ -9,9 +9,10 @@ from emberscale_api.job import RecoveryPriority, TrainingJobSpec
 from emberscale_api.job.rounds import BUDGET_PROBLEMS
 from emberscale_api.job.units import memory_quantity
 from emberscale_jobmaster import flash
+from emberscale_jobmaster.figures import checkpoint_interval, committed_samples, wanted_workers
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CHECKPOINT_NOT_WRITTEN, CheckpointPurpose
-from emberscale_jobmaster.state import JobState, checkpoint_interval, committed_samples, wanted_workers
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.statistics import ProgressiveWindow
 
 _SKIPPED = {

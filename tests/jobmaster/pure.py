@@ -11,10 +11,11 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster import lifecycle, progress, scaling, takeover, tasks
+from emberscale_jobmaster.figures import phase_of
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import placed
-from emberscale_jobmaster.state import JobState, Routing, Stage, phase_of
+from emberscale_jobmaster.state import JobState, Routing, Stage
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 from eventually import unwrap
 

@@ -5,8 +5,9 @@ from tests.jobmaster.driven_master import Fault
 
 from emberscale_api.checkpoint import number_of
 from emberscale_api.job.roles import Role
+from emberscale_jobmaster.figures import phase_of
 from emberscale_jobmaster.operations import Checkpointing, Move, Reload, Restore
-from emberscale_jobmaster.state import Stage, phase_of
+from emberscale_jobmaster.state import Stage
 
 
 class Scenario:

@@ -6,8 +6,8 @@ from tests.jobmaster.scenario import describe
 
 from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, FaultToleranceStrategy
 from emberscale_api.job.roles import Role
+from emberscale_jobmaster.figures import due_parity
 from emberscale_jobmaster.recovery import Decode, Failure, Protection, RollBack, choose
-from emberscale_jobmaster.state import due_parity
 from emberscale_jobmaster.status import job_status
 
 

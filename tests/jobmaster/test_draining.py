@@ -11,8 +11,9 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import draining, progress, status
 from emberscale_jobmaster.events import DrainWanted
+from emberscale_jobmaster.figures import servers_wanted
 from emberscale_jobmaster.membership import DrainPhase
-from emberscale_jobmaster.state import Stage, servers_wanted
+from emberscale_jobmaster.state import Stage
 
 
 def training(servers: int = 2, interval: float = 1000.0) -> Driven:

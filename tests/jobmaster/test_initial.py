@@ -13,7 +13,8 @@ from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DataFi
 from emberscale_api.job import DataContinuation
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster.state import Stage, committed_samples, phase_of
+from emberscale_jobmaster.figures import committed_samples, phase_of
+from emberscale_jobmaster.state import Stage
 from eventually import unwrap
 
 BATCHES = 10

@@ -17,9 +17,10 @@ from tests.jobmaster.small_job import BATCH
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_jobmaster import lifecycle, ranges, takeover, tasks
+from emberscale_jobmaster.figures import committed_samples
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.ranges import Applied, on_all
-from emberscale_jobmaster.state import JobState, Stage, committed_samples
+from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 

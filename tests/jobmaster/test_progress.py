@@ -8,8 +8,9 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, takeover, tasks
 from emberscale_jobmaster.events import SuspensionWanted
+from emberscale_jobmaster.figures import committed_samples, phase_of
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.state import Stage, committed_samples, phase_of
+from emberscale_jobmaster.state import Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
 from eventually import unwrap

@@ -11,7 +11,8 @@ from emberscale_api.routing import ParityTrouble
 from emberscale_jobmaster import losses, rebuilding, retry
 from emberscale_jobmaster.effects import CallServer, WriteManifest
 from emberscale_jobmaster.events import ManifestWritten
-from emberscale_jobmaster.state import Stage, committed_samples
+from emberscale_jobmaster.figures import committed_samples
+from emberscale_jobmaster.state import Stage
 
 
 def suspended() -> Driven:

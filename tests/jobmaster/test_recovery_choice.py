@@ -7,8 +7,9 @@ import pytest
 from tests.jobmaster.small_job import job
 
 from emberscale_api.job import FaultToleranceStrategy
+from emberscale_jobmaster.figures import allowed_pls
 from emberscale_jobmaster.recovery import Failure, Partial, Protection, RollBack, choose
-from emberscale_jobmaster.state import JobState, allowed_pls
+from emberscale_jobmaster.state import JobState
 
 LOST = Failure((1,), "ps-1 is lost", is_loss=True)
 PROTECTED = Protection(has_checkpoint=True, survivors=3, allowed_pls=0.1)

@@ -16,11 +16,12 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_jobmaster import reloading, retry
 from emberscale_jobmaster.effects import CallServer
+from emberscale_jobmaster.figures import phase_of
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import ReloadPhase, Restored, Source
 from emberscale_jobmaster.ranges import normalised
-from emberscale_jobmaster.state import JobState, Routing, phase_of
+from emberscale_jobmaster.state import JobState, Routing
 from emberscale_jobmaster.status import explanation, job_status
 from examples import examples
 

@@ -11,12 +11,12 @@ from emberscale_api.job.rounds import RoundsDecision, RoundsReason
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import takeover
 from emberscale_jobmaster.events import Advised, HeartbeatReceived, Rescaled, TakenOver
+from emberscale_jobmaster.figures import sizes_of, wanted_sizes
 from emberscale_jobmaster.machine import MasterState
 from emberscale_jobmaster.observations import WorkReport
 from emberscale_jobmaster.operations import MovePhase
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import sizes_of, wanted_sizes
 from emberscale_jobmaster.status import explanation, job_status, plan
 from eventually import unwrap
 

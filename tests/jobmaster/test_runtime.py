@@ -9,9 +9,10 @@ from tests.jobmaster.small_job import job
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_jobmaster.events import Registered
+from emberscale_jobmaster.figures import sizes_of
 from emberscale_jobmaster.membership import Process
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import JobState, sizes_of
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 
 

@@ -15,9 +15,10 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import lifecycle, scaling, takeover
+from emberscale_jobmaster.figures import phase_of, sizes_of, wanted_sizes
 from emberscale_jobmaster.scaling import Advice, follow
 from emberscale_jobmaster.sizes import RoleShapes, within_manifest
-from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
+from emberscale_jobmaster.state import JobState, Stage
 from eventually import unwrap
 
 GIB = 1 << 30

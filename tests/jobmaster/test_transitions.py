@@ -17,9 +17,9 @@ from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import transitions
 from emberscale_jobmaster.effects import Effect
 from emberscale_jobmaster.events import Event
+from emberscale_jobmaster.figures import phase_of
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.operations import CheckpointPhase, MovePhase, ReloadPhase, RestorePhase
-from emberscale_jobmaster.state import phase_of
 from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, RELOAD, RESTORE, Transition, TransitionError
 
 ROOT = Path(__file__).parents[2]

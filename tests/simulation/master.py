@@ -67,6 +67,7 @@ from emberscale_jobmaster.events import (
     TaskWanted,
     TimePassed,
 )
+from emberscale_jobmaster.figures import drained_servers, phase_of, sizes_of, wanted_sizes
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
@@ -75,7 +76,7 @@ from emberscale_jobmaster.operations import CopyReport, HandedPull
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import JobState, Stage, drained_servers, phase_of, sizes_of, wanted_sizes
+from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_operator.machine import Scale
