@@ -1,11 +1,11 @@
 """Parity of the rows of parameter servers, which servers keep so that lost rows of others can be rebuilt.
 
-`code`     the arithmetic of P and Q, and the decoding of one or two lost rows
-`layout`   the placement of parity on servers
-`blocks`   the bytes of parity that one server holds
-`holding`  what a server holds for the others: parity, and the last item of each server in it
-`withdrawals`  what live servers have taken out of the parity, and which rows of a lost one can be decoded
-`places`   the places of rows in stripes, as numbers
+* `code`: the arithmetic of P and Q, and the decoding of one or two lost rows.
+* `layout`: the placement of parity on servers.
+* `blocks`: the bytes of parity that one server holds.
+* `holding`: what a server holds for the others: parity, and the last item of each server in it.
+* `withdrawals`: what live servers have taken out of the parity, and which rows of a lost one can be decoded.
+* `places`: the places of rows in stripes, as numbers.
 """
 
 from emberscale_trainer.parity.blocks import ParityBlocks

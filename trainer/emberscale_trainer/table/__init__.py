@@ -1,15 +1,24 @@
 """The embedding tables of a parameter server: dynamic hash tables with fused optimizers, in compiled kernels.
 
-`store`      TableStore: pull, push, load, retire     `snapshot`  consistent copies of rows while training continues
-`layout`     the bytes of a row                      `slab`      the memory of rows, and its description for kernels
-`rows`       the one place where rows change         `index`     from key to slot
-`dense`      the dense parameters as rows            `kernels`   the entry points
-`admission`  which keys get rows                     `eviction`  which rows leave
-`compaction`  gives memory back to the system        `deltas`    the log of changes for parity of the rows
-`scan`       copies of rows that go on changing      `slots`     which slots are in use, and which are free
-`quantization`  weights as codes of a few bits       `packed`    rows with such weights, as checkpoints store them
-`packing`    the kernels that write and read these   `held`       the update rules on rows that a worker holds
-`optimizers`, `initializers`  the arithmetic
+* `store`: TableStore: pull, push, load, retire.
+* `snapshot`: consistent copies of rows while training continues.
+* `layout`: the bytes of a row.
+* `slab`: the memory of rows, and its description for kernels.
+* `rows`: the one place where rows change.
+* `index`: from key to slot.
+* `dense`: the dense parameters as rows.
+* `kernels`: the entry points.
+* `admission`: which keys get rows.
+* `eviction`: which rows leave.
+* `compaction`: gives memory back to the system.
+* `deltas`: the log of changes for parity of the rows.
+* `scan`: copies of rows that go on changing.
+* `slots`: which slots are in use, and which are free.
+* `quantization`: weights as codes of a few bits.
+* `packed`: rows with such weights, as checkpoints store them.
+* `packing`: the kernels that write and read these.
+* `held`: the update rules on rows that a worker holds.
+* `optimizers`, `initializers`: the arithmetic.
 """
 
 from emberscale_trainer.table.admission import holds_sketches, with_sketches
