@@ -1,6 +1,9 @@
 """Simulates whole jobs under a seeded clock and network, and finds rules that are broken on purpose."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.simulation.cluster import simulate
@@ -138,6 +141,12 @@ def test_the_same_seed_is_the_same_run() -> None:
     one, other = (simulate(scenario_of(7), traced=True).world for _ in range(2))
     assert one.lines == other.lines
     assert one.lines
+
+
+def test_a_seed_runs_from_the_command_line() -> None:
+    command = [sys.executable, "-m", "tests.simulation", "--seed", "7"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_failing_scenario_is_made_small() -> None:
