@@ -3,7 +3,8 @@
 `machine.step(state, event, spec) -> (state, effects)` makes every decision. It uses no clock, thread or network; its
 inputs are `events` and its outputs `effects`. Its parts, each pure:
 
-* `state`, from which `figures` follow, must survive the master; `observations` may be lost with it.
+* `state`, from which `figures` follow, must survive the master; `observations`, made of the `reports` of members, may
+  be lost with it.
 * `progress`, `tasks`, `lifecycle`, `takeover`, `scaling` and `reshaping` are transitions: stages, leases, members, a
   new master, plans.
 * `restoring`, `reloading`, `checkpointing` and `moving` are durable `operations` on the parameter servers, with

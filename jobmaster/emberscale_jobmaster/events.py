@@ -11,9 +11,9 @@ from emberscale_api.job import FaultToleranceStrategy
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId
 from emberscale_jobmaster.membership import Process
-from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull, Source
 from emberscale_jobmaster.ranges import Applied
+from emberscale_jobmaster.reports import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.tasks import Finding

@@ -18,8 +18,8 @@ from emberscale_api.rpc.codec import WIRE_SPLITS, file_from_wire, message_of, ro
 from emberscale_api.rpc.fields import present_fields
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.membership import Process
-from emberscale_jobmaster.observations import ServerReport, WorkReport
 from emberscale_jobmaster.ranges import Ranges
+from emberscale_jobmaster.reports import ServerReport, WorkReport
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Task

@@ -35,12 +35,12 @@ from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.figures import applied_batches, limits_of, sizes_of, switching
 from emberscale_jobmaster.forgetting import forgotten_by
 from emberscale_jobmaster.losses import recover
-from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import Move, MovePhase, Restored, Source
 from emberscale_jobmaster.parity import heeds_that_none_is_kept, note_parting
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.ranges import Applied, count, minus, on_any
 from emberscale_jobmaster.recovery import Failure, ParityGroup, Rebuilding, names_of
+from emberscale_jobmaster.reports import ServerReport
 from emberscale_jobmaster.state import JobState, Routing, Stage
 
 MOST_ATTEMPTS = 5

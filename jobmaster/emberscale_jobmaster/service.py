@@ -29,7 +29,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.figures import wanted_sizes
 from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
-from emberscale_jobmaster.observations import Vitals
+from emberscale_jobmaster.reports import Vitals
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError

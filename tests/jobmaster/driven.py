@@ -25,7 +25,7 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.membership import Process
-from emberscale_jobmaster.observations import ServerReport, WorkReport
+from emberscale_jobmaster.reports import ServerReport, WorkReport
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import Stage

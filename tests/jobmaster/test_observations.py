@@ -7,13 +7,8 @@ from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import AdmissionCounts, Traffic
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process
-from emberscale_jobmaster.observations import (
-    SILENT_STUCK_SECONDS,
-    Observations,
-    ServerReport,
-    Vitals,
-    WorkReport,
-)
+from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, Observations
+from emberscale_jobmaster.reports import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter, eta_seconds
 
 WORKER = MemberId(Role.WORKER, 0, "w")

@@ -10,8 +10,9 @@ from tests.jobmaster.pure import Pure
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import Rebuilds
 from emberscale_jobmaster.ledger import Lease, Ledger
-from emberscale_jobmaster.observations import Observations, Vitals, WorkReport
+from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.profiling import Moment, measure, moment
+from emberscale_jobmaster.reports import Vitals, WorkReport
 from eventually import unwrap
 
 ROLES = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}

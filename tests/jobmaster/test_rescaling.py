@@ -13,8 +13,8 @@ from emberscale_jobmaster import takeover
 from emberscale_jobmaster.events import Advised, HeartbeatReceived, Rescaled, TakenOver
 from emberscale_jobmaster.figures import sizes_of, wanted_sizes
 from emberscale_jobmaster.machine import MasterState
-from emberscale_jobmaster.observations import WorkReport
 from emberscale_jobmaster.operations import MovePhase
+from emberscale_jobmaster.reports import WorkReport
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.status import explanation, job_status, plan

@@ -17,8 +17,9 @@ from emberscale_jobmaster.checkpointing import SAVE_SECONDS, SLOWED
 from emberscale_jobmaster.due_checkpoints import STALLED_SECONDS
 from emberscale_jobmaster.effects import CallServer, CheckpointTaken, SavedCall
 from emberscale_jobmaster.events import DrainWanted, Saved, ServerAnswered
-from emberscale_jobmaster.observations import Observations, ServerReport
+from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.reports import ServerReport
 from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.warning_signs import warning_signs
 from eventually import unwrap

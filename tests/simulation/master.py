@@ -71,9 +71,9 @@ from emberscale_jobmaster.figures import drained_servers, phase_of, sizes_of, wa
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.membership import SupersededMemberError, UnknownMemberError
-from emberscale_jobmaster.observations import ServerReport
 from emberscale_jobmaster.operations import CopyReport, HandedPull
 from emberscale_jobmaster.ranges import Applied
+from emberscale_jobmaster.reports import ServerReport
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import JobState, Stage

@@ -16,7 +16,7 @@ from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Kind, Status
-from emberscale_jobmaster.observations import ServerReport
+from emberscale_jobmaster.reports import ServerReport
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assigning, Assignment, HandedOver, LaterError, ServerCore, Wait
