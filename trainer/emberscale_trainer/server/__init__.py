@@ -15,7 +15,8 @@ Around it:
 * `dataplane`: requests of workers; `control`: calls of the master, whose long ones go on in the `background`.
 * `saves`: checkpoints of the rows, written in the background.
 * `mover`, `rebuild`: rows go to other servers, both by `sending`; `retiring`: what was given away leaves the tables.
-* `protection`, `parity_group`: threads and streams around `group`; `withdrawing`: rows leave the parity so that lost
-  ones are left in it, first those that a `demand` of their new owner is for.
+* `protection`, `parity_group`: threads and streams around `group`; `parity_items`: what they send and take.
+* `withdrawing`: rows leave the parity so that lost ones are left in it, first those that a `demand` of their new owner
+  is for.
 * `eviction`, `pressure`: rows and pushes when memory is bounded; `metrics`: Prometheus.
 """

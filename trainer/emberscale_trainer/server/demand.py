@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from emberscale_trainer.server.missing import MissingRows
 from emberscale_trainer.server.moves import wants_stream
-from emberscale_trainer.server.parity_group import NOTHING
 from emberscale_trainer.server.sending import STALLED_SECONDS
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
+from emberscale_trainer.stream import NO_RECORDS, Item, ItemKind, StreamLostError, StreamSender
 
 _log = structlog.get_logger()
 
@@ -54,7 +53,7 @@ class RowDemand:
                 if self._want is not None:
                     self._want(places)
                 for sender in self._senders:
-                    sender.put(Item(ItemKind.WANTED, 0, NOTHING, places), STALLED_SECONDS)
+                    sender.put(Item(ItemKind.WANTED, 0, NO_RECORDS, places), STALLED_SECONDS)
         except (StreamLostError, TimeoutError) as error:  # all rows come in time, also those that nobody asks for
             _log.warning("rows_not_asked_for", move=self.move, problem=str(error))
         finally:

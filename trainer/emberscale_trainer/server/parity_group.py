@@ -17,8 +17,7 @@ Lock order: the lock of the state, then the lock of a group.
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import structlog
@@ -27,13 +26,12 @@ from numpy.typing import NDArray
 from emberscale_api.errors import problem_of
 from emberscale_api.routing import ParityTrouble, RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError
-from emberscale_trainer.parity.holding import Batch
-from emberscale_trainer.parity.places import split_places
 from emberscale_trainer.parity.withdrawals import SlotNumbers, Withdrawals
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, parity_stream
 from emberscale_trainer.server.lag import LagBound, ParityLag
+from emberscale_trainer.server.parity_items import ItemTaker, base_item, delta_items, withdrawal_items
 from emberscale_trainer.server.reports import ParityTotals
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
@@ -51,7 +49,6 @@ _FLUSH_SECONDS = 0.2
 _GATHER_SECONDS = 2.0
 """How long they may wait with `Async`: large batches come a few times a second, and an item is to have several."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-NOTHING = np.zeros((0, 8), np.uint8)
 
 
 class Group:
@@ -111,7 +108,8 @@ class Group:
             for member, server in enumerate(table.owners)
             if member != self.me
         }
-        self.send(Item(ItemKind.BASE, 0, NOTHING, _flat(AppliedBatches())) for _ in members)
+        self._taker = ItemTaker(self.core, self.blocks, self.withdrawals, self.layouts)
+        self.send([base_item(AppliedBatches())] * len(members))
         threading.Thread(target=self._run, name="parity", daemon=True).start()
 
     @property
@@ -317,12 +315,8 @@ class Group:
         with self._lagging:
             self._lag.stored(stored)  # what is stored need not be remembered
             batches = self._lag.send(number, size)
-        deltas = [one.reshape(1, -1) if len(one) else NOTHING for one in taken]
-        named, epoch, batch = list(what), 0, 0
-        if not self._withdraws:
-            kind, named, (epoch, batch) = _named(batches)
-        keys = np.array([stored, *named], np.int64)
-        self._queue(Item(kind, 0, records, keys, epoch, batch) for records in deltas)
+        withdraws = self._withdraws
+        self._queue(withdrawal_items(taken, stored, kind, what) if withdraws else delta_items(taken, stored, batches))
 
     def send(self, items: Iterable[Item]) -> None:
         """Sends one item to each member, in their order. The caller holds the lock of the state."""
@@ -383,7 +377,7 @@ class Group:
         with self.state.lock:
             if self.core.is_filling:
                 self.core.meet()
-                self.send(Item(ItemKind.BASE, 0, NOTHING, _flat(self.state.core.applied)) for _ in self.members)
+                self.send([base_item(self.state.core.applied)] * len(self.members))
 
     def _part(self, problem: str) -> None:
         """Marks the group as parted for good, for the reason in `problem`."""
@@ -435,56 +429,10 @@ class Group:
         """Takes an item of another member. Raises StreamLostError, and ValueError for an item of another kind."""
         with self.changed:
             try:
-                self._take(source, item)
+                self._taker.take(source, item)
             except (SourceOverError, NotHeldError) as error:
                 raise StreamLostError(str(error)) from error
             self.changed.notify_all()
-
-    def _take(self, source: int, item: Item) -> None:
-        keys = item.keys.tolist()
-        match item.kind:
-            case ItemKind.BASE:
-                self.core.begin(source, _from_flat(item.keys))
-            case ItemKind.DELTA:
-                self.core.take(source, keys[0], ((item.epoch, item.batch),), item.records.reshape(-1).copy())
-            case ItemKind.COALESCED:
-                batches = tuple(zip(keys[1::2], keys[2::2], strict=True))
-                self.core.take(source, keys[0], batches, item.records.reshape(-1).copy())
-            case ItemKind.FILL:
-                self.core.take(source, keys[0], (), item.records.reshape(-1).copy())
-            case ItemKind.WITHDRAWAL:
-                self.core.take_withdrawal(source, item.records.reshape(-1).copy())
-                if ends := keys[1:]:
-                    with _taken_once():
-                        self.withdrawals.withdrew_to(source, ends)
-            case ItemKind.WITHDRAWN_PLACES:
-                parts = [*split_places(item.keys[1:], self.layouts)]
-                self.core.take_withdrawal(source, item.records.reshape(-1).copy())
-                with _taken_once():
-                    for table, stripe, places in parts:
-                        self.withdrawals.withdrew(source, table, stripe, places)
-            case ItemKind.COLUMNS:
-                self.core.take_columns(source)
-                with _taken_once():
-                    self._take_columns(item)
-            case ItemKind.COLUMNS_TOLD:
-                self.withdrawals.tell_ends(source, keys[2:])
-                self.core.marked(source, {keys[0]: keys[1]})
-            case ItemKind.WITHDRAWN:
-                self.core.withdrawn(source, dict(zip(keys[::2], keys[1::2], strict=True)))
-            case ItemKind.HALF if keys:
-                self.core.require()
-                self.blocks.take_half(item.table, keys[0], keys[1], item.records)
-            case ItemKind.HALF:
-                self.core.sent_halves(source)
-            case _:
-                raise ValueError(f"an item of kind {item.kind} in a stream of parity")
-
-    def _take_columns(self, item: Item) -> None:
-        first = 0
-        for table, stripe, count in item.keys.reshape(-1, 3).tolist():
-            self.withdrawals.tell_keys(table, stripe, item.records[first : first + count])
-            first += count
 
     # The loss of members
 
@@ -501,29 +449,3 @@ class Group:
         for member in lost:
             self._senders[member].close()
         return marks
-
-
-@contextmanager
-def _taken_once() -> Iterator[None]:
-    """Ends the stream if memory is short: its item is taken already, and must not be repeated."""
-    try:
-        yield
-    except MemoryError as error:
-        raise StreamLostError(f"no memory to note what is withdrawn: {error}") from error
-
-
-def _named(batches: Sequence[Batch]) -> tuple[ItemKind, list[int], Batch]:
-    """Returns the kind of the item with the deltas of these batches, the keys that name them, and a single one."""
-    if len(batches) > 1:
-        return ItemKind.COALESCED, [number for batch in batches for number in batch], (0, 0)
-    return (ItemKind.DELTA, [], batches[0]) if batches else (ItemKind.FILL, [], (0, 0))
-
-
-def _flat(applied: AppliedBatches) -> NDArray[np.int64]:
-    """Returns all runs of a record, as `epoch, first, stop, times` after each other."""
-    runs = [(epoch, *run) for epoch in applied.epochs() for run in applied.runs(epoch)]
-    return np.array(runs, np.int64).reshape(-1)
-
-
-def _from_flat(keys: NDArray[np.int64]) -> AppliedBatches:
-    return AppliedBatches.from_runs((epoch, [run]) for epoch, *run in keys.reshape(-1, 4).tolist())

@@ -23,10 +23,9 @@ from emberscale_trainer.parity import SourceOverError
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.moves import Transfer, new_owners
-from emberscale_trainer.server.parity_group import NOTHING
 from emberscale_trainer.server.sending import STALLED_SECONDS, CopyProgress, RowSending
 from emberscale_trainer.server.withdrawing import Rows, Withdrawing, chosen
-from emberscale_trainer.stream import Item, ItemKind, StreamLostError
+from emberscale_trainer.stream import NO_RECORDS, Item, ItemKind, StreamLostError
 from emberscale_trainer.table import keys_of
 
 _log = structlog.get_logger()
@@ -217,5 +216,5 @@ class Rebuild(RowSending):
             mine = owned.among(keys, table == self._dense)
             if mine.any():
                 pairs = np.stack([keys[mine], places[mine]], axis=1).reshape(-1)
-                self._give(peer, Item(ItemKind.KEYS, table, NOTHING, pairs))
+                self._give(peer, Item(ItemKind.KEYS, table, NO_RECORDS, pairs))
                 self._count(int(np.count_nonzero(mine)) * self._strides[table])

@@ -21,8 +21,8 @@ from emberscale_trainer.parity.blocks import key_columns
 from emberscale_trainer.parity.places import place_numbers, split_places
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.parity_group import NOTHING, Group
-from emberscale_trainer.stream import Item, ItemKind
+from emberscale_trainer.server.parity_group import Group
+from emberscale_trainer.stream import NO_RECORDS, Item, ItemKind
 
 _WITHDRAW_BYTES = 1 << 20
 """Rows that are withdrawn at a time: each piece takes an item to every holder."""
@@ -118,7 +118,7 @@ class Withdrawing:
                 none = Item(ItemKind.HALF, table, rows[:0], half.keys)
                 self._send_half([half if member == following else none for member in range(len(group.members))])
                 self.pieces += 1
-        self._send_half([Item(ItemKind.HALF, 0, NOTHING) for _ in group.members])
+        self._send_half([Item(ItemKind.HALF, 0, NO_RECORDS) for _ in group.members])
 
     def _send_half(self, items: Sequence[Item]) -> None:
         with self.group.state.lock:
@@ -166,11 +166,11 @@ class Withdrawing:
             ends = group.log.begin_withdrawal(self._is_needed)
             pieces = [self._columns(frozenset((lost,)), ends, member) for member in range(len(group.members))]
             group.withdraw(what=())
-            none = Item(ItemKind.COLUMNS, 0, NOTHING)
+            none = Item(ItemKind.COLUMNS, 0, NO_RECORDS)
             for number in range(max(map(len, pieces))):
                 group.send(piece[number] if number < len(piece) else none for piece in pieces)
             said = np.array([lost, mark, *ends], np.int64)
-            group.send(Item(ItemKind.COLUMNS_TOLD, 0, NOTHING, said) for _ in group.members)
+            group.send(Item(ItemKind.COLUMNS_TOLD, 0, NO_RECORDS, said) for _ in group.members)
             group.core.told_columns()
         group.await_holders()
 
@@ -234,7 +234,7 @@ class Withdrawing:
         with group.state.lock:
             group.core.require()
             said = np.array([*self._marks.items()], np.int64).reshape(-1)
-            group.send(Item(ItemKind.WITHDRAWN, 0, NOTHING, said) for _ in group.members)
+            group.send(Item(ItemKind.WITHDRAWN, 0, NO_RECORDS, said) for _ in group.members)
             group.core.withdrew()
         group.await_holders()
 
@@ -286,7 +286,7 @@ class _Columns:
         self.nbytes += columns.nbytes
 
     def item(self) -> Item:
-        records = np.concatenate(self._parts) if self._parts else NOTHING
+        records = np.concatenate(self._parts) if self._parts else NO_RECORDS
         return Item(ItemKind.COLUMNS, 0, records, np.array(self._said, np.int64))
 
 

@@ -7,8 +7,8 @@
 """
 
 from emberscale_trainer.stream.core import StreamLostError
-from emberscale_trainer.stream.item import Item, ItemKind
+from emberscale_trainer.stream.item import NO_RECORDS, Item, ItemKind
 from emberscale_trainer.stream.receiver import StreamReceivers
 from emberscale_trainer.stream.sender import StreamSender
 
-__all__ = ["Item", "ItemKind", "StreamLostError", "StreamReceivers", "StreamSender"]
+__all__ = ["NO_RECORDS", "Item", "ItemKind", "StreamLostError", "StreamReceivers", "StreamSender"]

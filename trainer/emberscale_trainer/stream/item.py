@@ -15,6 +15,9 @@ from emberscale_trainer.transport import Buffer
 
 _FIXED = struct.Struct("<IIIIQQ")
 
+NO_RECORDS: NDArray[np.uint8] = np.zeros((0, 8), np.uint8)
+"""The records of an item that has none."""
+
 
 class ItemKind(IntEnum):
     """The meaning of an item to the receiver."""
