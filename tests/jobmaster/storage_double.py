@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_priority, number_of, rows_suffix
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, is_flash, is_priority, number_of, rows_suffix
 from emberscale_api.job import TrainingJob
 from emberscale_api.origin import InitialCheckpoints, UnusableOriginError
 from emberscale_jobmaster import ranges
@@ -42,6 +42,7 @@ class StorageDouble:
 
     * `checkpoints`: the batches in each checkpoint, by id, and whether it has a manifest; `written`: the manifests.
     * `damaged`: why a checkpoint cannot be used, by id.
+    * `lacks_redis`: searches find no flash checkpoint, because Redis does not answer.
     * `built_on`: the checkpoint on which each was to build; `stored`: the endings of the names of its row files;
       `limits`: the bytes per second that a server could write, 0 without a limit.
     * `found`: the searches for a checkpoint that were answered.
@@ -53,6 +54,7 @@ class StorageDouble:
     checkpoints: dict[str, tuple[Holding, bool]] = field(default_factory=dict)
     written: dict[str, WriteManifest] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
+    lacks_redis: bool = False
     built_on: dict[str, str] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class StorageDouble:
     def _find(self, effect: FindCheckpoint, now: float, manifest: TrainingJob) -> Event:
         refused = {*effect.refused, *self.damaged}
         whole = [name for name, (_, complete) in self.checkpoints.items() if complete and not is_priority(name)]
-        sound = [name for name in whole if name not in refused]
+        sound = [name for name in whole if name not in refused and not (self.lacks_redis and is_flash(name))]
         source, unusable = None, ""
         self.found.append(effect)
         if sound:
@@ -103,7 +105,8 @@ class StorageDouble:
             held = self.written.get(newest_sound)
             data = (("/data/day_0", 1000),) if held is None else held.training_files
             origin = None if held is None else held.image.origin
-            source = Source(newest_sound, Restored(applied, data=data, origin=origin))
+            forgotten = () if held is None else held.image.forgotten
+            source = Source(newest_sound, Restored(applied, data=data, forgotten=forgotten, origin=origin))
         elif self.initial is not None and effect.initial is not None:
             failed = {uri.rpartition("/")[2]: why for uri, why in effect.initial.refused.items()}
             there = InitialCheckpoints(INITIAL, sorted(self.initial), self.initial.__getitem__, failed)

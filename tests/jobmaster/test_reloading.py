@@ -176,6 +176,72 @@ class TestForgetting:
         assert driven.job.pls == pytest.approx(0.05)
 
 
+class TestOtherHistories:
+    """A checkpoint that was out of reach may turn up again after rows have gone back to an older one."""
+
+    def beyond_flash(self) -> Driven:
+        """A job with a flash checkpoint of 24 batches, newer than one of 20 in the folder, and five batches more."""
+        driven = Driven(interval=20.0, flash_interval=25.0, target_pls=1.0)
+        driven.start()
+        driven.train(20)
+        driven.pass_time(22)
+        driven.train(4)
+        driven.pass_time(4)
+        assert driven.job.flash.checkpoint
+        driven.train(5)
+        return driven
+
+    def lose(self, driven: Driven) -> None:
+        driven.kill(Role.PS, 1)
+        driven.join(Role.PS, 1)
+        driven.pass_time(0.5)
+
+    def test_rows_get_back_nothing_that_counts_as_forgotten(self) -> None:
+        driven = self.beyond_flash()
+        driven.storage.lacks_redis = True
+        self.lose(driven)
+        assert [(share.checkpoint, share.samples) for share in driven.job.forgotten] == [("00000001", 90)]
+        driven.storage.lacks_redis = False
+        self.lose(driven)
+        assert driven.job.recoveries == 1, "the whole job goes to the flash checkpoint"
+        assert is_flash(driven.job.checkpoint)
+        assert driven.job.forgotten == ()
+
+    def test_rows_that_have_forgotten_nothing_may_go_back_to_it(self) -> None:
+        driven = self.beyond_flash()
+        driven.storage.lacks_redis = True
+        self.lose(driven)
+        driven.storage.lacks_redis = False
+        driven.kill(Role.PS, 0)
+        driven.join(Role.PS, 0)
+        driven.pass_time(0.5)
+        assert driven.job.recoveries == 0
+        assert [(share.servers, share.samples) for share in driven.job.forgotten] == [((1,), 90), ((0,), 50)]
+
+    def test_rows_do_not_forget_what_they_forgot_in_a_history_that_is_given_up(self) -> None:
+        driven = Driven(interval=20.0, flash_interval=25.0, target_pls=1.0)
+        driven.start()
+        driven.train(20)
+        driven.pass_time(22)
+        driven.train(2)
+        self.lose(driven)
+        assert [share.samples for share in driven.job.forgotten] == [20]
+        driven.pass_time(4)
+        assert driven.job.flash.checkpoint
+        driven.storage.lacks_redis = True
+        for server in (0, 1):
+            driven.kill(Role.PS, server)
+        for server in (0, 1):
+            driven.join(Role.PS, server)
+        driven.pass_time(2)
+        assert (driven.job.recoveries, driven.job.forgotten) == (1, ())
+        driven.train(5)
+        driven.storage.lacks_redis = False
+        self.lose(driven)
+        assert driven.job.recoveries == 2
+        assert [share.samples for share in driven.job.forgotten] == [20]
+
+
 NUMBERS = st.integers(0, 12)
 SPANS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(normalised)
 LOSSES = st.tuples(st.sets(st.integers(0, 2), min_size=1, max_size=2), SPANS, st.integers(0, 3))
