@@ -27,16 +27,14 @@ def forgotten_by(
 
     Omits batches that all of these rows have already forgotten; each row counts only what it forgets anew.
     """
-    table, batches = state.routing.table, minus(applied, source.restored.applied)
-    buckets = [number for number, owner in enumerate(table.bucket_owners) if owner in lost]
-    pieces = [number for number, owner in enumerate(table.piece_owners) if owner in lost]
+    batches = minus(applied, source.restored.applied)
+    buckets, pieces = _places(state, lost)
 
-    def news(known: Collection[ForgottenShare]) -> Applied:
-        earlier = [{part.epoch: part.ranges for part in share.epochs} for share in known]
-        return minus(batches, on_any(earlier))
+    def news(known: Iterable[ForgottenShare]) -> Applied:
+        return minus(batches, _batches(known))
 
-    of_buckets = Counter(_known(state.forgotten, (share.buckets for share in state.forgotten), one) for one in buckets)
-    of_pieces = {_known(state.forgotten, (share.pieces for share in state.forgotten), one) for one in pieces}
+    of_buckets = Counter(_of_bucket(state.forgotten, one) for one in buckets)
+    of_pieces = {_of_piece(state.forgotten, one) for one in pieces}
     lacking = on_any([news(known) for known in {*of_buckets, *of_pieces}])
     lost_samples = sum(count * samples_in(state, spec, news(known)) for known, count in of_buckets.items()) / BUCKETS
     return ForgottenShare(
@@ -50,10 +48,42 @@ def forgotten_by(
     )
 
 
-def _known(forgotten: Iterable[ForgottenShare], spans: Iterable[Ranges], number: int) -> tuple[ForgottenShare, ...]:
-    """Returns the recoveries in which the bucket or piece of this number forgot batches."""
-    return tuple(
-        share
-        for share, ranges in zip(forgotten, spans, strict=True)
-        if any(first <= number < stop for first, stop in ranges)
+def contradicts(state: JobState, lost: Collection[int], source: Source) -> bool:
+    """Whether a checkpoint has other batches in the rows of these servers, by index, than the state says of them.
+
+    It was out of reach when the rows went back to an older one, or is of a history that the job has given up.
+    """
+    buckets, pieces = _places(state, lost)
+    here, there = state.forgotten, source.restored.forgotten
+    known = {(_of_bucket(here, one), _of_bucket(there, one)) for one in buckets}
+    known |= {(_of_piece(here, one), _of_piece(there, one)) for one in pieces}
+    held = source.restored.applied
+    return any(minus(held, _batches(one)) != minus(held, _batches(other)) for one, other in known)
+
+
+def _places(state: JobState, lost: Collection[int]) -> tuple[list[int], list[int]]:
+    """Returns the numbers of the buckets and dense pieces of these servers."""
+    table = state.routing.table
+    return (
+        [number for number, owner in enumerate(table.bucket_owners) if owner in lost],
+        [number for number, owner in enumerate(table.piece_owners) if owner in lost],
     )
+
+
+def _batches(known: Iterable[ForgottenShare]) -> Applied:
+    """Returns the batches that were forgotten in any of these recoveries."""
+    return on_any([{part.epoch: part.ranges for part in share.epochs} for share in known])
+
+
+def _of_bucket(forgotten: Iterable[ForgottenShare], number: int) -> tuple[ForgottenShare, ...]:
+    """Returns the recoveries in which a bucket forgot batches."""
+    return tuple(share for share in forgotten if _within(number, share.buckets))
+
+
+def _of_piece(forgotten: Iterable[ForgottenShare], number: int) -> tuple[ForgottenShare, ...]:
+    """Returns the recoveries in which a dense piece forgot batches."""
+    return tuple(share for share in forgotten if _within(number, share.pieces))
+
+
+def _within(number: int, spans: Ranges) -> bool:
+    return any(first <= number < stop for first, stop in spans)

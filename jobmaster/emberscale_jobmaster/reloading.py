@@ -34,7 +34,7 @@ from emberscale_jobmaster.effects import (
 )
 from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
 from emberscale_jobmaster.figures import applied_batches, keeps_async, newest_flash
-from emberscale_jobmaster.forgetting import forgotten_by
+from emberscale_jobmaster.forgetting import contradicts, forgotten_by
 from emberscale_jobmaster.losses import roll_back
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
 from emberscale_jobmaster.priority import PriorityRows
@@ -102,6 +102,9 @@ def on_checkpoint_found(
         state = replace(state, checkpoint=source.checkpoint, restored=source.restored, cut_at=0.0)
     saves = state.priority.over(source.checkpoint, state.routing.table.generation)
     operation = replace(answered(operation, STORAGE), source=source, priority=saves)
+    if contradicts(state, {server.index for server in operation.lost}, source):
+        why = f"checkpoint {source.checkpoint} has batches that these rows count as forgotten, or lacks others"
+        return roll_back(state, spec, operation.reason, why)
     if why := _too_much(state, spec, operation, applied_batches(state, spec)):
         return roll_back(state, spec, operation.reason, why)
     table = state.routing.table
