@@ -168,8 +168,8 @@ class DrivenMaster:
                     self.unanswered.append(effect)
                     return None
                 return self.storage.answer(effect, self.now, self.manifest)
-            case DeleteCheckpoint(checkpoint=identifier):
-                self.storage.delete(identifier)
+            case DeleteCheckpoint(checkpoint=identifier, gone=gone):
+                self.storage.delete(identifier, gone)
             case StartedUp():
                 self.start_ups.append(effect)
             case Moved():

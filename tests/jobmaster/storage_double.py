@@ -46,6 +46,7 @@ class StorageDouble:
     * `built_on`: the checkpoint on which each was to build; `stored`: the endings of the names of its row files;
       `limits`: the bytes per second that a server could write, 0 without a limit.
     * `found`: the searches for a checkpoint that were answered.
+    * `swept`: the servers, by index, whose files were removed from Redis, each time.
     """
 
     initial: dict[str, CheckpointManifest] | None = None
@@ -59,6 +60,7 @@ class StorageDouble:
     stored: dict[str, str] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     found: list[FindCheckpoint] = field(default_factory=list)
+    swept: list[tuple[int, ...]] = field(default_factory=list)
 
     # For the master
 
@@ -88,8 +90,10 @@ class StorageDouble:
                     del self.checkpoints[identifier]
                 return PruningDone(now=now, operation=operation, serial=serial)
 
-    def delete(self, checkpoint: str) -> None:
-        """Removes a checkpoint; one with a manifest stays."""
+    def delete(self, checkpoint: str, gone: tuple[int, ...]) -> None:
+        """Removes a checkpoint; one with a manifest stays. Removes what servers that are gone have left in Redis."""
+        if is_flash(checkpoint):
+            self.swept.append(gone)
         if not self.checkpoints.get(checkpoint, ({}, False))[1]:
             self.checkpoints.pop(checkpoint, None)
 

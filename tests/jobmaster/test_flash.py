@@ -122,6 +122,20 @@ def test_a_flash_checkpoint_that_fails_costs_only_itself(driven: Driven, call: s
     assert "flash" not in warnings(driven)
 
 
+def test_a_failure_removes_what_servers_have_left_that_are_gone() -> None:
+    driven = Driven(servers=2, sizes_open=True, flash_interval=5.0)
+    driven.start()
+    driven.plan(3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(6)
+    driven.plan(2)
+    driven.train(2)
+    assert not driven.storage.swept
+    driven.faults["Saved", 1] = Fault(code="RESOURCE_EXHAUSTED")
+    driven.pass_time(6)
+    assert driven.storage.swept == [(2,)]
+
+
 def test_a_flash_manifest_that_cannot_be_written_is_given_up_at_once(driven: Driven) -> None:
     driven.storage.behaviour = "fails"
     driven.pass_time(6)

@@ -20,7 +20,9 @@ from emberscale_jobmaster.flash_manifests import FlashManifests, FlashOutOfReach
 from emberscale_jobmaster.operations import Image
 from emberscale_jobmaster.storage import CheckpointStorage
 from emberscale_jobmaster.store import DeposedError
+from emberscale_trainer.checkpoint import FlashUnusableError
 from eventually import unwrap
+from flash_checkpoints import Trained, complete, files_in, files_of, restored_once_complete
 from redis_process import FlashServer
 
 UID = "job"
@@ -103,6 +105,28 @@ def test_a_garbled_manifest_is_replaced(server: FlashServer) -> None:
     server.client.set(KEYS.manifest, b"garbage")
     FlashManifests(server.url, UID).write(checkpoint(1), nobody_else)
     assert newest(server) == "flash-00000001"
+
+
+def test_what_servers_have_left_that_are_gone_does_not_keep_redis_full(tmp_path: Path) -> None:
+    keys, room = list(range(100_000)), 15 << 20  # the rows take 14.4 MB
+    with FlashServer(tmp_path / "redis", maxmemory=20 << 20) as small:
+        three = [Trained(small.url, index, 3, room, f"1-{index}") for index in range(3)]
+        files = []
+        for one in three:
+            one.push(keys)
+            files += one.save("flash-00000001")
+        complete(small, "flash-00000001", 3, files)
+        manifests = FlashManifests(small.url, UID)
+        manifests.sweep((1, 2))
+        assert files_in(small) == files_of("flash-00000001", files), "the manifest names them"
+
+        alone = Trained(small.url, 0, 1, room, "2-0")
+        alone.push(keys)
+        for number in (2, 3):
+            with pytest.raises(FlashUnusableError, match="full"):
+                alone.save(f"flash-{number:08d}")
+        manifests.sweep((1, 2))
+        assert restored_once_complete(small, "flash-00000004", alone.save("flash-00000004")) == alone.contents()
 
 
 class Ledger:
