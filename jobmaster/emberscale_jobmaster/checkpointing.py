@@ -13,6 +13,7 @@ The next master undoes a barrier, and continues the phases after it.
 
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import CheckpointCost
 from emberscale_api.readable import duration_text
 from emberscale_api.routing import PsAddress
@@ -88,13 +89,19 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
     return (CallServer(operation.id, serial, server, _request(state, operation, server), CALL_SECONDS),)
 
 
-def clean_up(operation: Checkpointing) -> tuple[Effect, ...]:
-    """Returns the effects that clean up after an operation that was given up."""
+def clean_up(operation: Checkpointing, after: JobState) -> tuple[Effect, ...]:
+    """Returns the effects that clean up after an operation that was given up.
+
+    The servers build on what they have written of a flash checkpoint, or remove it. Redis may have been full of what
+    servers have left that are gone.
+    """
     if operation.phase is CheckpointPhase.WRITE:
         return ()  # if the manifest exists, the checkpoint is complete; otherwise it is pruned later
-    if operation.is_flash:
-        return _resume(operation)  # the servers build on what they have written, or remove it
-    return (*_resume(operation), DeleteCheckpoint(operation.checkpoint))
+    if not operation.is_flash:
+        return (*_resume(operation), DeleteCheckpoint(operation.checkpoint))
+    known = {slot.index for slot in after.members.slots.values() if slot.role is Role.PS}
+    gone = known - {server.index for server in (*operation.servers, *after.routing.table.owners)}
+    return (*_resume(operation), *([DeleteCheckpoint(operation.checkpoint, tuple(sorted(gone)))] if gone else ()))
 
 
 def on_applied(

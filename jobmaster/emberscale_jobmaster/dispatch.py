@@ -148,7 +148,7 @@ def effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) ->
     left = {operation.id for operation in operations}
     for operation in operations_before:
         if operation.id not in left and isinstance(operation, Checkpointing):
-            effects += checkpointing.clean_up(operation)
+            effects += checkpointing.clean_up(operation, after)
     if before.move is not None and before.move is not after.move:
         effects += moving.clean_up(before.move, after)
     for operation in operations:

@@ -276,9 +276,14 @@ class PruneCheckpoints:
 
 @dataclass(frozen=True)
 class DeleteCheckpoint:
-    """Remove the files of an abandoned checkpoint. Not answered."""
+    """Remove the files of an abandoned checkpoint. Not answered.
+
+    Parameter servers remove those of a flash checkpoint themselves. `gone` are the indexes of servers that no longer
+    have rows: the files that they have left in Redis are removed, unless its manifest names them.
+    """
 
     checkpoint: str
+    gone: tuple[int, ...] = ()
 
 
 # To callers, and to watchers.

@@ -1,6 +1,6 @@
 """The manifest of a job's newest flash checkpoint in Redis; parameter servers write the chunks that it lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import cast
 
 import redis
@@ -65,10 +65,23 @@ class FlashManifests:
 
     def remove_replaced(self, before: CheckpointManifest, manifest: CheckpointManifest) -> None:
         """Removes the files that only the checkpoint `before` uses. No later one lists them: names are never reused."""
-        keys = sorted(self._keys_of(before) - self._keys_of(manifest))
         try:
-            for first in range(0, len(keys), _REMOVED_AT_ONCE):
-                self._redis.unlink(*keys[first : first + _REMOVED_AT_ONCE])
+            for some in _parts(self._keys_of(before) - self._keys_of(manifest)):
+                self._redis.unlink(*some)
+        except (redis.RedisError, OSError) as error:
+            raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
+
+    def sweep(self, servers: Iterable[int]) -> None:
+        """Removes what these servers, by index, have left behind, except what the manifest names."""
+        try:
+            manifest = self._read(cast(bytes | None, self._redis.get(self._keys.manifest)))
+            named = set() if manifest is None else self._keys_of(manifest)
+            for server in servers:
+                inventory = self._keys.inventory(f"ps-{server}")
+                noted = {key.decode() for key in cast(set[bytes], self._redis.smembers(inventory))}
+                for some in _parts(noted - named):
+                    self._redis.unlink(*some)
+                    self._redis.srem(inventory, *some)
         except (redis.RedisError, OSError) as error:
             raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
 
@@ -81,3 +94,9 @@ class FlashManifests:
 
     def _keys_of(self, manifest: CheckpointManifest) -> set[str]:
         return {self._keys.of_file(manifest.id, file.path) for file in manifest.files}
+
+
+def _parts(keys: Collection[str]) -> Iterator[list[str]]:
+    """Returns keys in as many parts as one command each may have."""
+    ordered = sorted(keys)
+    return (ordered[first : first + _REMOVED_AT_ONCE] for first in range(0, len(ordered), _REMOVED_AT_ONCE))

@@ -104,7 +104,10 @@ class CheckpointStorage:
                 return self._answer(effect, PruningDone)
             case DeleteCheckpoint():
                 self._store.confirm()
-                self._own.discard(effect.checkpoint)
+                if not is_flash(effect.checkpoint):
+                    self._own.discard(effect.checkpoint)
+                elif self._flash is not None:
+                    self._flash.sweep(effect.gone)
                 return None
 
     @property
