@@ -1,0 +1,97 @@
+"""What the operator watches, by a server in place of the API server."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from api_server import api_server, never
+from emberscale_api.frozen import replace
+from emberscale_api.job.training_job import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.operator import WatchedCluster, _watch
+from emberscale_operator.kubernetes.settings import Settings
+from training_jobs import job_body
+
+_SECONDS = 20.0
+
+
+class Namespaces:
+    """An API server with one job in each namespace, but for those that the operator may not read."""
+
+    def __init__(self, forbidden: set[str]) -> None:
+        self.forbidden = forbidden
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        match request.path.strip("/").split("/"):
+            case ["apis"]:
+                return web.json_response({"groups": [_group()]})
+            case ["apis", group] if group == GROUP:
+                return web.json_response(_group())
+            case ["apis", _, _]:
+                return web.json_response({"resources": [_resource(PLURAL, KIND)]})
+            case ["api"]:
+                return web.json_response({"versions": ["v1"]})
+            case ["api", "v1"]:
+                return web.json_response(
+                    {"resources": [_resource("pods", "Pod"), _resource("namespaces", "Namespace")]}
+                )
+            case [*_, "namespaces", namespace, _] if namespace in self.forbidden:
+                problem = {"kind": "Status", "reason": "Forbidden", "message": f"no role in {namespace}", "code": 403}
+                return web.json_response(problem, status=403)
+            case [*_, "namespaces", namespace, plural]:
+                return await _listed(request, namespace, plural)
+        return web.json_response({"kind": "Status", "code": 404}, status=404)
+
+
+def _group() -> dict[str, Any]:
+    version = {"groupVersion": API_VERSION, "version": VERSION}
+    return {"name": GROUP, "versions": [version], "preferredVersion": version}
+
+
+def _resource(plural: str, kind: str) -> dict[str, Any]:
+    return {"name": plural, "singularName": "", "kind": kind, "namespaced": True, "verbs": ["list", "watch", "patch"]}
+
+
+async def _listed(request: web.Request, namespace: str, plural: str) -> web.StreamResponse:
+    if request.query.get("watch"):
+        return await never()
+    body = job_body()
+    body["metadata"] |= {"namespace": namespace, "uid": f"uid-{namespace}", "resourceVersion": "7"}
+    items = [body] if plural == PLURAL else []
+    return web.json_response({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items})
+
+
+class Seen:
+    """A fleet that notes which jobs it sees."""
+
+    def __init__(self) -> None:
+        self.namespaces: set[str] = set()
+        self.any = asyncio.Event()
+
+    def see(self, key: JobKey, uid: str) -> None:
+        self.namespaces.add(key.namespace)
+        self.any.set()
+
+    def wake(self, key: JobKey) -> None:
+        pass
+
+
+async def test_a_namespace_that_cannot_be_read_keeps_no_job_of_another_waiting(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever administers a namespace may delete the operator's role there, or the namespace."""
+    fleet: Any = Seen()
+    stopping = asyncio.Event()
+    async with api_server(Namespaces({"theirs"}).answer, tmp_path, monkeypatch):
+        both = replace(settings, watch_namespaces=("ours", "theirs"))
+        watching = asyncio.create_task(_watch(both, WatchedCluster(), fleet, stopping))
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await fleet.any.wait()
+            assert fleet.namespaces == {"ours"}
+        finally:
+            stopping.set()
+            await watching
