@@ -10,6 +10,7 @@ from aiohttp import web
 from api_server import api_server, never
 from emberscale_api.frozen import replace
 from emberscale_api.job.training_job import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from emberscale_operator.kubernetes.client import ApiClient, ApiUnavailableError
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.operator import WatchedCluster, _watch
 from emberscale_operator.kubernetes.settings import Settings
@@ -35,9 +36,8 @@ class Namespaces:
             case ["api"]:
                 return web.json_response({"versions": ["v1"]})
             case ["api", "v1"]:
-                return web.json_response(
-                    {"resources": [_resource("pods", "Pod"), _resource("namespaces", "Namespace")]}
-                )
+                kinds = {"pods": "Pod", "namespaces": "Namespace"}
+                return web.json_response({"resources": [_resource(*kind) for kind in kinds.items()]})
             case [*_, "namespaces", namespace, _] if namespace in self.forbidden:
                 problem = {"kind": "Status", "reason": "Forbidden", "message": f"no role in {namespace}", "code": 403}
                 return web.json_response(problem, status=403)
@@ -86,8 +86,9 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_job_of_another_waiting(
     fleet: Any = Seen()
     stopping = asyncio.Event()
     async with api_server(Namespaces({"theirs"}).answer, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
         both = replace(settings, watch_namespaces=("ours", "theirs"))
-        watching = asyncio.create_task(_watch(both, WatchedCluster(), fleet, stopping))
+        watching = asyncio.create_task(_watch(both, client, WatchedCluster(), fleet, stopping))
         try:
             async with asyncio.timeout(_SECONDS):
                 await fleet.any.wait()
@@ -95,3 +96,16 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_job_of_another_waiting(
         finally:
             stopping.set()
             await watching
+            await client.close()
+
+
+async def test_an_operator_that_can_read_no_namespace_ends_and_says_why(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet: Any = Seen()
+    async with api_server(Namespaces({"ours", "theirs"}).answer, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
+        both = replace(settings, watch_namespaces=("ours", "theirs"))
+        with pytest.raises(ApiUnavailableError, match="no role in theirs"):
+            await asyncio.wait_for(_watch(both, client, WatchedCluster(), fleet, asyncio.Event()), _SECONDS)
+        await client.close()
