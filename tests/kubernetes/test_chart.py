@@ -433,7 +433,7 @@ def test_the_rules_are_about_the_releases_own_operator_and_the_brain_that_there_
         return {rule["alert"]: rule["expr"] for rule in written if "alert" in rule}
 
     told = alerts("brain.enabled=true")
-    assert told["EmberscaleOperatorDown"] == 'absent(emberscale_operator_defects_total{namespace="system"})'
+    assert told["EmberscaleOperatorDown"] == 'absent(emberscale_redis_up{namespace="system"})'
     assert told["EmberscaleBrainDown"] == 'absent(emberscale_brain_jobs{namespace="system"})'
     assert told.keys() - alerts("brain.enabled=false").keys() == {"EmberscaleBrainDown"}
 
