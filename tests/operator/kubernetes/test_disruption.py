@@ -57,6 +57,19 @@ async def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> No
     assert api.writes == writes
 
 
+async def test_a_job_at_rest_wants_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Common alerts report each budget that wants more pods than there are."""
+    api = new_api()
+    route(2, monkeypatch)
+    operator = Operator(api)
+    await operator.settle()
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 1
+    api.edit(suspend=True)
+    await operator.settle()
+    assert api.body["status"]["phase"] == "Suspended"
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 0
+
+
 async def test_a_job_gets_its_budget_once_that_of_an_earlier_job_of_its_name_is_gone(job: Job) -> None:
     api: Any = new_api()
     api.objects[BUDGET] = {"metadata": {"uid": "earlier", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
