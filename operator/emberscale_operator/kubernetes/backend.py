@@ -149,7 +149,10 @@ class KubernetesBackend:
         servers = news.plan.routed_ps if news.plan is not None else 0
         with self._calls():
             delay = await self._write(job, self._facts(job, news, now), now)
-            await self._budget.keep(job, servers, now)
+            if after.rests:
+                await self._budget.lower(job, now)
+            else:
+                await self._budget.keep(job, servers, now)
         for view in ended:
             self._tallies.count_pod_end(view)
         if after.phase is not before.phase and after.phase in ENDED:

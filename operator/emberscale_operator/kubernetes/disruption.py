@@ -53,12 +53,23 @@ class DisruptionBudget:
         the number is unknown. A refused budget is tried again after a while: its name may still belong to an earlier
         job, whose objects are being deleted.
         """
-        if servers in (0, self._servers) or (servers == self._refused and now < self._again_at):
+        if servers:
+            await self._keep(job, servers, now, make=True)
+
+    async def lower(self, job: Job, now: float) -> None:
+        """Lets the cluster evict all servers of a job at rest; makes no budget.
+
+        Common alerts report each budget that wants more pods than there are.
+        """
+        await self._keep(job, 1, now, make=False)
+
+    async def _keep(self, job: Job, servers: int, now: float, make: bool) -> None:
+        if servers == self._servers or (servers == self._refused and now < self._again_at):
             return
         self._servers = 0  # a call whose answer is lost may have changed it
         began = time.monotonic()
         try:
-            problem = await self._write(job, build_budget(job, servers))
+            problem = await self._write(job, build_budget(job, servers), make)
         except (ApiError, ApiInternalError) as error:
             problem = str(error)
         if problem is None:
@@ -70,18 +81,27 @@ class DisruptionBudget:
                 _log.warning("no_disruption_budget", job=str(job.key), problem=problem)
         self._problem = problem
 
-    async def _write(self, job: Job, body: dict[str, Any]) -> str | None:
-        """Returns why the budget could not be written; None if it was. Raises ApiError and ApiInternalError."""
-        try:
-            await self._client.create(path_of(_GROUP, _PLURAL, job.key.namespace), body)
-            return None
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                raise
+    async def _write(self, job: Job, body: dict[str, Any], make: bool) -> str | None:
+        """Returns why the budget could not be written; None if it was, or if there is none and `make` is false.
+
+        Raises ApiError and ApiInternalError.
+        """
+        if make:
+            try:
+                await self._client.create(path_of(_GROUP, _PLURAL, job.key.namespace), body)
+                return None
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
         path = path_of(_GROUP, _PLURAL, job.key.namespace, body["metadata"]["name"])
-        found = await self._client.get(path)
+        try:
+            found = await self._client.get(path)
+        except ApiError as error:
+            if make or error.status != 404:
+                raise
+            return None
         if not names.is_owned_by(found, job.uid):
-            return "its name belongs to something else"
+            return "its name belongs to something else" if make else None
         if found["spec"].get("minAvailable") != body["spec"]["minAvailable"]:
             await self._client.patch(path, {"metadata": {"uid": found["metadata"]["uid"]}, "spec": body["spec"]})
         return None

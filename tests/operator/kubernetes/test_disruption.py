@@ -70,6 +70,18 @@ async def test_a_job_at_rest_wants_no_servers(monkeypatch: pytest.MonkeyPatch) -
     assert api.objects[BUDGET]["spec"]["minAvailable"] == 0
 
 
+async def test_an_operator_that_finds_a_job_at_rest_lowers_its_budget_and_makes_none(job: Job) -> None:
+    api: Any = new_api()
+    await DisruptionBudget(api).lower(job, START)
+    assert BUDGET not in api.objects
+    await DisruptionBudget(api).keep(job, 4, START)
+    budget = DisruptionBudget(api)
+    await budget.lower(job, START)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 0
+    await budget.keep(job, 4, START)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 3
+
+
 async def test_a_job_gets_its_budget_once_that_of_an_earlier_job_of_its_name_is_gone(job: Job) -> None:
     api: Any = new_api()
     api.objects[BUDGET] = {"metadata": {"uid": "earlier", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
