@@ -1,12 +1,13 @@
 """Kubernetes Events of jobs, which the operator writes for `kubectl describe`."""
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
+from emberscale_api.job.roles import MAX_REPLICAS
 from emberscale_api.job.training_job import API_VERSION, KIND
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import PAUSE_FACTOR, ApiClient, ApiError, ApiInternalError, path_of
@@ -14,6 +15,9 @@ from emberscale_operator.kubernetes.job import Job
 
 _LONGEST_MESSAGE = 1024
 _MOST_DELAYED = 1000
+_MOST_AT_ONCE = 4 * (2 * MAX_REPLICAS + 1)
+"""Several for each pod of the largest job: more come only of a master that makes them up, as it may run any code."""
+_MOST_PER_SECOND = 1.0
 _log = structlog.get_logger()
 
 
@@ -23,15 +27,18 @@ class EventRecorder:
     Events are derived from differences between the job's pods and its status, and written before the status that ends
     the difference. If the operator dies in between, the next one repeats the Event. `key` names the occasion, and the
     object's name follows from it, so that a repeated Event exists only once. Events that a failing webhook delays, the
-    newest thousand of them, are lost with the operator.
+    newest thousand of them, are lost with the operator. A job that has had very many gets one a second.
     """
 
     def __init__(self, client: ApiClient, identity: str) -> None:
         self._client = client
         self._identity = identity
         self._told: deque[dict[str, Any]] = deque(maxlen=_MOST_DELAYED)
-        self._known: set[str] = set()
+        self._known: OrderedDict[str, None] = OrderedDict()
         self._next_at = 0.0
+        self._left = float(_MOST_AT_ONCE)
+        self._counted_at = time.monotonic()
+        self._drops = False
 
     def normal(self, job: Job, reason: str, message: str, key: str) -> None:
         """Records an Event about something that went as planned."""
@@ -59,9 +66,11 @@ class EventRecorder:
 
     def _tell(self, job: Job, kind: str, reason: str, message: str, key: str) -> None:
         name = f"{job.key.name}.{names.digest(f'{job.uid}/{reason}/{key}')}"
-        if name in self._known:
+        if name in self._known or not self._may_tell(job):
             return
-        self._known.add(name)
+        self._known[name] = None
+        if len(self._known) > _MOST_AT_ONCE:
+            self._known.popitem(last=False)
         moment = datetime.now(UTC)
         event: dict[str, Any] = {
             "apiVersion": "v1",
@@ -87,6 +96,19 @@ class EventRecorder:
             "count": 1,
         }
         self._told.append(event)
+
+    def _may_tell(self, job: Job) -> bool:
+        """Counts one more Event, unless there have been too many; logs the first that is dropped."""
+        now = time.monotonic()
+        self._left = min(self._left + _MOST_PER_SECOND * (now - self._counted_at), float(_MOST_AT_ONCE))
+        self._counted_at = now
+        if self._left < 1.0:
+            if not self._drops:
+                _log.warning("events_dropped", job=str(job.key))
+            self._drops = True
+            return False
+        self._left -= 1.0
+        return True
 
     async def _write(self, event: dict[str, Any]) -> None:
         namespace = event["metadata"]["namespace"]
