@@ -1,6 +1,7 @@
 """Carries out on pods what the job machine has decided for one job."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0
 _MOST_REFUSED_SECONDS = 300.0
 _KILL_GRACE_SECONDS = 1
+_LONGEST_SECONDS = 60.0
+"""How long one step may act: one without end would count as stuck. The next step decides what is left to do."""
 _FINAL_STATUSES = (404, 422)
 """Of a refused resize: the cluster cannot resize in place, or not this pod. Any other refusal may pass."""
 
@@ -88,8 +91,12 @@ class Actuator:
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
         self._resizes = {uid: made for uid, made in self._resizes.items() if uid in pods}
         self._makes.look_again()
+        began = time.monotonic()
         # resizes last: one that is never answered ends the step, and others need not wait for it
         for action in sorted(actions, key=lambda action: isinstance(action, Resize)):
+            if time.monotonic() - began > _LONGEST_SECONDS:
+                delays.append(0.0)
+                break
             match action:
                 case Create(instance, resources):
                     asked = (instance.role, resources)
