@@ -13,6 +13,10 @@ from emberscale_operator.machine import History, Instance, JobStanding, Lives
 DELETING = "Deleting"
 """The state of a member that the operator asks to end. It is written first, so that a successor knows of it."""
 
+_LONGEST_MESSAGE = 512
+_ALL_MESSAGES = 128 << 10
+"""Characters in the messages of all members: the API server stores no object beyond 1.5 MiB."""
+
 
 def standing_of(status: TrainingJobStatus) -> JobStanding:
     """Returns the job's standing as of the status."""
@@ -68,8 +72,9 @@ def members_of(
     for view in sorted(views, key=lambda view: view.id):
         newest[view.id.role, view.id.index] = view
     old = {(Role(member.role), member.index): member for member in before}
+    longest = min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(history.lives)))
     return tuple(
-        _member(slot, lives, newest.get(slot), problems.get(slot), old.get(slot), deleting)
+        _member(slot, lives, newest.get(slot), problems.get(slot), old.get(slot), deleting, longest)
         for slot, lives in sorted(history.lives.items())
     )
 
@@ -81,6 +86,7 @@ def _member(
     problem: tuple[str, str] | None,
     before: MemberStatus | None,
     deleting: Container[str],
+    longest_message: int,
 ) -> MemberStatus:
     reason, message = problem or ("", "")
     if view is not None and not problem:
@@ -101,7 +107,7 @@ def _member(
         node=view.node if view else "",
         state=_state(view, deleting),
         reason=reason,
-        message=message[:512],
+        message=message[:longest_message],
         cpu=cpu,
         memory=memory,
         incarnation=lives.last_incarnation,
