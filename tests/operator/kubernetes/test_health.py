@@ -5,8 +5,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_operator.kubernetes.fleet import Fleet
-from emberscale_operator.kubernetes.health import OperatorMetrics
+from emberscale_operator.kubernetes.health import OperatorMetrics, Tallies
 from memory_api import KEY, MemoryApi, Operator
 from training_jobs import job_body
 
@@ -62,3 +63,14 @@ def test_redis_has_metrics_once_the_operator_has_asked_it() -> None:
 def test_what_jobs_have_in_redis_is_a_metric_of_each_job_that_is_there() -> None:
     controller: Any = SimpleNamespace(standing=None)
     assert served(controller)["emberscale_job_redis_bytes"] == {"": 7 << 20}
+
+
+def test_masters_that_make_up_reasons_for_their_end_make_up_few_series() -> None:
+    registry = CollectorRegistry()
+    tallies = Tallies(registry)
+    for number in range(1000):
+        tallies.count_job_end(TrainingJobStatus(phase=JobPhase.FAILED, reason=f"MadeUp{number}"))
+    (family,) = (one for one in registry.collect() if one.name == "emberscale_jobs_ended")
+    ends = {one.labels["reason"]: one.value for one in family.samples if one.name == "emberscale_jobs_ended_total"}
+    assert len(ends) <= 100
+    assert sum(ends.values()) == 1000
