@@ -17,10 +17,15 @@ from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.tenants import Tenants
 
 _COMPLETION_BUCKETS = (60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 259200)
+_MOST_REASONS = 64
+_OTHER = "Other"
 
 
 class Tallies:
-    """Ends of jobs by reason, their completion times, and ends of pods that were still wanted, by cause."""
+    """Ends of jobs by reason, their completion times, and ends of pods that were still wanted, by cause.
+
+    Masters, which run a team's own code, name the reasons: new ones beyond a number count as `Other`.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._ends = Counter(
@@ -41,6 +46,7 @@ class Tallies:
         self._reconciliations = Counter(
             "emberscale_operator_reconciliations", "Reconciliations of jobs", registry=registry
         )
+        self._reasons: set[str] = set()
         # only a series that exists from the start shows its first increase
         self._ends.labels("Completed")
 
@@ -51,9 +57,14 @@ class Tallies:
     def count_job_end(self, status: TrainingJobStatus) -> None:
         """Counts a job that has become Complete or Failed."""
         complete = status.phase is JobPhase.COMPLETE
-        self._ends.labels("Completed" if complete else status.reason).inc()
+        self._ends.labels("Completed" if complete else self._counted_as(status.reason)).inc()
         if complete and status.start_time is not None and status.completion_time is not None:
             self._completion.observe((status.completion_time - status.start_time).total_seconds())
+
+    def _counted_as(self, reason: str) -> str:
+        if len(self._reasons) < _MOST_REASONS:
+            self._reasons.add(reason)
+        return reason if reason in self._reasons else _OTHER
 
     def count_pod_end(self, view: PodView) -> None:
         """Counts a pod that ended unasked."""
