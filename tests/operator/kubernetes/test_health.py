@@ -52,6 +52,20 @@ async def test_a_job_whose_status_cannot_be_read_is_in_no_phase_that_the_operato
     assert served(after.controller)[PHASE] == {known: 1.0}
 
 
+async def test_a_suspended_job_with_a_spec_that_cannot_run_is_still_suspended_to_the_next_operator() -> None:
+    """A newer version may refuse what an older one took: nobody is to be woken for a job that rests."""
+    api = MemoryApi(job_body())
+    await Operator(api).settle()
+    api.edit(suspend=True)
+    await Operator(api).settle()
+    assert api.body["status"]["phase"] == "Suspended"
+    api.edit(training={"batchSize": "many"})
+    after = Operator(api)
+    await after.settle()
+    assert api.body["status"]["reason"] == "InvalidSpec"
+    assert served(after.controller)[PHASE] == {"Suspended": 1.0}
+
+
 def test_redis_has_metrics_once_the_operator_has_asked_it() -> None:
     names = ("emberscale_redis_up", "emberscale_redis_memory_ratio")
     assert not served().keys() & set(names), "one that waits for the lease asks nothing"
