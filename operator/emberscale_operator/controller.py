@@ -45,9 +45,10 @@ class Observed:
 
 @dataclass(frozen=True)
 class Pause:
-    """Nothing to decide for this number of seconds."""
+    """Nothing to decide for this number of seconds; the job's standing can be recalled if it is `known`."""
 
     seconds: float
+    known: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Backend(Protocol):
         """Returns what is there; None once the job is gone."""
 
     async def recall(self) -> tuple[JobStanding, JobPlan | None]:
-        """Returns what a controller before this one reported; called once, after the first observation."""
+        """Returns what a controller before this one reported; called once, and not before it observed the job."""
 
     async def address_of(self, master: InstanceId) -> MasterAddress:
         """Returns where a master that was observed is reached."""
@@ -147,11 +148,13 @@ class JobController:
     async def step(self, now: float) -> float | None:
         """Takes one step; returns the seconds until the next may be due, None once the job is gone."""
         observed = await self._backend.observe(now)
-        if observed is None or isinstance(observed, Pause):
-            return observed.seconds if observed is not None else None
-        if self.standing is None:
-            self.standing, self._plan = await self._backend.recall()
-        before, plan_before = self._with_reported(self.standing), self._plan
+        if observed is None:
+            return None
+        if isinstance(observed, Pause):
+            if observed.known:
+                await self._recall()
+            return observed.seconds
+        before, plan_before = self._with_reported(await self._recall()), self._plan
         await self._converse(observed.master, before)
         decision = decide(observed.job, before, self._master(), observed.instances, now)
         news = News(
@@ -164,6 +167,12 @@ class JobController:
             self._plan = self._status = None
         sooner = await self._act(decision.actions, observed.instances, now)
         return min(delay, sooner) if sooner is not None else delay
+
+    async def _recall(self) -> JobStanding:
+        """Returns the job's standing, at first the one that a controller before this one reported."""
+        if self.standing is None:
+            self.standing, self._plan = await self._backend.recall()
+        return self.standing
 
     def _master(self) -> MasterReport:
         if self._link is not None and self._link.plan is not None:

@@ -194,11 +194,11 @@ class KubernetesBackend:
             job = read_job(body, runs_newer=self._runs_another_version())
         except UnreadableJobError as error:
             await self._refuse(body, str(error), now)
-            return Pause(self._settings.resync)
+            return Pause(self._settings.resync, known=True)
         objects = JobObjects.of(job, self._settings, self._writer.status.image)
         if (problem := too_large(job.spec, objects.manifest)) is not None:
             await self._refuse(body, problem, now)
-            return Pause(self._settings.resync)
+            return Pause(self._settings.resync, known=True)
         self._tallies.count_reconciliation()
         self._job, self._objects = job, objects
         if self._observation.is_unsure(now):
