@@ -2,6 +2,6 @@
 
 Pure: `settings`, `names`, `job`, `pod_spec`, `pod_state`, `spreading`, `manifest_size`, `record`, `status`.
 Edges: `client`, `creation`, `certificate`, `roster`, `tenants`, `flash_tenants`, `claims`, `disruption`, `events`,
-`pod_warnings`, `stories`, `observation`, `actuator`, `status_writer`, `backend`, `fleet`, `census`, `lease`, `health`,
-`operator`.
+`pod_warnings`, `stories`, `observation`, `actuator`, `status_writer`, `backend`, `fleet`, `census`, `namespaces`,
+`lease`, `health`, `operator`.
 """

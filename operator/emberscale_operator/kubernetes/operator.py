@@ -16,15 +16,16 @@ from emberscale_api.job.training_job import API_VERSION, GROUP, PLURAL, VERSION
 from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
-from emberscale_operator.kubernetes.census import POD, TRAINING_JOB, Census, WatchedKind
+from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, WatchedKind
 from emberscale_operator.kubernetes.claims import BrainClaims
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, path_of
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, Tallies, serve
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.lease import LeaderLease, LeaseLostError, account_owner
+from emberscale_operator.kubernetes.namespaces import await_closing, readable_namespaces
 from emberscale_operator.kubernetes.pod_warnings import PodWarnings
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tenants import Tenants
@@ -124,13 +125,15 @@ async def _run(settings: Settings) -> int:
     try:
         if not await _first(stopping, _ready(client, lease)):
             return 0
+        namespaces = await readable_namespaces(client, settings.watch_namespaces)
         tasks = [
             asyncio.create_task(coroutine)
             for coroutine in (
                 lease.keep(),
                 census.keep(),
                 *(one.keep() for one in kept),
-                _watch(settings, client, cluster, fleet, stopping),
+                _watch(namespaces, cluster, fleet, stopping),
+                await_closing(client, namespaces),
                 stopping.wait(),
             )
         ]
@@ -180,34 +183,7 @@ async def _ready(client: ApiClient, lease: LeaderLease) -> None:
     await lease.acquire()
 
 
-async def _readable(client: ApiClient, namespaces: Sequence[str]) -> tuple[str, ...]:
-    """Returns the namespaces whose jobs and pods can be listed. Raises ApiUnavailableError if none can.
-
-    kopf calls no handler before it has listed all of them, and ends if one stays forbidden. Once a namespace that was
-    left out can be listed again and has jobs, the census takes its watch for dead: the operator then starts anew.
-    """
-    readable = []
-    problem = ""
-    for namespace in namespaces:
-        try:
-            for kind in (TRAINING_JOB, POD):
-                await client.get(path_of(kind.api_version, kind.plural, namespace), limit="1")
-        except ApiError as error:
-            problem = str(error)
-            _log.warning(
-                "namespace_left_out", namespace=namespace, problem=problem, consequence="its jobs are not managed"
-            )
-        else:
-            readable.append(namespace)
-    if namespaces and not readable:
-        raise ApiUnavailableError(problem)
-    return tuple(readable)
-
-
-async def _watch(
-    settings: Settings, client: ApiClient, cluster: WatchedCluster, fleet: Fleet, stopping: asyncio.Event
-) -> None:
-    namespaces = await _readable(client, settings.watch_namespaces)
+async def _watch(namespaces: Sequence[str], cluster: WatchedCluster, fleet: Fleet, stopping: asyncio.Event) -> None:
     registry = build_registry(cluster, fleet)
     stop_kopf = asyncio.Event()
     task = asyncio.create_task(

@@ -1,6 +1,7 @@
 """What the operator watches, by a server in place of the API server."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,11 @@ import pytest
 from aiohttp import web
 
 from api_server import api_server, never
-from emberscale_api.frozen import replace
 from emberscale_api.job.training_job import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from emberscale_operator.kubernetes.client import ApiClient, ApiUnavailableError
 from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.namespaces import await_closing, readable_namespaces
 from emberscale_operator.kubernetes.operator import WatchedCluster, _watch
-from emberscale_operator.kubernetes.settings import Settings
 from training_jobs import job_body
 
 _SECONDS = 20.0
@@ -24,8 +24,19 @@ class Namespaces:
 
     def __init__(self, forbidden: set[str]) -> None:
         self.forbidden = forbidden
+        self._asked: Counter[str] = Counter()
+        self._changed = asyncio.Condition()
+
+    async def asked_for(self, namespace: str, times: int) -> None:
+        """Waits until so many lists of a namespace were asked for."""
+        async with asyncio.timeout(_SECONDS), self._changed:
+            await self._changed.wait_for(lambda: self._asked[namespace] >= times)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        for part in request.path.split("/"):
+            self._asked[part] += 1
+        async with self._changed:
+            self._changed.notify_all()
         match request.path.strip("/").split("/"):
             case ["apis"]:
                 return web.json_response({"groups": [_group()]})
@@ -80,15 +91,15 @@ class Seen:
 
 
 async def test_a_namespace_that_cannot_be_read_keeps_no_job_of_another_waiting(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever administers a namespace may delete the operator's role there, or the namespace."""
     fleet: Any = Seen()
     stopping = asyncio.Event()
     async with api_server(Namespaces({"theirs"}).answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()
-        both = replace(settings, watch_namespaces=("ours", "theirs"))
-        watching = asyncio.create_task(_watch(both, client, WatchedCluster(), fleet, stopping))
+        readable = await readable_namespaces(client, ("ours", "theirs"))
+        watching = asyncio.create_task(_watch(readable, WatchedCluster(), fleet, stopping))
         try:
             async with asyncio.timeout(_SECONDS):
                 await fleet.any.wait()
@@ -100,12 +111,25 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_job_of_another_waiting(
 
 
 async def test_an_operator_that_can_read_no_namespace_ends_and_says_why(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet: Any = Seen()
     async with api_server(Namespaces({"ours", "theirs"}).answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()
-        both = replace(settings, watch_namespaces=("ours", "theirs"))
         with pytest.raises(ApiUnavailableError, match="no role in theirs"):
-            await asyncio.wait_for(_watch(both, client, WatchedCluster(), fleet, asyncio.Event()), _SECONDS)
+            await readable_namespaces(client, ("ours", "theirs"))
+        await client.close()
+
+
+async def test_an_operator_starts_anew_once_a_namespace_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopf would end, and leave the watches of the other namespaces hanging."""
+    namespaces = Namespaces(set())
+    async with api_server(namespaces.answer, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
+        closing = asyncio.create_task(await_closing(client, ("ours", "theirs"), 0.01))
+        await namespaces.asked_for("theirs", 3)
+        assert not closing.done()
+        namespaces.forbidden = {"theirs"}
+        await asyncio.wait_for(closing, _SECONDS)
         await client.close()
