@@ -101,7 +101,7 @@ def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_l
     monkeypatch.setenv("PYTHONPATH", str(installed(PLUGIN, tmp_path / "site")))
     certificates = certificate_folder(tmp_path / "tls")
     monkeypatch.setenv(TLS_FOLDER, str(certificates))
-    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 4}})
+    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 16}})
     settings = ("planner.name=fair-share", "cluster.cpu=8", "bounds.maxWorkerCpu=1", "bounds.maxPsCpu=1")
     job.start(*(part for setting in (*settings, "planning.interval=1s") for part in ("--brain-set", setting)))
     assert job.wait_for(job.master_addresses)

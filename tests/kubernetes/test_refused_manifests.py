@@ -63,7 +63,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ("spec.checkpoint.writeBandwidth", "20000Pi", "must be above 0 and at most 8Pi"),
     ("spec.hotEmbeddings.budget", "256MB", "spec.hotEmbeddings.budget"),
     ("spec.worker.resources", {"limits": {"memory": 0}}, "must be above 0 and at most 8Pi"),
-    ("spec.ps.resources", {"limits": {"memory": "512m"}}, "memory must be at least 64Mi"),
+    ("spec.ps.resources", {"limits": {"memory": "512m"}}, "memory must be at least 1Mi"),
     ("spec.checkpoint.writeBandwidth", "500Ki", "writeBandwidth must be at least 1Mi"),
     ("spec.checkpoint.keep", 0, "should be greater than or equal to 1"),
     ("spec.faultTolerance.strategy", "Pray", "supported values"),

@@ -158,7 +158,7 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     ("spec.worker.resources.limits.memory=lots", ["is not a Kubernetes quantity, such as 500m or 2Gi"]),
     (
         "spec.worker.resources.limits.memory=512m",
-        ["spec.worker.resources.limits.memory: must be at least 64Mi, not 512m: 512Mi are mebibytes"],
+        ["spec.worker.resources.limits.memory: must be at least 1Mi, not 512m: 512Mi are mebibytes"],
     ),
     ("spec.worker.resources.limits.cpu=0", ["spec.worker.resources.limits.cpu: must be above 0"]),
     (

@@ -125,8 +125,8 @@ def slot_name(role: Role, index: int) -> str:
     return f"{role.value}-{index}"
 
 
-LEAST_MEMORY = "64Mi"
-"""No process starts with less: the interpreter and its libraries take more."""
+LEAST_MEMORY = "1Mi"
+"""No process starts with less: whoever asks for less has mistaken the unit."""
 UNITS_OF_MEMORY = "512Mi are mebibytes, 512 bytes, and 512m thousandths of a byte"
 
 
