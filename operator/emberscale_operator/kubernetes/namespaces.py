@@ -1,7 +1,7 @@
 """The watched namespaces that the operator may list: one that it may not list blocks the watches of all others."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 import structlog
 
@@ -38,12 +38,13 @@ async def readable_namespaces(client: ApiClient, namespaces: Sequence[str]) -> t
     return tuple(namespace for namespace in namespaces if namespace not in closed)
 
 
-async def await_closing(client: ApiClient, namespaces: Sequence[str], pause: float = _LOOK_SECONDS) -> None:
-    """Returns once two looks in a row, `pause` seconds apart, find that one of the namespaces cannot be listed.
+async def await_closing(client: ApiClient, readable: Awaitable[Sequence[str]], pause: float = _LOOK_SECONDS) -> None:
+    """Returns once two looks in a row, `pause` seconds apart, find that a `readable` namespace cannot be listed.
 
     kopf would end within a minute, and its watches of all other namespaces hang: the operator starts anew before that.
     Never returns if the operator watches all namespaces.
     """
+    namespaces = await readable
     before: frozenset[str] = frozenset()
     while True:
         await asyncio.sleep(pause)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import kopf
@@ -125,15 +125,15 @@ async def _run(settings: Settings) -> int:
     try:
         if not await _first(stopping, _ready(client, lease)):
             return 0
-        namespaces = await readable_namespaces(client, settings.watch_namespaces)
+        readable = asyncio.create_task(readable_namespaces(client, settings.watch_namespaces))  # beside `lease.keep`
         tasks = [
             asyncio.create_task(coroutine)
             for coroutine in (
                 lease.keep(),
                 census.keep(),
                 *(one.keep() for one in kept),
-                _watch(namespaces, cluster, fleet, stopping),
-                await_closing(client, namespaces),
+                _watch(readable, cluster, fleet, stopping),
+                await_closing(client, readable),
                 stopping.wait(),
             )
         ]
@@ -183,7 +183,10 @@ async def _ready(client: ApiClient, lease: LeaderLease) -> None:
     await lease.acquire()
 
 
-async def _watch(namespaces: Sequence[str], cluster: WatchedCluster, fleet: Fleet, stopping: asyncio.Event) -> None:
+async def _watch(
+    readable: Awaitable[Sequence[str]], cluster: WatchedCluster, fleet: Fleet, stopping: asyncio.Event
+) -> None:
+    namespaces = await readable
     registry = build_registry(cluster, fleet)
     stop_kopf = asyncio.Event()
     task = asyncio.create_task(

@@ -98,7 +98,7 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_job_of_another_waiting(
     stopping = asyncio.Event()
     async with api_server(Namespaces({"theirs"}).answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()
-        readable = await readable_namespaces(client, ("ours", "theirs"))
+        readable = asyncio.create_task(readable_namespaces(client, ("ours", "theirs")))
         watching = asyncio.create_task(_watch(readable, WatchedCluster(), fleet, stopping))
         try:
             async with asyncio.timeout(_SECONDS):
@@ -127,7 +127,8 @@ async def test_an_operator_starts_anew_once_a_namespace_is_closed(
     namespaces = Namespaces(set())
     async with api_server(namespaces.answer, tmp_path, monkeypatch):
         client = await ApiClient.connect()
-        closing = asyncio.create_task(await_closing(client, ("ours", "theirs"), 0.01))
+        readable = asyncio.create_task(readable_namespaces(client, ("ours", "theirs")))
+        closing = asyncio.create_task(await_closing(client, readable, 0.01))
         await namespaces.asked_for("theirs", 3)
         assert not closing.done()
         namespaces.forbidden = {"theirs"}
