@@ -231,6 +231,15 @@ class Measured(RoundLengths):
             self.measured(Stretch(False, 0, 16, 16 * RECORDS, 1.0, (1, 1)))
 
 
+class Eight(RoundLengths):
+    """Rounds of eight batches from the first one on."""
+
+    @property
+    def length(self) -> int:
+        """The number of batches of the next round."""
+        return 8
+
+
 class Alternating(RoundLengths):
     """Trains every second lease in rounds."""
 
@@ -262,6 +271,13 @@ def test_a_worker_alone_learns_in_rounds_what_it_learns_batch_by_batch(
     assert worker.statistics.total_batches == 64
     assert all(state.core.applied.ranges(0) == [(0, 64)] for state in servers.states)
     np.testing.assert_allclose(predictions(servers.stores), alone(64), rtol=2e-3, atol=1e-4)
+
+
+def test_a_lease_is_one_round_wherever_its_shard_starts(cluster: Callable[[int], Cluster]) -> None:
+    worker = Worker(cluster(64), 0, Eight(HotEmbeddingsSpec(mode=HotEmbeddingsMode.ENABLED), 60))
+    worker.train([(0, 5), (5, 13), (13, 21)])
+    traffic = worker.statistics.total_traffic
+    assert (traffic.rounds, traffic.round_batches) == (3, 21)
 
 
 def test_rounds_and_single_batches_take_turns(cluster: Callable[[int], Cluster]) -> None:
