@@ -16,7 +16,9 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import lifecycle, progress, takeover
 from emberscale_jobmaster.membership import Process
+from emberscale_jobmaster.state import Stage
 from emberscale_jobmaster.store import DeposedError, JobStore
+from eventually import unwrap
 
 
 def server(index: int) -> MemberId:
@@ -56,6 +58,21 @@ def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None
         process = replace(_process(), incarnation=f"ps-{index}")
         pure.apply(lifecycle.register(pure.state, pure.spec, server(index), process, old.generation, old.version))
     assert pure.state.routing.table.generation == old.generation + 1
+
+
+@pytest.mark.parametrize("stage", [Stage.DISCOVER, Stage.INDEX, Stage.READY])
+def test_a_job_of_new_books_that_is_suspended_denies_no_checkpoints_for_which_nobody_has_looked(stage: Stage) -> None:
+    pure = Pure(checkpoint={"uri": "/checkpoints"})
+    pure.apply(progress.suspend(replace(pure.state, stage=stage), pure.spec))
+    outcome = unwrap(pure.state.outcome)
+    assert outcome.message == "resumes from the newest checkpoint, or from the start if there is none"
+
+
+def test_a_job_that_has_looked_for_checkpoints_says_that_there_are_none() -> None:
+    pure = Pure(checkpoint={"uri": "/checkpoints"})
+    pure.start_training()
+    pure.apply(progress.suspend(pure.state, pure.spec))
+    assert unwrap(pure.state.outcome).message == "resumes from the start: no checkpoint was taken"
 
 
 def test_numbers_after_which_none_would_follow_count_as_nonsense() -> None:
