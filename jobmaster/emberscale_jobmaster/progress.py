@@ -64,12 +64,22 @@ def begin_suspension(state: JobState, now: float) -> JobState:
 
 def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Suspends the job at its last checkpoint, and counts only the batches in it."""
+    where = _resting_place(state, spec)
     if state.stage not in PREPARATION:
         state = _at_checkpoint(state, spec)
-    where = f"checkpoint {state.checkpoint}" if state.checkpoint else "the start: no checkpoint was taken"
     return _ended(
         replace(state, suspending_since=None), JobEnd(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}")
     )
+
+
+def _resting_place(state: JobState, spec: TrainingJobSpec) -> str:
+    """Names for people where a suspended job resumes. Without a ledger of its past, a job looks only as it restores."""
+    if state.checkpoint:
+        return f"checkpoint {state.checkpoint}"
+    has_looked = state.stage not in PREPARATION and state.stage is not Stage.READY
+    if has_looked or spec.checkpoint.uri is None:
+        return "the start: no checkpoint was taken"
+    return "the newest checkpoint, or from the start if there is none"
 
 
 def complete(state: JobState) -> JobState:
