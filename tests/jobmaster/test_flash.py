@@ -20,6 +20,7 @@ from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.status import explanation, job_status
 from emberscale_jobmaster.warning_signs import warning_signs
+from eventually import unwrap
 
 
 @pytest.fixture
@@ -81,6 +82,19 @@ def test_a_job_that_is_suspended_while_it_goes_back_keeps_its_flash_checkpoint(d
     assert driven.job.outcome.phase is JobPhase.SUSPENDED
     assert not is_flash(driven.job.checkpoint), "Redis may end with the job"
     assert driven.job.restored.applied == {0: ((0, 3),)}
+
+
+def test_a_suspended_job_does_not_promise_to_resume_from_a_checkpoint_that_may_end_with_redis(driven: Driven) -> None:
+    driven.train(3)
+    driven.pass_time(6)
+    replace_server(driven)
+    assert is_flash(driven.job.checkpoint)
+    driven.storage.behaviour = "fails"
+    driven.suspend()
+    driven.pass_time(200)
+    outcome = unwrap(driven.job.outcome)
+    assert outcome.phase is JobPhase.SUSPENDED
+    assert outcome.message == "resumes from the newest checkpoint, or from the start if there is none"
 
 
 def test_a_newer_persistent_checkpoint_is_preferred() -> None:
