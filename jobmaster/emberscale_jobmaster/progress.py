@@ -73,10 +73,13 @@ def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def _resting_place(state: JobState, spec: TrainingJobSpec) -> str:
-    """Names for people where a suspended job resumes. Without a ledger of its past, a job looks only as it restores."""
-    if state.checkpoint:
+    """Names for people where a suspended job resumes, as far as the job knows.
+
+    A flash checkpoint may end with its Redis. Without a ledger of its past, a job looks for checkpoints as it restores.
+    """
+    if state.checkpoint and not is_flash(state.checkpoint):
         return f"checkpoint {state.checkpoint}"
-    has_looked = state.stage not in PREPARATION and state.stage is not Stage.READY
+    has_looked = state.stage not in PREPARATION and state.stage is not Stage.READY and not state.checkpoint
     if has_looked or spec.checkpoint.uri is None:
         return "the start: no checkpoint was taken"
     return "the newest checkpoint, or from the start if there is none"
