@@ -68,6 +68,14 @@ def test_a_run_that_can_be_resumed_says_how(saved: int) -> None:
     assert f"{saved} in checkpoint 00000007, from which --resume continues" in written.getvalue()
 
 
+def test_a_run_without_a_persistent_checkpoint_names_no_flash_checkpoint_that_ended_with_it() -> None:
+    """The job went back to that one, and then ended without another."""
+    outcome = RunOutcome(JobPhase.FAILED, "BadRecords", "", JobStatus(checkpoint="flash-00000004"), {}, {})
+    assert summarize("toy", outcome, 1.0).checkpoint is None
+    outcome = replace(outcome, status=JobStatus(checkpoint="00000003"))
+    assert summarize("toy", outcome, 1.0).checkpoint == "00000003"
+
+
 def test_rounds_are_told_where_there_were_some() -> None:
     assert "rounds" not in printed(JobStatus(traffic=Traffic(bytes=900)))
     traffic = Traffic(bytes=900, rounds=3, round_batches=48, round_bytes=410, single_bytes=1000)
