@@ -10,6 +10,7 @@ from typing import Any
 from emberscale._run.audit import AuditReport
 from emberscale._run.hot import hot_document
 from emberscale._run.record import RunStatus
+from emberscale_api.checkpoint import is_flash
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import FlashStatus, JobPlan, JobStatus, Sizing, expected_restore_seconds
 from emberscale_api.job.status import EvaluationResult
@@ -143,12 +144,17 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         flash=_flash(status.flash),
         checkpoints=tuple(cost.model_dump() for cost in status.checkpoints),
         restore_seconds=expected_restore_seconds(status.checkpoints),
-        checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
+        checkpoint=saved.checkpoint if saved is not None else _persistent(status.checkpoint),
         checkpoint_samples=saved.total.once if saved is not None else None,
         origin=saved.origin.model_dump(mode="json") if saved is not None and saved.origin is not None else None,
         evaluations=tuple(result.model_dump() for result in status.evaluations),
         plan=plan_document(outcome.plan, status.sizing),
     )
+
+
+def _persistent(checkpoint: str) -> str | None:
+    """Returns the id of a checkpoint that outlives the run; None for another one, or for none."""
+    return checkpoint if checkpoint and not is_flash(checkpoint) else None
 
 
 def plan_document(plan: JobPlan | None, sizing: Sizing) -> dict[str, Any]:
