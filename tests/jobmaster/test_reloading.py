@@ -179,12 +179,17 @@ class TestForgetting:
 class TestOtherHistories:
     """A checkpoint that was out of reach may turn up again after rows have gone back to an older one."""
 
-    def beyond_flash(self) -> Driven:
-        """A job with a flash checkpoint of 24 batches, newer than one of 20 in the folder, and five batches more."""
+    def saved(self) -> Driven:
+        """A job with a checkpoint of 20 batches in the folder."""
         driven = Driven(interval=20.0, flash_interval=25.0, target_pls=1.0)
         driven.start()
         driven.train(20)
         driven.pass_time(22)
+        return driven
+
+    def beyond_flash(self) -> Driven:
+        """A job with a flash checkpoint of 24 batches, newer than one of 20 in the folder, and five batches more."""
+        driven = self.saved()
         driven.train(4)
         driven.pass_time(4)
         assert driven.job.flash.checkpoint
@@ -219,10 +224,7 @@ class TestOtherHistories:
         assert [(share.servers, share.samples) for share in driven.job.forgotten] == [((1,), 90), ((0,), 50)]
 
     def test_rows_do_not_forget_what_they_forgot_in_a_history_that_is_given_up(self) -> None:
-        driven = Driven(interval=20.0, flash_interval=25.0, target_pls=1.0)
-        driven.start()
-        driven.train(20)
-        driven.pass_time(22)
+        driven = self.saved()
         driven.train(2)
         self.lose(driven)
         assert [share.samples for share in driven.job.forgotten] == [20]
