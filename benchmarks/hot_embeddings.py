@@ -201,12 +201,8 @@ def compare_costs(data: Mapping[str, Path], pairs: int, options: Any, command: S
     measured: Costs = {}
     for *fields, pair in product(data, options.workers, options.dimensions, options.batch_sizes, range(pairs)):
         case = Case(*fields)
-        ours, without = (
-            measure(
-                job(data[case.ids], mode, case.batch, case.workers, options.warmup, dimension=case.dimension), command
-            )[0]
-            for mode in (options.mode, DISABLED)
-        )
+        of_both = (case.batch, case.workers, options.warmup, Architecture.DLRM, case.dimension)
+        ours, without = (measure(job(data[case.ids], mode, *of_both), command)[0] for mode in (options.mode, DISABLED))
         measured.setdefault(case, []).append((ours, without))
         say(f"{case}, pair {pair}: {ours} against {without}")
     return measured

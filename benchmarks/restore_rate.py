@@ -44,6 +44,8 @@ TURNS, QUICK_TURNS = 7, 5
 CASES = tuple((tables, bits) for tables in (1, len(CATEGORICAL)) for bits in (0, 4))
 """The number of tables, and the bits of a weight; 0: float32."""
 WANTED = 0.7
+BUILD = Path("build")
+"""Holds the chains: on the disk of the checkout, and left out of it if this is killed."""
 THREADS = 2
 """As many as a restore uses on two cores."""
 
@@ -157,12 +159,13 @@ def main() -> None:
     parser.add_argument("--bucket", action="store_true", help="restore from an S3 server on this machine")
     options = parser.parse_args()
     rows, turns = (QUICK_ROWS, QUICK_TURNS) if options.quick else (ROWS, TURNS)
+    BUILD.mkdir(exist_ok=True)
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     ratios: dict[str, Ratio] = {}
     labels = []
     for number, (tables, bits) in enumerate(CASES):
-        with tempfile.TemporaryDirectory(dir=".") as folder, bucket() if options.bucket else nullcontext() as uri:
+        with tempfile.TemporaryDirectory(dir=BUILD) as folder, bucket() if options.bucket else nullcontext() as uri:
             size, found = measure(Path(folder), tables, rows, bits, turns, uri)
         label = f"{f'{bits} bits' if bits else 'float32'}, {f'{tables} tables' if tables > 1 else 'one table'}"
         labels.append(label)
