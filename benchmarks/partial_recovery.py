@@ -18,7 +18,7 @@
 import math
 import random
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -28,11 +28,12 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drawn_labels import DrawnLabels
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_brain.fault_tolerance import FailureCosts, full_recovery, partial_recovery
-from plain_torch import NumberedData, numbered, train
+from plain_torch import NumberedData, numbered, predictions
 from recovery_emulation import Failure, Plan, Priority, emulate
-from reporting import Ratio, arguments, report, say
+from reporting import Ratio, arguments, report, say, standard_error
 from whole_run import manifest, synthesise
 
 HOUR = 3600.0
@@ -56,8 +57,10 @@ TARGETS = (0.02, 0.1, 0.2)
 SHARES = (8, 4, 2)
 """The numbers of emulated servers; a failure takes one, with 12.5%, 25% or 50% of the rows."""
 
-MOST_ROWS = 8192
-"""The most rows of a table, for about as many accesses per row as in Criteo's Kaggle data."""
+RECORDS, QUICK_RECORDS, HELD_OUT = 180_000, 54_000, 100_000
+
+RECORDS_A_ROW = 22
+"""The records over the most rows of a table, for about as many accesses per row as in Criteo's Kaggle data."""
 
 SERVERS = 16
 """The servers of a random run, which loses one to eight of them at a time."""
@@ -186,38 +189,44 @@ def _correlation(pairs: list[tuple[float, float]]) -> float:
     return float(np.corrcoef(np.array(pairs).T)[0, 1])
 
 
-def measure_accuracy(folder: Path, quick: bool, parts: Collection[str]) -> Accuracy:
-    """Trains with emulated failures: at random for the part "pls", with each priority for the part "priorities"."""
-    synthesise(folder, 60_000 if quick else 200_000)
-    found = Accuracy([[] for _ in range(8 if quick else PLANS)] if "pls" in parts else [], {})
-    for seed in range(2 if quick else SEEDS):
+def measure_accuracy(
+    folder: Path, records: int, seeds: int, plans: int, shares: Sequence[int], targets: Sequence[float]
+) -> Accuracy:
+    """Trains with emulated failures: in `plans` at random, and with each of the targets and priorities."""
+    rows = records + HELD_OUT
+    synthesise(folder, rows, "--evaluation-fraction", str(HELD_OUT / rows))
+    found = Accuracy([[] for _ in range(plans)], {})
+    for seed in range(seeds):
         job = dlrm(folder, seed)
-        data = numbered(job, MOST_ROWS)
-        undisturbed = train(job, data).auc
+        data = numbered(job, records // RECORDS_A_ROW)
+        drawn = DrawnLabels(data.held_out_labels, records)
+        undisturbed = drawn.auc(predictions(job, data))
         say(f"seed {seed}: AUC {undisturbed:.5f} without failures, {len(data.training)} batches")
         random_of, batches = random.Random(0), len(data.training)
         for runs in found.random:
-            runs.append(_run(job, data, random_plan(random_of, batches), undisturbed))
+            runs.append(_run(job, data, random_plan(random_of, batches), drawn, undisturbed))
         random_of = random.Random(seed)
-        for target, priority, plan in _targeted(random_of, batches, quick) if "priorities" in parts else ():
-            run = _run(job, data, plan, undisturbed)
+        for target, priority, plan in _targeted(random_of, batches, shares, targets):
+            run = _run(job, data, plan, drawn, undisturbed)
             found.targeted.setdefault((target, priority), []).append(run)
     return found
 
 
-def _targeted(random_of: random.Random, batches: int, quick: bool) -> Iterator[tuple[float, Priority, Plan]]:
+def _targeted(
+    random_of: random.Random, batches: int, shares: Sequence[int], targets: Sequence[float]
+) -> Iterator[tuple[float, Priority, Plan]]:
     """Yields plans with the same failures under each target and priority."""
-    for servers in SHARES[1:2] if quick else SHARES:
+    for servers in shares if targets else ():
         failures = _failures(random_of, batches, 2, servers, 1)
-        for target in TARGETS[1:] if quick else TARGETS:
+        for target in targets:
             interval = min(2 * target * servers * BETWEEN / TOTAL, 1.0) * batches
             for priority in Priority:
                 if priority in (Priority.NONE, Priority.SSU) or target == TARGET_PLS:
                     yield target, priority, Plan(servers, interval, failures, priority)
 
 
-def _run(job: TrainingJob, data: NumberedData, plan: Plan, undisturbed: float) -> Run:
-    outcome = emulate(job, data, plan)
+def _run(job: TrainingJob, data: NumberedData, plan: Plan, drawn: DrawnLabels, undisturbed: float) -> Run:
+    outcome = emulate(job, data, plan, drawn)
     run = Run(outcome.pls, outcome.printed_pls, undisturbed - outcome.auc, outcome.saves)
     say(
         f"  {len(plan.failures)} failures of {len(plan.failures[0].servers)} in {plan.servers}, a save every "
@@ -238,8 +247,9 @@ def draw(path: Path, accuracy: Accuracy) -> None:
     by_pls.set_visible(bool(accuracy.random))
     if accuracy.random:
         _draw_correlation(by_pls, accuracy)
-    by_priority.set_visible(bool(accuracy.targeted))
-    if accuracy.targeted:
+    with_priority = all((TARGET_PLS, priority) in accuracy.targeted for priority in PAPER_LOSSES)
+    by_priority.set_visible(with_priority)
+    if with_priority:
         _draw_priorities(by_priority, accuracy)
     figure.savefig(path, dpi=120)
 
@@ -288,8 +298,15 @@ def main() -> None:
     """Calculates, emulates and reports."""
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=PARTS, help="beside the overheads, one part alone")
+    parser.add_argument("--records", type=int, help="how many are trained on")
+    parser.add_argument("--seeds", type=int, help="of the model, the order of the records, and the rows of each server")
+    parser.add_argument("--targets", type=float, nargs="+", help="of PLS, for the part priorities")
     options = parser.parse_args()
     parts = (options.only,) if options.only else PARTS
+    quick = options.quick
+    plans = 0 if "pls" not in parts else 8 if quick else PLANS
+    targets = () if "priorities" not in parts else options.targets or (TARGETS[1:] if quick else TARGETS)
+    shares = SHARES[1:2] if quick else SHARES
     torch.set_num_threads(1)
     ratios: dict[str, Ratio] = {}
     for data, (full, _, paper) in PAPER_OVERHEADS.items():
@@ -305,7 +322,9 @@ def main() -> None:
         ratios[f"overhead / 0.5%: 8 servers, {data}, equation 2"] = Ratio([(best.partial, 0.005)], 1.0, "max")
         ratios[f"overhead / 0.5%: 8 servers, {data}, whole saves"] = Ratio([(best.whole_saves, 0.005)], 1.0, "max")
     with tempfile.TemporaryDirectory() as folder:
-        accuracy = measure_accuracy(Path(folder, "data"), options.quick, parts)
+        records = options.records or (QUICK_RECORDS if quick else RECORDS)
+        seeds = options.seeds or (2 if quick else SEEDS)
+        accuracy = measure_accuracy(Path(folder, "data"), records, seeds, plans, shares, targets)
     if accuracy.random:
         for as_printed, kind in ((True, "PLS as printed"), (False, "PLS as a job counts it")):
             of_runs = accuracy.correlation_of_runs(as_printed=as_printed)
@@ -314,10 +333,11 @@ def main() -> None:
             ratios[f"r of loss and {kind}, means"] = Ratio([(of_plans, 1.0)], 0.9, "min")
     for (target, priority), runs in sorted(accuracy.targeted.items()):
         losses = [run.loss for run in runs]
+        of_seeds = [mean(losses[first : first + len(shares)]) for first in range(0, len(losses), len(shares))]
         say(
-            f"target PLS {target:g}, priority {priority}: AUC lower by {mean(losses):.5f} on average, at most "
-            f"{max(losses):.5f}; PLS {mean(run.pls for run in runs):.3f}, each row saved "
-            f"{mean(run.saves for run in runs):.2f} times"
+            f"target PLS {target:g}, priority {priority}: AUC lower by {mean(losses):.5f} on average (standard error "
+            f"{standard_error(of_seeds):.5f}, of the means of {len(of_seeds)} seeds), at most {max(losses):.5f}; PLS "
+            f"{mean(run.pls for run in runs):.3f}, each row saved {mean(run.saves for run in runs):.2f} times"
         )
         if target == TARGET_PLS and priority in ALLOWED_LOSS:
             allowed = ALLOWED_LOSS[priority]

@@ -80,6 +80,12 @@ class NumberedData:
     evaluation: list[NumberedBatch]
     firsts: NDArray[np.int64]
 
+    @property
+    def held_out_labels(self) -> NDArray[np.float32]:
+        """The labels of all batches of the evaluation."""
+        labels: NDArray[np.float32] = torch.cat([batch.labels for batch in self.evaluation]).numpy()
+        return labels
+
 
 def numbered(job: TrainingJob, most_rows: int = 0) -> NumberedData:
     """Reads a job's data. With `most_rows`, a table's ids share that many rows, as with DLRM's `--max-ind-range`."""
@@ -119,30 +125,32 @@ class PlainTraining:
             optimizer.zero_grad()
 
     @torch.no_grad()
-    def held_out(self, batches: Iterable[NumberedBatch]) -> HeldOut:
-        """Returns the quality on these batches."""
-        predictions = [(batch.labels, torch.sigmoid(self.model(batch.dense, batch.rows))) for batch in batches]
-        labels = torch.cat([wanted for wanted, _ in predictions]).numpy()
-        probabilities = torch.cat([predicted for _, predicted in predictions]).numpy().astype(np.float64)
-        return HeldOut(roc_auc_score(labels, probabilities), log_loss(labels, probabilities))
+    def predict(self, batches: Iterable[NumberedBatch]) -> NDArray[np.float32]:
+        """Returns the probability of label 1 of each record of these batches."""
+        probabilities = [torch.sigmoid(self.model(batch.dense, batch.rows)) for batch in batches]
+        return torch.cat(probabilities).numpy()
 
 
-def train(
-    job: TrainingJob,
-    data: NumberedData | None = None,
-    before: Callable[[int, PlainTraining], None] | None = None,
-) -> HeldOut:
-    """Trains on the job's rows in the job's order, and evaluates.
+def train(job: TrainingJob) -> HeldOut:
+    """Trains on the job's rows in the job's order, and evaluates."""
+    data = numbered(job)
+    probabilities = predictions(job, data).astype(np.float64)
+    labels = data.held_out_labels
+    return HeldOut(roc_auc_score(labels, probabilities), log_loss(labels, probabilities))
 
-    `data` is what `numbered` reads. `before` is called before each batch, with its number.
+
+def predictions(
+    job: TrainingJob, data: NumberedData, before: Callable[[int, PlainTraining], None] = lambda number, training: None
+) -> NDArray[np.float32]:
+    """Trains on the job's rows in the job's order; returns the probability of label 1 of each held-out record.
+
+    `before` is called before each batch, with its number.
     """
-    data = numbered(job) if data is None else data
     training = PlainTraining(job, data.firsts)
     for number, batch in enumerate(data.training):
-        if before is not None:
-            before(number, training)
+        before(number, training)
         training.step(batch)
-    return training.held_out(data.evaluation)
+    return training.predict(data.evaluation)
 
 
 Batches = list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]]

@@ -5,8 +5,7 @@ differ by nothing but the restores: at points spread evenly over the run (as in 
 write a checkpoint with quantised weights and load it again, as after a failure. Each seed trains the undisturbed run
 and then all others in turn, on the same records (270,000 synthetic ones; 90,000 and fewer seeds with --quick).
 
-The AUC is the one expected over the labels of 100,000 held-out records: each counts as positive with the probability by
-which the generator drew its label. The labels themselves would only add chance to differences as small as these.
+The AUC is the one expected over the labels of 100,000 held-out records (`drawn_labels`).
 
 The paper's bounds are a loss of accuracy of at most 0.01% over the life of a job: one restore from 2 bits, 3 from 3, 20
 from 4 and 100 from 8. Here the loss is that of the AUC, in percent of the undisturbed run's, the mean over the seeds.
@@ -18,25 +17,24 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from sklearn.metrics import roc_auc_score
 
+from drawn_labels import DrawnLabels
 from emberscale_api.dataset import Split
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition
-from emberscale_trainer.data.population import Population
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader
 from in_process import InProcessTraining
 from master_stand_in import owned, write_manifest, write_snapshot
 from plain_torch import indexed
-from reporting import Ratio, arguments, report, say
-from whole_run import SYNTHETIC_SEED, manifest, synthesise
+from reporting import Ratio, arguments, report, say, standard_error
+from whole_run import manifest, synthesise
 
 SERVERS = 2
 ALLOWED = 0.01
@@ -71,21 +69,16 @@ def job(data: Path, seed: int) -> TrainingJob:
 
 
 class HeldOut:
-    """Held-out records, and the probabilities, float64 [records], with which their labels are 1."""
+    """Held-out records, and the quality on them."""
 
     def __init__(self, of: TrainingJob, records: int) -> None:
         """Reads them; `records` is the number of those before them."""
         self._batches = list(indexed(of).batches(Split.EVALUATION, 0, 0, HELD_OUT))
-        rows = Population(SYNTHETIC_SEED).rows(records, records + HELD_OUT)
-        if not np.array_equal(np.concatenate([batch.labels for batch in self._batches]), rows.labels):
-            raise RuntimeError("the held-out records are not those of the generator")
-        self._labels = np.repeat([True, False], HELD_OUT)
-        self._weights = np.concatenate([rows.probabilities, 1 - rows.probabilities])
+        self._drawn = DrawnLabels(np.concatenate([batch.labels for batch in self._batches]), records)
 
     def auc(self, training: InProcessTraining) -> float:
         """Returns the AUC that is expected over the labels."""
-        predicted = np.concatenate([training.predict(batch) for batch in self._batches]).astype(np.float64)
-        return float(roc_auc_score(self._labels, np.tile(predicted, 2), sample_weight=self._weights))
+        return self._drawn.auc(np.concatenate([training.predict(batch) for batch in self._batches]))
 
 
 def restore(training: InProcessTraining, folder: Path, bits: int, batches: int) -> None:
@@ -123,7 +116,7 @@ def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
     for bits in sorted({bits for bits, _ in lost if bits}):
         settings = [setting for setting in lost if setting[0] == bits]
         means = [mean(lost[setting]) for setting in settings]
-        errors = [_error(lost[setting]) for setting in settings]
+        errors = [standard_error(lost[setting]) for setting in settings]
         counts = [count for _, count in settings]
         bars = axis.errorbar(counts, means, errors, marker="o", capsize=3, label=f"{bits} bits")
         axis.axvline(PAPER[bits], linestyle=":", color=bars[0].get_color())
@@ -147,22 +140,19 @@ def _named(bits: int, restores: int) -> str:
     return f"{restores} restores from {f'{bits} bits' if bits else 'exact checkpoints'}"
 
 
-def _error(values: Sequence[float]) -> float:
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
 def main() -> None:
     """Trains and reports."""
     parser = arguments(__doc__)
     parser.add_argument("--most", type=int, choices=sorted(PAPER), help="only the most restores from so many bits")
     parser.add_argument("--seeds", type=int, help="how many seeds are trained")
+    parser.add_argument("--records", type=int, help="how many are trained on")
     options = parser.parse_args()
     restores = RESTORES if options.most is None else {options.most: (_most(options.most),)}
     torch.set_num_threads(1)
     lost: dict[Setting, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
         folder = Path(name)
-        records = QUICK_RECORDS if options.quick else RECORDS
+        records = options.records or (QUICK_RECORDS if options.quick else RECORDS)
         rows = records + HELD_OUT
         synthesise(folder / "data", rows, "--evaluation-fraction", str(HELD_OUT / rows))
         held_out = HeldOut(job(folder / "data", 0), records)
@@ -181,7 +171,7 @@ def main() -> None:
     ratios: dict[str, Ratio] = {}
     for (bits, count), values in lost.items():
         label = _named(bits, count)
-        say(f"{label}: AUC lower by {mean(values):.4f}% (standard error {_error(values):.4f})")
+        say(f"{label}: AUC lower by {mean(values):.4f}% (standard error {standard_error(values):.4f})")
         if bits and count == _most(bits):
             ratios[f"AUC lost / {ALLOWED}%: {label}"] = Ratio([(mean(values), ALLOWED)], 1.0, "max")
     if exact := [abs(loss) for (bits, _), values in lost.items() for loss in values if not bits]:

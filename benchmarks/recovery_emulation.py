@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from drawn_labels import DrawnLabels
 from emberscale_api.job import TrainingJob
-from plain_torch import NumberedData, PlainTraining, train
+from plain_torch import NumberedData, PlainTraining, predictions
 
 SHARE = 0.125
 """r of the paper: the part of the rows in a prioritised save, and the part of the interval between two of them."""
@@ -63,7 +64,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The held-out AUC of a run, its portion of lost samples, and the mean number of saves of a row.
+    """The expected held-out AUC of a run, its portion of lost samples, and the mean number of saves of a row.
 
     `printed_pls` is that of equation 3 as the paper prints it.
     """
@@ -177,7 +178,7 @@ class SavedRows:
             part[lost] = saved[lost]
 
 
-def emulate(job: TrainingJob, data: NumberedData, plan: Plan) -> Outcome:
+def emulate(job: TrainingJob, data: NumberedData, plan: Plan, drawn: DrawnLabels) -> Outcome:
     """Trains a model with servers that fail as planned."""
     found: list[SavedRows] = []
 
@@ -192,6 +193,6 @@ def emulate(job: TrainingJob, data: NumberedData, plan: Plan) -> Outcome:
             if failure.batch == number:
                 rows.lose(failure.servers)
 
-    auc = train(job, data, before).auc
+    auc = drawn.auc(predictions(job, data, before))
     batches, saves = len(data.training), found[0].rows_saved / int(data.firsts[-1])
     return Outcome(auc, lost_samples(plan, batches), lost_samples(plan, batches, as_printed=True), saves)

@@ -65,3 +65,8 @@ def report(name: str, ratios: Mapping[str, Ratio], output: str) -> None:
         sign = ">=" if ratio.direction == "min" else "<="
         verdict = "met" if ratio.met else "MISSED"
         print(f"{label:48} {ratio.median:10.4f}  {sign} {ratio.target:<8g} {verdict}  ({len(ratio.pairs)} pairs)")
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Returns the standard error of the mean; 0 for a single value, of which nothing is known."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
