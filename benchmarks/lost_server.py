@@ -1,8 +1,8 @@
 """The loss of a parameter server (PS) under each strategy: parity, flash checkpoints, partial and full recovery.
 
-Whole runs of `emberscale run` with SERVERS servers and WORKERS workers train on synthetic records, each contender in
-turn; their rows grow by training alone (`growing_job`). SINCE_SAVED of an epoch and STEADY_SECONDS after a checkpoint,
-or with parity once all rows are protected, a server is killed by SIGKILL. Times count from the kill:
+Whole runs of `emberscale run` train on synthetic records, each contender in turn; their rows grow by training alone
+(`growing_job`). SINCE_SAVED of an epoch and STEADY_SECONDS after a checkpoint, or with parity once all rows are
+protected, a server is killed by SIGKILL. Times count from the kill:
 
 * First batch: a worker has trained a batch again after the standstill, as its own counter says.
 * Caught up: the samples at the kill are reached again. Nothing goes back with parity, nor with partial recovery, whose
@@ -38,6 +38,7 @@ from reporting import Ratio, arguments, report, say
 from whole_run import manifest, synthesise
 
 SERVERS, WORKERS, LOST = 4, 2, 1
+"""The number of either, unless told otherwise, and the server that is lost."""
 SIZES = (0.1, 0.25, 0.5, 1.0)
 """GB of rows that are lost with a server."""
 SINCE_SAVED = 0.25
@@ -64,6 +65,8 @@ CONTENDERS: Mapping[str, Mapping[str, Any]] = {
 }
 COLOURS = {PARITY: GREEN, ADOPTED: GREY, FLASH: ORANGE, PARTIAL: BLUE, FULL: CRIMSON}
 FIRST_SECONDS, PROTECTED_SECONDS, RATE, TIMES_FASTER = 1.5, 20.0, 0.9, 10.0
+FIRST_SECONDS_OF_LARGE = 3.0
+"""The most seconds to the first batch if more than 1 GB is lost."""
 
 
 @dataclass(frozen=True)
@@ -130,16 +133,16 @@ def counted(address: str) -> int:
     return round(float(next(line.split()[1] for line in lines if line.startswith(f"{metrics.BATCHES_TOTAL} "))))
 
 
-def job_of(contender: str, data: Path, size: float) -> dict[str, Any]:
-    """Returns the manifest of a job with `size` GB of rows on each server."""
-    spec = growing(data, dimension_of(size * SERVERS))
-    roles = {"ps": {"replicas": SERVERS}, "worker": {"replicas": WORKERS}}
+def job_of(contender: str, data: Path, servers: int, size: float) -> dict[str, Any]:
+    """Returns the manifest of a job with `size` GB of rows on each of its servers."""
+    spec = growing(data, dimension_of(size * servers))
+    roles = {"ps": {"replicas": servers}, "worker": {"replicas": WORKERS}}
     return manifest("loses-a-server", {**spec, **roles, **CONTENDERS[contender]})
 
 
-def lose(folder: Path, data: Path, contender: str, size: float) -> Loss:
+def lose(folder: Path, data: Path, contender: str, servers: int, size: float) -> Loss:
     """Runs a job, kills one of its servers, and waits until all is as before."""
-    job = LosingJob(folder, job_of(contender, data, size))
+    job = LosingJob(folder, job_of(contender, data, servers, size))
     has_parity = contender in (PARITY, ADOPTED)
     try:
         job.expect(lambda: job.latest()[1] > SAMPLES)
@@ -164,7 +167,7 @@ def lose(folder: Path, data: Path, contender: str, size: float) -> Loss:
         line = [(at - seconds, count - samples) for at, count in job.timeline() if at >= seconds - 5]
         lowest = min((count, at) for at, count in line if at >= first - killed)  # of a roll-back, or just the first
         return Loss(
-            lost=bytes_of(rows, dimension_of(size * SERVERS)),
+            lost=bytes_of(rows, dimension_of(size * servers)),
             first_batch=first - killed,
             caught_up=next(at for at, count in line if at >= lowest[1] and count > 0),
             repeated=max(0, -lowest[0]),
@@ -188,13 +191,13 @@ def _await_safety(job: LosingJob, has_parity: bool) -> None:
     job.expect(lambda: job.latest()[1] >= samples + SINCE_SAVED * SAMPLES)
 
 
-def measure(data: Path, contenders: Sequence[str], size: float, rounds: int) -> dict[str, list[Loss]]:
+def measure(data: Path, contenders: Sequence[str], servers: int, size: float, rounds: int) -> dict[str, list[Loss]]:
     """Loses a server under each of the contenders, in turns."""
     found: dict[str, list[Loss]] = {contender: [] for contender in contenders}
     for _ in range(rounds):
         for contender, losses in found.items():
             with tempfile.TemporaryDirectory() as folder:
-                losses.append(lose(Path(folder), data, contender, size))
+                losses.append(lose(Path(folder), data, contender, servers, size))
             loss = losses[-1]
             told = f"{contender}, {bytes_text(loss.lost)} lost: first batch after {duration_text(loss.first_batch)}"
             if loss.protected:
@@ -209,7 +212,7 @@ def first_batches(losses: Sequence[Loss], target: float) -> Ratio:
     return Ratio([(loss.first_batch, target) for loss in losses], 1.0, "max")
 
 
-def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Sequence[Sequence[Loss]]) -> None:
+def draw(path: Path, servers: int, found: Mapping[str, Sequence[Loss]], sizes: Sequence[Sequence[Loss]]) -> None:
     """Draws the samples after the kill by strategy, and the first batch over the size."""
     figure = Figure(figsize=(12 if sizes else 6.5, 4.5), layout="constrained")
     samples, *beside = figure.subplots(1, 2 if sizes else 1, squeeze=False)[0]
@@ -218,7 +221,7 @@ def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Sequence[Sequen
             label = contender if not number else None
             samples.plot(*zip(*loss.line, strict=True), color=COLOURS[contender], label=label)
     samples.axhline(0, color="grey", linewidth=0.5)
-    samples.set(xlabel=f"seconds after SIGKILL of one of {SERVERS} PS", ylabel="samples beyond those at the kill")
+    samples.set(xlabel=f"seconds after SIGKILL of one of {servers} PS", ylabel="samples beyond those at the kill")
     samples.legend()
     for growth in beside:
         medians = []
@@ -236,6 +239,7 @@ def draw(path: Path, found: Mapping[str, Sequence[Loss]], sizes: Sequence[Sequen
 def main() -> None:
     """Measures and reports."""
     parser = arguments(__doc__)
+    parser.add_argument("--servers", type=int, default=SERVERS, metavar="N", help="of which one is lost")
     parser.add_argument("--size", type=float, default=1.0, help="GB of rows that are lost")
     parser.add_argument("--rounds", type=int, default=5, help="losses of each contender; one with --quick")
     parser.add_argument("--only", choices=CONTENDERS, nargs="+", help="some of the contenders")
@@ -245,12 +249,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         synthesise(data, SAMPLES)
-        found = measure(data, options.only or list(CONTENDERS), options.size, rounds)
-        sizes = [measure(data, [PARITY], size, rounds)[PARITY] for size in SIZES] if options.sizes else []
+        servers = options.servers
+        found = measure(data, options.only or list(CONTENDERS), servers, options.size, rounds)
+        sizes = [measure(data, [PARITY], servers, size, rounds)[PARITY] for size in SIZES] if options.sizes else []
     ratios: dict[str, Ratio] = {}
     for contender in (PARITY, ADOPTED):
         if losses := found.get(contender):
-            ratios[f"{contender}: first batch / {duration_text(FIRST_SECONDS)}"] = first_batches(losses, FIRST_SECONDS)
+            first = FIRST_SECONDS if options.size <= 1 else FIRST_SECONDS_OF_LARGE
+            ratios[f"{contender}: first batch / {duration_text(first)}"] = first_batches(losses, first)
             protected = [(loss.protected, PROTECTED_SECONDS) for loss in losses]
             ratios[f"{contender}: protected / {duration_text(PROTECTED_SECONDS)}"] = Ratio(protected, 1.0, "max")
             ratios[f"{contender}: rate until protected"] = Ratio([(loss.rate, 1.0) for loss in losses], RATE, "min")
@@ -258,7 +264,7 @@ def main() -> None:
         pairs = [(back.caught_up, ours.first_batch) for back, ours in zip(found[FULL], found[PARITY], strict=True)]
         ratios["full recovery caught up / parity's first batch"] = Ratio(pairs, TIMES_FASTER, "min")
     if options.plot:
-        draw(options.plot, found, sizes)
+        draw(options.plot, servers, found, sizes)
     report("lost_server", ratios, options.output)
 
 

@@ -252,8 +252,8 @@ class MasterService(rpc.MasterServicer):
     @_answering
     def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.ScaleReply:
         """Follows the edited numbers of the manifest."""
-        _log.info("manifest_edited", ps=request.ps, workers=request.workers, problem=request.waits)
         self._runtime.rescale(request.ps, request.workers, request.waits)
+        _log.info("manifest_edited", ps=request.ps, workers=request.workers, problem=request.waits)
         return pb.ScaleReply()
 
     @_answering

@@ -16,11 +16,19 @@ def ended(*, deleted: bool) -> Instance:
 
 
 def test_a_server_that_is_ended_before_it_answers_is_no_failure_to_start(tmp_path: Path) -> None:
-    watch = RedisWatch("redis://127.0.0.1:1", tmp_path / "redis-0.log")
+    watch = RedisWatch("redis://127.0.0.1:1", tmp_path / "redis-0.log", tmp_path)
     assert watch.watch([ended(deleted=True)], 2.0) == (ended(deleted=True),)
 
 
 def test_a_server_that_ends_by_itself_before_it_answers_cannot_start(tmp_path: Path) -> None:
-    watch = RedisWatch("redis://127.0.0.1:1", tmp_path / "redis-0.log")
+    watch = RedisWatch("redis://127.0.0.1:1", tmp_path / "redis-0.log", tmp_path)
     with pytest.raises(UnavailableError, match="could not start"):
+        watch.watch([ended(deleted=False)], 2.0)
+
+
+def test_a_server_that_cannot_start_from_its_file_is_said_to_need_it_removed(tmp_path: Path) -> None:
+    file = tmp_path / "appendonly.aof"
+    file.write_text("*1")
+    watch = RedisWatch("redis://127.0.0.1:1", tmp_path / "redis-0.log", tmp_path)
+    with pytest.raises(UnavailableError, match=f"{file} is damaged, remove that: --resume"):
         watch.watch([ended(deleted=False)], 2.0)

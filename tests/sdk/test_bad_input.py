@@ -71,14 +71,16 @@ def test_a_folder_is_no_data_file(manifest: Path, tmp_path: Path) -> None:
     assert "spec.data.train.0: parts: is a folder" in lines[0]
 
 
-@pytest.mark.parametrize("blocked", ["--workdir", "spec.checkpoint.uri"])
-def test_an_output_that_cannot_be_written_is_named(manifest: Path, tmp_path: Path, blocked: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [("--workdir {}", "the folder of the run"), ("--set spec.checkpoint.uri={}", "spec.checkpoint.uri")],
+)
+def test_an_output_that_cannot_be_written_is_named(manifest: Path, tmp_path: Path, option: str, named: str) -> None:
     target = str(tmp_path / "train.tsv" / "below")
-    options = ["--workdir", target] if blocked == "--workdir" else ["--set", f"spec.checkpoint.uri={target}"]
-    code, lines = invoke("run", str(manifest), *options)
+    code, lines = invoke("run", str(manifest), *option.format(target).split())
     assert code == 2
     assert len(lines) == 1
-    assert blocked in lines[0]
+    assert named in lines[0]
     assert target in lines[0]
 
 
@@ -87,7 +89,7 @@ def test_a_folder_without_permission_is_named(manifest: Path, tmp_path: Path) ->
     (tmp_path / "locked").mkdir(mode=0o500)
     code, lines = invoke("run", str(manifest), "--workdir", "locked")
     assert code == 2
-    assert "--workdir: locked cannot be written to" in lines[0]
+    assert "the folder of the run: locked cannot be written to" in lines[0]
 
 
 def test_a_redis_that_cannot_be_had_is_named(manifest: Path, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ KEEPS_FREED_MEMORY: Mapping[str, str] = {
 """Environment of a Redis whose memory the next base of all rows fills again. Memory that it gives back to the system
 would come back as pages to clear, which take longer than the rows that are written to them."""
 
+_APPEND_ONLY_FILE = "appendonly.aof"
 _START_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PING_SECONDS = 2.0
@@ -77,14 +78,15 @@ class _Answer(Enum):
 class RedisWatch:
     """Asks the job's own Redis, while it runs, whether it answers; `log` is where it says why it does not start.
 
-    One that reads its file as it starts answers, and is not ready. Used from one event loop.
+    One that reads its file in `state` as it starts answers, and is not ready. Used from one event loop.
     """
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, url: str, log: Path, state: Path) -> None:
         self._client = redis.asyncio.Redis.from_url(
             url, socket_connect_timeout=_PING_SECONDS, socket_timeout=_PING_SECONDS
         )
         self._log = log
+        self._file = state / _APPEND_ONLY_FILE
         self._begun_at: float | None = None
         self._ready = False
         self._unanswered_since: float | None = None
@@ -108,7 +110,7 @@ class RedisWatch:
             self._asking = asyncio.create_task(self._ask())
         ended = any(one.exit is not None and not one.exit.deleted for one in servers)
         if not self._ready and (ended or now > self._begun_at + _START_SECONDS):
-            raise UnavailableError(f"could not start the job's own redis-server; see its log at {self._log}")
+            raise UnavailableError(self._refusal())
         known = {instance.id for instance in running}
         return tuple(
             replace(instance, ready=self._ready, unanswered_since=self._unanswered_since)
@@ -123,6 +125,12 @@ class RedisWatch:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
         await self._client.aclose()
+
+    def _refusal(self) -> str:
+        problem = f"could not start the job's own redis-server; see its log at {self._log}"
+        if not self._file.exists():
+            return problem
+        return f"{problem}. If it says that {self._file} is damaged, remove that: --resume continues from a checkpoint"
 
     def _hear(self, now: float) -> None:
         if self._asking is None or not self._asking.done():

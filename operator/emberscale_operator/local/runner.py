@@ -179,7 +179,8 @@ class LocalJob:
         observer: Callable[[RunView], None],
     ) -> RunOutcome:
         """Drives the processes until the job has ended or nobody waits for that."""
-        watch = RedisWatch(redis.url, self._folder.logs / f"{Role.REDIS}-0.log") if redis is not None else None
+        log = self._folder.logs / f"{Role.REDIS}-0.log"
+        watch = RedisWatch(redis.url, log, self._folder.state) if redis is not None else None
         backend = LocalBackend(
             WatchedManifest(self._folder.manifest, self._job.spec),
             self._policy,

@@ -94,12 +94,12 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
     """
     existed = root.exists()
     if existed and not root.is_dir():
-        raise InvalidError(f"--workdir: {root} is not a folder")
+        raise InvalidError(f"{root} is not a folder: name another with --workdir")
     if resume and not any(paths.record.exists() for paths in (RunPaths(root), RunPaths(root).next)):
         raise InvalidError(f"--resume: {root} holds no run; start one without --resume")
     if not resume:
         _refuse_own_origin(root, job)
-    ensure_writable(root, "--workdir")
+    ensure_writable(root, "the folder of the run")
     lock = _lock(root)
     try:
         _take_place(RunPaths(root))
@@ -122,8 +122,8 @@ def _refuse_own_origin(root: Path, job: TrainingJob) -> None:
     replaced = (path.resolve() for path in (*RunPaths(root).all(), RunPaths(root).next.root))
     if any(place.resolve().is_relative_to(path) for path in replaced):
         raise InvalidError(
-            f"--workdir: {root} holds the checkpoints of spec.checkpoint.initialFrom ({initial.uri}), and a new run "
-            "there replaces them: choose another folder"
+            f"{root} holds the checkpoints of spec.checkpoint.initialFrom ({initial.uri}), and a new run there "
+            "replaces them: choose another folder with --workdir"
         )
 
 
@@ -133,11 +133,11 @@ def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool
     if resume and newest is not None:
         return Run(home, paths, _resumed(paths, newest, job), lock, scaled_numbers(paths, newest, job))
     if newest is None and any(home.root.iterdir()):
-        raise InvalidError(f"--workdir: {home.root} is not empty and holds no run.json; choose another folder")
+        raise InvalidError(f"{home.root} is not empty and holds no run.json: choose another folder with --workdir")
     if newest is not None and newest.status not in _ENDED and not overwrite:
         raise InvalidError(
-            f"--workdir: {paths.root} holds a run that was interrupted: "
-            "continue with --resume, or start over with --overwrite"
+            f"{paths.root} holds a run that was interrupted: continue with --resume, start over with --overwrite, or "
+            "choose another folder with --workdir"
         )
     complete = there is not None and there.status is RunStatus.COMPLETE
     record = RunRecord(
@@ -195,7 +195,8 @@ def _lock(root: Path) -> int:
         if time.monotonic() >= deadline:
             os.close(descriptor)
             raise InvalidError(
-                f"--workdir: {root} is in use by another `emberscale run`: wait until it ends, or name another folder"
+                f"{root} is in use by another `emberscale run`: wait until it ends, or choose another folder with "
+                "--workdir"
             )
         time.sleep(0.02)
     return descriptor
