@@ -12,9 +12,12 @@ from api_objects import get
 from cluster import (
     ENDLESS,
     NODE_FAULT,
+    RECORDS,
     Job,
     Place,
+    assert_exact,
     assert_exact_so_far,
+    auc_of_local_run,
     eventually,
     kubectl,
     manifest,
@@ -30,6 +33,9 @@ CUT_SECONDS = 30
 """Longer than a lease, and shorter than Kubernetes waits before it evicts the pods of a lost node."""
 
 FOUR_NODES = 4
+OF_LONG_EPOCH = 32
+"""The batch size with which an unhurried job trains an epoch for some six minutes."""
+
 HOSTNAME = "kubernetes.io/hostname"
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
@@ -124,11 +130,14 @@ def replaced(job: Job, there: list[Any]) -> bool:
     return not members & old and len(job.running("ps")) == 2 and len(job.running("worker")) == 2
 
 
+@pytest.mark.timeout(1800)
 def test_two_nodes_of_four_crash_at_once_and_training_goes_on(nodes: list[str], place: Place) -> None:
     """Comes first: the other tests need no more than the nodes that are left."""
     if len(nodes) < FOUR_NODES:
         pytest.skip(f"NOT RUN: the cluster has {len(nodes)} nodes; EMBERSCALE_E2E_NODES=4 starts one of four")
     document = endangered(nodes, "spread", place, **with_parity(2))
+    document["spec"]["training"] = {"batchSize": OF_LONG_EPOCH, "epochs": 1}
+    document["spec"]["data"]["evaluation"] = ["/shared/criteo/evaluation.tsv"]
     document["spec"]["ps"]["replicas"] = FOUR_NODES
     document["spec"]["worker"]["replicas"] = 1
     keep_on(nodes[0], document, "worker")
@@ -142,8 +151,10 @@ def test_two_nodes_of_four_crash_at_once_and_training_goes_on(nodes: list[str], 
         job.until("all rows are protected again", lambda _: protected(job), seconds=300)
         assert watch.phases == {"Training"}
         assert {pod["spec"]["nodeName"] for pod in job.running("ps")} == set(nodes[:2])
-        assert_exact_so_far(job, place)
+        trained = job.wait_complete()["progress"]["evaluations"][-1]["auc"]
+        assert_exact(job, place, RECORDS)
     assert watch.duplicates == set()
+    assert trained == pytest.approx(auc_of_local_run(document, place), abs=0.003)
 
 
 def protected(job: Job) -> bool | None:

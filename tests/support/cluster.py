@@ -39,6 +39,8 @@ EVALUATION_RECORDS = ROWS - RECORDS
 """The rows of the suite's data, the rows to train on, and the rows to evaluate."""
 ENDLESS = 10_000
 """Epochs of a job that outlasts any test; `assert_exact_so_far` ends it."""
+MODELS = {"name": "PYTHONPATH", "value": "/shared/models"}
+"""The variable of pods that has the suite's models imported."""
 UNHURRIED_MODEL = Path(__file__).with_name("unhurried_model.py")
 """The model of such a job: at full speed, the job would only take cores from other tests."""
 
@@ -263,6 +265,7 @@ def run_in_pod(
                     "image": setting(IMAGE),
                     "imagePullPolicy": "IfNotPresent",
                     "command": list(command),
+                    "env": [MODELS],
                     "volumeMounts": mounts,
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                 }
@@ -335,7 +338,7 @@ def manifest(name: str, place: Place, epochs: int = 1, replicas: int = 1, **spec
     template = {
         "volumes": [volume],
         "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
-        "env": [{"name": "PYTHONPATH", "value": "/shared/models"}],
+        "env": [MODELS],
     }
     model = {"model": {"entrypoint": f"{UNHURRIED_MODEL.stem}:build"}} if epochs == ENDLESS else {}
 
