@@ -96,7 +96,7 @@ class SimulatedGroup:
         parity = server.cluster.scenario.parity
         self._layout = ParityLayout(len(self.members), parity)
         self.parity = ParitySets(self._layout, self.me)
-        self.withdrawals = Withdrawals(self._layout, [SlotNumbers(SLOT_BITS, PLACES)])
+        self.withdrawals = Withdrawals(self._layout, [SlotNumbers(SLOT_BITS, PLACES, row_bytes=1)])
         self.core = GroupCore(self.me, len(self.members), Holding(self.parity, self.me, len(self.members)), parity)
         self._logged = 0
         self._lag = ParityLag(server.cluster.scenario.lag if server.protection.is_async else None)

@@ -330,7 +330,7 @@ def _withdrawals_of_some_are_enough(stack: ExitStack) -> None:
         for out in self._out[table, stripe].values():
             if len(one := new[out[new]]):
                 self._found[table, stripe][one] = True
-                self._alone.append(Alone(table, stripe, one))
+                self._others.append(Alone(table, stripe, one))
                 return
 
     stack.enter_context(patch.object(Withdrawals, "_look", look))

@@ -112,7 +112,10 @@ class SimulatedRebuild:
         while not self.problem:
             is_last = withdrew and group.core.has_only_lost_rows()
             while self._wanted:
-                group.withdraw_places(self._wanted.popleft())
+                numbers = self._wanted.popleft()
+                withdrawing.want(numbers)
+                if not withdrew:
+                    group.withdraw_places(numbers)
             if not withdrew and server.world.now >= next_at:
                 yield from withdrawing.withdraw_next()
                 withdrew = group.is_empty
@@ -121,7 +124,7 @@ class SimulatedRebuild:
                 if withdrew:
                     yield from withdrawing.end()
             yield from self._send(lost, withdrawing.take_decoded())
-            if is_last:
+            if is_last and not group.withdrawals.has_more:
                 return
             while not self._has_work() and not (group.core.has_only_lost_rows() if withdrew else self._is_due(next_at)):
                 yield group.changed

@@ -1,5 +1,8 @@
 """Takes one server's rows out of the parity of its group, in the two ways of the server's `withdrawing`."""
 
+from collections.abc import Sequence
+
+import numpy as np
 from tests.simulation.group import Sent, SimulatedGroup
 from tests.simulation.parity_sets import PLACES, SLOT_BITS, TABLE
 from tests.simulation.units import Batch, Unit
@@ -10,6 +13,8 @@ from emberscale_trainer.server.barrier import NotHeldError
 
 _AHEAD = 2
 """Pieces that are sent before the holders have acknowledged earlier ones."""
+_TAKEN_ROWS = 2
+"""Lost rows that are decoded at a time."""
 
 
 class SimulatedWithdrawing:
@@ -118,12 +123,17 @@ class SimulatedWithdrawing:
         group.core.withdrew()
         yield from group.await_holders()
 
+    def want(self, numbers: Sequence[int]) -> None:
+        """Decodes the lost rows at these places of stripes before others."""
+        for number in numbers:
+            self.group.withdrawals.want(TABLE, number >> SLOT_BITS, np.array([number & (PLACES - 1)], np.int64))
+
     def take_decoded(self) -> dict[Unit, frozenset[Batch]]:
-        """Returns the lost rows that can be decoded since the last call. Raises NotHeldError."""
+        """Returns a few of the lost rows that can be decoded, those that are wanted first. Raises NotHeldError."""
         group = self.group
         group.core.require()
         found: dict[Unit, frozenset[Batch]] = {}
-        for alone in group.withdrawals.take():
+        for alone in group.withdrawals.take(_TAKEN_ROWS):
             assert alone.places.max() < PLACES
             found |= group.parity.alone(alone.stripe, alone.places.tolist())
         return found

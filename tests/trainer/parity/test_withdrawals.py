@@ -3,14 +3,15 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from numpy.typing import NDArray
 
 from emberscale_trainer.parity import ParityLayout
 from emberscale_trainer.parity.withdrawals import SlotNumbers, Withdrawals
 
 PLACES, BITS, TABLES = 5, 3, 2
-NUMBERS = [SlotNumbers(BITS, PLACES)] * TABLES
+ROW_BYTES = 10
+NUMBERS = [SlotNumbers(BITS, PLACES, ROW_BYTES)] * TABLES
 HOLDER, LOST = 0, 1
 
 
@@ -52,8 +53,9 @@ def array(*numbers: int) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-@given(st.data(), st.integers(1, 2), st.integers(3, 5))
+@given(st.data(), st.integers(1, 2), st.integers(2, 5))
 def test_places_are_found_once_and_as_soon_as_they_are_alone(data: st.DataObject, parity: int, members: int) -> None:
+    assume(members > parity)
     layout = ParityLayout(members, parity)
     sources = [member for member in range(members) if member not in (HOLDER, LOST)]
     counts = {one: [data.draw(st.integers(0, 30)) for _ in range(TABLES)] for one in sources}
@@ -66,14 +68,17 @@ def test_places_are_found_once_and_as_soon_as_they_are_alone(data: st.DataObject
     found: set[tuple[int, int, int]] = set()
 
     def check() -> None:
-        for one in withdrawals.take():
-            for place in one.places.tolist():
-                assert (one.table, one.stripe, place) not in found
-                found.add((one.table, one.stripe, place))
+        while withdrawals.has_more:
+            taken = withdrawals.take(most_bytes=3 * ROW_BYTES)
+            assert sum(len(one.places) for one in taken) <= 3
+            for one in taken:
+                for place in one.places.tolist():
+                    assert (one.table, one.stripe, place) not in found
+                    found.add((one.table, one.stripe, place))
         assert found == {one for one in expected if rows.are_alone(*one)}
 
     check()
-    for _ in range(data.draw(st.integers(0, 12))):
+    for _ in range(data.draw(st.integers(0, 12)) if sources else 0):
         source, table = data.draw(st.sampled_from(sources)), data.draw(st.integers(0, TABLES - 1))
         if data.draw(st.booleans()):
             counts[source][table] = data.draw(st.integers(0, counts[source][table]))
@@ -92,6 +97,44 @@ def test_places_are_found_once_and_as_soon_as_they_are_alone(data: st.DataObject
         withdrawals.withdrew_to(source, [0] * TABLES)
     rows.left.clear()
     check()
+
+
+def test_wanted_rows_come_first_and_once() -> None:
+    """In a group of two, all rows can be decoded at once."""
+    layout = ParityLayout(2)
+    withdrawals = Withdrawals(layout, NUMBERS)
+    [(table, first), (_, second), *_] = stripes = [one for one in decodes(layout, 8) if one[0] == 0]
+    withdrawals.begin(stripes)
+    for _ in range(2):
+        withdrawals.want(table, second, array(4, 1))
+    assert withdrawals.has_wanted
+    [one] = withdrawals.take(most_bytes=ROW_BYTES)
+    [other, next_one] = withdrawals.take(most_bytes=2 * ROW_BYTES)
+    assert (one.stripe, one.places.tolist()) == (second, [4])
+    assert (other.stripe, other.places.tolist()) == (second, [1])
+    assert (next_one.stripe, next_one.places.tolist()) == (first, [0])
+    withdrawals.want(table, second, array(4))
+    assert not withdrawals.has_wanted
+    left = withdrawals.take(most_bytes=1000)
+    assert [one.places.tolist() for one in left][:2] == [[1, 2, 3, 4], [0, 2, 3]]
+    assert not withdrawals.has_more
+
+
+def test_rows_that_are_wanted_before_they_can_be_decoded_come_first() -> None:
+    layout = ParityLayout(3)
+    withdrawals = Withdrawals(layout, NUMBERS)
+    withdrawals.tell_ends(2, [slot(30)] * TABLES)
+    [(table, first), (_, second), *_] = stripes = [
+        one for one in decodes(layout, 9) if one[0] == 0 and layout.segment(2, *one) is not None
+    ]
+    withdrawals.begin(stripes)
+    while withdrawals.has_more:
+        withdrawals.take(most_bytes=1000)
+    withdrawals.want(table, second, array(3))
+    for stripe in (first, second):
+        withdrawals.withdrew(2, table, stripe, array(2, 3))
+    taken = [(one.stripe, one.places.tolist()) for one in withdrawals.take(most_bytes=1000)]
+    assert taken == [(second, [3]), (first, [2, 3]), (second, [2])]
 
 
 def test_key_columns_add_up() -> None:
@@ -120,3 +163,5 @@ def test_places_that_do_not_exist_are_refused() -> None:
     withdrawals.begin(stripes)
     with pytest.raises(ValueError, match="has no places 5 to 5"):
         withdrawals.withdrew(2, table, stripe, array(PLACES))
+    with pytest.raises(ValueError, match="has no places 5 to 5"):
+        withdrawals.want(table, stripe, array(PLACES))

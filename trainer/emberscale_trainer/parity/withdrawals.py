@@ -6,6 +6,7 @@ for. A row of the lost member is decoded once all live members have withdrawn th
 This module has no clock, thread, socket or row.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,10 +21,14 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SlotNumbers:
-    """How a table numbers its slots: `segment << bits | place`, with `places` of them in a segment."""
+    """How a table numbers its slots: `segment << bits | place`, with `places` of them in a segment.
+
+    A row takes `row_bytes`.
+    """
 
     bits: int
     places: int
+    row_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,9 @@ class Alone:
 class Withdrawals:
     """What one holder knows of the withdrawals of all live members, for the stripes whose rows it decodes.
 
+    In a group of two, no other member has rows in these stripes, so all their rows can be decoded at once: `take`
+    returns few at a time, and those that are wanted first.
+
     * `columns`: by table and stripe, the sum of the `key_columns` that live members have told.
     """
 
@@ -48,7 +56,10 @@ class Withdrawals:
         self._ends: dict[tuple[int, int], int] = {}
         self._out: dict[tuple[int, int], dict[int, NDArray[np.bool_]]] = {}
         self._found: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        self._alone: list[Alone] = []
+        self._wanted: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        self._taken: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        self._first: deque[Alone] = deque()
+        self._others: deque[Alone] = deque()
 
     def tell_keys(self, table: int, stripe: int, columns: NDArray[np.uint8]) -> None:
         """Takes the `key_columns` of the first places of a member's segment, uint8[n, k]. Raises ValueError."""
@@ -71,10 +82,12 @@ class Withdrawals:
         May be repeated after a MemoryError.
         """
         self.columns.clear()
-        self._alone = []
+        self._first.clear()
+        self._others.clear()
         for table, stripe in stripes:
             places = self._tables[table].places
-            self._found[table, stripe] = np.zeros(places, np.bool_)
+            for mark in (self._found, self._wanted, self._taken):
+                mark[table, stripe] = np.zeros(places, np.bool_)
             self._out[table, stripe] = {
                 source: np.arange(places) >= self._end_in(source, table, stripe)
                 for source, number in self._ends
@@ -110,15 +123,45 @@ class Withdrawals:
         out[places] = True
         self._look(table, stripe, places)
 
+    def want(self, table: int, stripe: int, places: Places) -> None:
+        """Prefers the rows at these places. Raises ValueError for places that are none."""
+        wanted = self._wanted.get((table, stripe))
+        if wanted is None or not len(places):
+            return
+        if not 0 <= int(places.min()) <= int(places.max()) < len(wanted):
+            raise ValueError(f"stripe {stripe} of table {table} has no places {places.min()} to {places.max()}")
+        new = places[~wanted[places]]
+        wanted[new] = True
+        waiting = new[self._found[table, stripe][new] & ~self._taken[table, stripe][new]]
+        if len(waiting):
+            self._first.append(Alone(table, stripe, waiting))
+
+    @property
+    def has_wanted(self) -> bool:
+        """Whether `take` may return places that are wanted."""
+        return bool(self._first)
+
     @property
     def has_more(self) -> bool:
-        """Whether `take` returns any."""
-        return bool(self._alone)
+        """Whether `take` may return any."""
+        return bool(self._first or self._others)
 
-    def take(self) -> list[Alone]:
-        """Returns the places whose rows can be decoded since the last call."""
-        alone, self._alone = self._alone, []
-        return alone
+    def take(self, most_bytes: int) -> list[Alone]:
+        """Returns places whose rows can be decoded, each once, wanted ones first: about as many bytes of rows."""
+        found: list[Alone] = []
+        for waiting in (self._first, self._others):
+            while waiting and most_bytes > 0:
+                one = waiting.popleft()
+                taken, row_bytes = self._taken[one.table, one.stripe], self._tables[one.table].row_bytes
+                places, most = one.places[~taken[one.places]], -(-most_bytes // row_bytes)
+                if len(places) > most:
+                    waiting.appendleft(Alone(one.table, one.stripe, places[most:]))
+                    places = places[:most]
+                if len(places):
+                    taken[places] = True
+                    most_bytes -= row_bytes * len(places)
+                    found.append(Alone(one.table, one.stripe, places))
+        return found
 
     def _look(self, table: int, stripe: int, places: Places) -> None:
         found = self._found[table, stripe]
@@ -126,8 +169,12 @@ class Withdrawals:
         for out in self._out[table, stripe].values():
             mask &= out[places]
         if mask.any():
-            found[places[mask]] = True
-            self._alone.append(Alone(table, stripe, places[mask]))
+            new = places[mask]
+            found[new] = True
+            wanted = self._wanted[table, stripe][new]
+            for waiting, some in ((self._first, new[wanted]), (self._others, new[~wanted])):
+                if len(some):
+                    waiting.append(Alone(table, stripe, some))
 
     def _end_in(self, source: int, table: int, stripe: int) -> int:
         """Returns the first place of a stripe whose row the member has withdrawn."""

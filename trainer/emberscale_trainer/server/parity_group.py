@@ -98,7 +98,8 @@ class Group:
             len(members), lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
         )
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
-        self.withdrawals = Withdrawals(layout, [SlotNumbers(one.slot_bits, one.segment_rows) for one in tables.layouts])
+        numbers = [SlotNumbers(one.slot_bits, one.segment_rows, one.stride) for one in tables.layouts]
+        self.withdrawals = Withdrawals(layout, numbers)
         self.core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
         stream = parity_stream(table.version, index)
         self._senders = {

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,35 @@ _AGAIN_SECONDS = 0.5
 """The pause after a piece for which there was no memory."""
 
 
+class _Pace:
+    """Rests between pieces of work that nobody waits for, in proportion to their CPU time."""
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        self._is_idle = is_idle
+        self._next_at = 0.0
+
+    @contextmanager
+    def piece(self) -> Iterator[None]:
+        """Encloses a piece of work, in the thread that does it."""
+        used = time.thread_time()
+        yield
+        self.rest(0.0 if self._is_idle() else _REST * (time.thread_time() - used))
+
+    def rest(self, seconds: float) -> None:
+        """Has the next piece wait for so long from now."""
+        self._next_at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """The seconds until the next piece; 0 or less: it is due."""
+        return self._next_at - time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next piece may begin."""
+        return self.left <= 0
+
+
 class Rebuild(RowSending):
     """One server's part in the rebuild of lost ones, in a thread that ends with it."""
 
@@ -63,7 +93,7 @@ class Rebuild(RowSending):
         self._withdrawing: Withdrawing | None = withdrawing  # released at the end: old parity takes memory, as new does
         self._pieces = 0
         self._wanted: deque[NDArray[np.int64]] = deque()
-        self._next_at = 0.0
+        self._withdrawal, self._sending = _Pace(self._is_idle), _Pace(self._is_idle)
         self.goes_on = False
         """Whether the new owners of the rows serve them already."""
         self.over = False
@@ -84,6 +114,10 @@ class Rebuild(RowSending):
         """Sends the rows at these places (`parity.places`) before others."""
         self._wanted.append(places)
         self.go_on()
+
+    def _is_idle(self) -> bool:
+        withdrawing = self._withdrawing
+        return withdrawing is not None and withdrawing.group.state.idle_seconds >= _IDLE_SECONDS
 
     def close(self, why: str) -> None:
         """As `RowSending.close`."""
@@ -167,42 +201,59 @@ class Rebuild(RowSending):
         self._flush()
         self._ready({lost: found[member]})
         self._wait(withdrawing, lambda: self.goes_on)
-        rows = 0
-        for _ in self._withdraw(withdrawing):
-            rows += self._send(lost, withdrawing.take_decoded())
+        rows, has_withdrawn = 0, False
+        while not (has_withdrawn and withdrawing.has_only_lost_rows() and not withdrawing.has_decodable()):
+            self._prefer_wanted(withdrawing, has_withdrawn)
+            if not has_withdrawn and self._withdrawal.is_due and self._withdraw_next(withdrawing):
+                withdrawing.end()
+                has_withdrawn = True
+            if withdrawing.has_decodable(wanted=True):
+                rows += self._send(lost, withdrawing.take_decoded())
+            elif withdrawing.has_decodable() and self._sending.is_due:
+                with self._sending.piece():
+                    rows += self._send(lost, withdrawing.take_decoded())
+            self._await_work(withdrawing, has_withdrawn)
         self._flush()
         return rows
 
-    def _withdraw(self, withdrawing: Withdrawing) -> Iterator[None]:
-        """Withdraws this server's rows, and waits until all others have; yields whenever lost rows may be decodable."""
-        while not self._withdraw_more(withdrawing):
-            yield
-            rest = self._next_at - time.monotonic()
-            self._wait(withdrawing, lambda: self._wanted or withdrawing.has_decodable(), rest)
-        withdrawing.end()
-        while not withdrawing.has_only_lost_rows():
-            self._wanted.clear()  # only others have rows left to withdraw
-            yield
-            self._wait(withdrawing, lambda: withdrawing.has_decodable() or withdrawing.has_only_lost_rows())
-        yield
-
-    def _withdraw_more(self, withdrawing: Withdrawing) -> bool:
-        """Withdraws wanted rows and, after a rest, the next piece; returns whether no rows are left."""
-        is_empty = False
+    def _prefer_wanted(self, withdrawing: Withdrawing, has_withdrawn: bool) -> None:
+        """Withdraws and decodes rows that requests wait for before others."""
         try:
             while self._wanted:
-                withdrawing.withdraw_places(self._wanted[0])
+                withdrawing.want(self._wanted[0])
+                if not has_withdrawn:  # else only others have rows left to withdraw
+                    withdrawing.withdraw_places(self._wanted[0])
                 self._wanted.popleft()
-            if time.monotonic() >= self._next_at:
-                used = time.thread_time()
-                is_empty = withdrawing.withdraw_next()
-                is_idle = withdrawing.group.state.idle_seconds >= _IDLE_SECONDS
-                self._next_at = time.monotonic() + (0.0 if is_idle else _REST * (time.thread_time() - used))
         except MemoryError as error:
-            _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))
-            self._next_at = time.monotonic() + _AGAIN_SECONDS
-            self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
-        return is_empty
+            self._pause(error)
+
+    def _withdraw_next(self, withdrawing: Withdrawing) -> bool:
+        """Withdraws the next piece; returns whether no rows are left."""
+        try:
+            with self._withdrawal.piece():
+                return withdrawing.withdraw_next()
+        except MemoryError as error:
+            self._pause(error)
+        return False
+
+    def _pause(self, error: MemoryError) -> None:
+        _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))
+        self._withdrawal.rest(_AGAIN_SECONDS)
+        self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
+
+    def _await_work(self, withdrawing: Withdrawing, has_withdrawn: bool) -> None:
+        """Waits until rows can be withdrawn or sent, or until all others have withdrawn theirs."""
+
+        def has_work() -> object:
+            if self._wanted or withdrawing.has_decodable(wanted=True):
+                return True
+            if withdrawing.has_decodable():
+                return self._sending.is_due
+            return has_withdrawn and withdrawing.has_only_lost_rows()
+
+        paces = [] if has_withdrawn else [self._withdrawal]
+        paces += [self._sending] if withdrawing.has_decodable() else []
+        self._wait(withdrawing, has_work, min((pace.left for pace in paces), default=None))
 
     def _wait(self, withdrawing: Withdrawing, condition: Callable[[], object], seconds: float | None = None) -> None:
         """As `Withdrawing.wait_for`. Raises StreamLostError once the rebuild is closed."""

@@ -29,6 +29,8 @@ _WITHDRAW_BYTES = 1 << 20
 _WITHDRAW_AHEAD = 2
 """Pieces that are sent before the holders have acknowledged earlier ones; holders keep as many."""
 _COLUMNS_BYTES = 4 << 20
+_DECODE_BYTES = 1 << 20
+"""Lost rows that are decoded at a time: copies, made while others wait for the lock of the group."""
 
 Rows = tuple[int, NDArray[np.uint8]]
 """The number of a table, and some of its rows: uint8[n, stride]."""
@@ -215,6 +217,14 @@ class Withdrawing:
         """Withdraws the next rows from the parity, the last first; returns whether none is left."""
         return self._withdraw_piece(tells_ends=True)
 
+    def want(self, numbers: NDArray[np.int64]) -> None:
+        """Decodes the lost rows at these places of stripes before others. Raises ValueError."""
+        group = self.group
+        parts = [*split_places(numbers, group.layouts)]
+        with group.changed:
+            for table, stripe, places in parts:
+                group.withdrawals.want(table, stripe, places)
+
     def withdraw_places(self, numbers: NDArray[np.int64]) -> None:
         """Withdraws the rows at these places of stripes. Raises ValueError, and MemoryError as `DeltaLog.fill` does."""
         group = self.group
@@ -243,9 +253,10 @@ class Withdrawing:
         with self.group.changed:
             return self.group.core.has_only_lost_rows()
 
-    def has_decodable(self) -> bool:
-        """Whether `take_decoded` may return rows."""
-        return self.group.withdrawals.has_more
+    def has_decodable(self, *, wanted: bool = False) -> bool:
+        """Whether `take_decoded` may return rows, or some that are wanted."""
+        withdrawals = self.group.withdrawals
+        return withdrawals.has_wanted if wanted else withdrawals.has_more
 
     def wait_for(self, condition: Callable[[], object], seconds: float | None = None) -> None:
         """Waits until a condition may hold, or for as long; `notify`, and what others send, have it looked at again.
@@ -263,11 +274,11 @@ class Withdrawing:
             self.group.changed.notify_all()
 
     def take_decoded(self) -> list[Rows]:
-        """Returns the lost rows that can be decoded since the last call, in the order in which they could."""
+        """Returns a few of the lost rows that can be decoded, those that are wanted first."""
         group = self.group
         with group.changed:
             group.core.require()
-            alone = group.withdrawals.take()
+            alone = group.withdrawals.take(_DECODE_BYTES)
             found = [(one.table, group.blocks.alone(one.table, one.stripe, one.places)) for one in alone]
         return [(table, rows) for table, rows in found if len(rows)]
 

@@ -102,6 +102,23 @@ def test_rows_that_are_pulled_come_before_others(losing: Losing) -> None:
     losing.servers.check()
 
 
+def test_a_group_of_two_rebuilds_pulled_rows_before_others(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows can be decoded at once there, and are neither copied nor sent at once."""
+    with monkeypatch.context() as nothing_is_due:
+        nothing_is_due.setattr(rebuild._Pace, "left", SECONDS)
+        losing = Losing(make_servers(2), threading.Event())
+        losing.switch()
+        before = losing.missing
+        batch = losing.servers.batch()
+        assert np.array_equal(losing.pull(batch), losing.expected(batch))
+        assert 0 < losing.missing < before
+    unwrap(losing.servers.serving[0].mover._rebuild).go_on()
+    losing.servers.protect()
+    losing.servers.check()
+
+
 def test_a_push_waits_for_its_rows_and_steps_them(losing: Losing) -> None:
     losing.switch()
     assert losing.servers.push(losing.servers.batch()) == [Status.OK] * 3
