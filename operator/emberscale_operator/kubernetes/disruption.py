@@ -1,6 +1,7 @@
 """Limits how a cluster may evict a job's pods: one parameter server at a time, after it has given its rows away."""
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -54,22 +55,24 @@ class DisruptionBudget:
         job, whose objects are being deleted.
         """
         if servers:
-            await self._keep(job, servers, now, make=True)
+            await self._keep(job, servers, now, self._make)
 
     async def lower(self, job: Job, now: float) -> None:
         """Lets the cluster evict all servers of a job at rest; makes no budget.
 
         Common alerts report each budget that wants more pods than there are.
         """
-        await self._keep(job, 1, now, make=False)
+        await self._keep(job, 1, now, self._change)
 
-    async def _keep(self, job: Job, servers: int, now: float, make: bool) -> None:
+    async def _keep(
+        self, job: Job, servers: int, now: float, write: Callable[[Job, dict[str, Any]], Awaitable[str | None]]
+    ) -> None:
         if servers == self._servers or (servers == self._refused and now < self._again_at):
             return
         self._servers = 0  # a call whose answer is lost may have changed it
         began = time.monotonic()
         try:
-            problem = await self._write(job, build_budget(job, servers), make)
+            problem = await write(job, build_budget(job, servers))
         except (ApiError, ApiInternalError) as error:
             problem = str(error)
         if problem is None:
@@ -81,27 +84,40 @@ class DisruptionBudget:
                 _log.warning("no_disruption_budget", job=str(job.key), problem=problem)
         self._problem = problem
 
-    async def _write(self, job: Job, body: dict[str, Any], make: bool) -> str | None:
-        """Returns why the budget could not be written; None if it was, or if there is none and `make` is false.
+    async def _make(self, job: Job, body: dict[str, Any]) -> str | None:
+        """Makes the budget, or changes the one that is there; returns why it could not.
 
         Raises ApiError and ApiInternalError.
         """
-        if make:
-            try:
-                await self._client.create(path_of(_GROUP, _PLURAL, job.key.namespace), body)
-                return None
-            except ApiError as error:
-                if error.reason != "AlreadyExists":
-                    raise
-        path = path_of(_GROUP, _PLURAL, job.key.namespace, body["metadata"]["name"])
         try:
-            found = await self._client.get(path)
+            await self._client.create(path_of(_GROUP, _PLURAL, job.key.namespace), body)
         except ApiError as error:
-            if make or error.status != 404:
+            if error.reason != "AlreadyExists":
                 raise
+        else:
             return None
+        found = await self._client.get(_path(job, body))
         if not names.is_owned_by(found, job.uid):
-            return "its name belongs to something else" if make else None
-        if found["spec"].get("minAvailable") != body["spec"]["minAvailable"]:
-            await self._client.patch(path, {"metadata": {"uid": found["metadata"]["uid"]}, "spec": body["spec"]})
+            return "its name belongs to something else"
+        await self._adapt(found, job, body)
         return None
+
+    async def _change(self, job: Job, body: dict[str, Any]) -> None:
+        """Changes the job's budget if there is one. Raises ApiError and ApiInternalError."""
+        try:
+            found = await self._client.get(_path(job, body))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return
+        if names.is_owned_by(found, job.uid):
+            await self._adapt(found, job, body)
+
+    async def _adapt(self, found: dict[str, Any], job: Job, body: dict[str, Any]) -> None:
+        if found["spec"].get("minAvailable") != body["spec"]["minAvailable"]:
+            change = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": body["spec"]}
+            await self._client.patch(_path(job, body), change)
+
+
+def _path(job: Job, body: dict[str, Any]) -> str:
+    return path_of(_GROUP, _PLURAL, job.key.namespace, body["metadata"]["name"])
