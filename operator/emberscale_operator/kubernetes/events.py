@@ -18,6 +18,7 @@ _MOST_DELAYED = 1000
 _MOST_AT_ONCE = 4 * (2 * MAX_REPLICAS + 1)
 """Several for each pod of the largest job: more come only of a master that makes them up, as it may run any code."""
 _MOST_PER_SECOND = 1.0
+_LONGEST_FLUSH_SECONDS = 5.0
 _log = structlog.get_logger()
 
 
@@ -26,8 +27,8 @@ class EventRecorder:
 
     Events are derived from differences between the job's pods and its status, and written before the status that ends
     the difference. If the operator dies in between, the next one repeats the Event. `key` names the occasion, and the
-    object's name follows from it, so that a repeated Event exists only once. Events that a failing webhook delays, the
-    newest thousand of them, are lost with the operator. A job that has had very many gets one a second.
+    object's name follows from it, so that a repeated Event exists only once. Delayed Events, the newest thousand of
+    them, are lost with the operator. A job that has had very many gets one a second.
     """
 
     def __init__(self, client: ApiClient, identity: str) -> None:
@@ -51,9 +52,11 @@ class EventRecorder:
     async def flush(self) -> None:
         """Writes the recorded Events. An Event that the API server refuses is logged, and delays nothing.
 
-        If a webhook fails, the Events are kept for later. Raises ApiUnavailableError, and keeps them, too.
+        Those that a failing webhook delays, or for which a slow API server leaves no time, are kept for later. Raises
+        ApiUnavailableError, and keeps them, too.
         """
-        while self._told and time.monotonic() >= self._next_at:
+        ends = time.monotonic() + _LONGEST_FLUSH_SECONDS  # the job's next steps wait meanwhile
+        while self._told and self._next_at <= time.monotonic() < ends:
             began = time.monotonic()
             try:
                 await self._write(self._told[0])

@@ -72,3 +72,21 @@ async def test_events_are_written_again_once_a_job_has_been_quiet(job: Job, monk
     recorder.normal(job, "CompletedJob", "every sample is trained", "end")
     await recorder.flush()
     assert api.events[before:] == ["CompletedJob"]
+
+
+async def test_a_slow_api_server_delays_events_and_not_the_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, (api, recorder) = Clock(monkeypatch), a_recorder()
+    create = api.create
+
+    async def slowly(path: str, body: Any) -> Any:
+        clock.now += 2.0
+        return await create(path, body)
+
+    monkeypatch.setattr(api, "create", slowly)
+    for number in range(7):
+        recorder.normal(job, "CopiedRows", "again", str(number))
+    written = []
+    for _ in range(3):
+        await recorder.flush()
+        written.append(len(api.events))
+    assert written == [3, 6, 7]
