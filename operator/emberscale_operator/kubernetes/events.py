@@ -7,17 +7,14 @@ from typing import Any
 
 import structlog
 
-from emberscale_api.job.roles import MAX_REPLICAS
 from emberscale_api.job.training_job import API_VERSION, KIND
 from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.allowance import EVENTS_AT_ONCE, events_allowance
 from emberscale_operator.kubernetes.client import PAUSE_FACTOR, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
 
 _LONGEST_MESSAGE = 1024
 _MOST_DELAYED = 1000
-_MOST_AT_ONCE = 4 * (2 * MAX_REPLICAS + 1)
-"""Several for each pod of the largest job: more come only of a master that makes them up, as it may run any code."""
-_MOST_PER_SECOND = 1.0
 _LONGEST_FLUSH_SECONDS = 5.0
 _log = structlog.get_logger()
 
@@ -37,8 +34,7 @@ class EventRecorder:
         self._told: deque[dict[str, Any]] = deque(maxlen=_MOST_DELAYED)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._next_at = 0.0
-        self._left = float(_MOST_AT_ONCE)
-        self._counted_at = time.monotonic()
+        self._allowance = events_allowance()
         self._drops = False
 
     def normal(self, job: Job, reason: str, message: str, key: str) -> None:
@@ -72,7 +68,7 @@ class EventRecorder:
         if name in self._known or not self._may_tell(job):
             return
         self._known[name] = None
-        if len(self._known) > _MOST_AT_ONCE:
+        if len(self._known) > EVENTS_AT_ONCE:
             self._known.popitem(last=False)
         moment = datetime.now(UTC)
         event: dict[str, Any] = {
@@ -102,16 +98,11 @@ class EventRecorder:
 
     def _may_tell(self, job: Job) -> bool:
         """Counts one more Event, unless there have been too many; logs the first that is dropped."""
-        now = time.monotonic()
-        self._left = min(self._left + _MOST_PER_SECOND * (now - self._counted_at), float(_MOST_AT_ONCE))
-        self._counted_at = now
-        if self._left < 1.0:
-            if not self._drops:
-                _log.warning("events_dropped", job=str(job.key))
+        allowed = self._allowance.take(time.monotonic())
+        if not allowed and not self._drops:
             self._drops = True
-            return False
-        self._left -= 1.0
-        return True
+            _log.warning("events_dropped", job=str(job.key))
+        return allowed
 
     async def _write(self, event: dict[str, Any]) -> None:
         namespace = event["metadata"]["namespace"]

@@ -8,6 +8,7 @@ import structlog
 from emberscale_api.job.status import TrainingJobStatus
 from emberscale_api.job.training_job import API_VERSION, PLURAL
 from emberscale_operator.controller import BackendUnavailableError
+from emberscale_operator.kubernetes.allowance import status_allowance
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.job import JobKey, read_status
 from emberscale_operator.kubernetes.status import (
@@ -45,6 +46,7 @@ class StatusWriter:
         self._written: dict[str, Any] = {}
         self._version = "0"
         self._progress_at = 0.0
+        self._allowance = status_allowance()
 
     @property
     def status(self) -> TrainingJobStatus:
@@ -68,7 +70,8 @@ class StatusWriter:
     def schedule(self, status: TrainingJobStatus, now: float) -> float | None:
         """Plans the write of a status: returns the seconds until it may begin; None if the status says nothing new.
 
-        Progress alone is written seldom. A status that is not written is kept.
+        Progress alone is written seldom, and a status that changes all the time at a steady pace. A status with new
+        progress is kept until it is written.
         """
         document = to_document(status)
         if without_progress(document) == without_progress(self._written):
@@ -77,6 +80,8 @@ class StatusWriter:
                 return None
             if (wait := self._progress_at + _PROGRESS_SECONDS - now) > 0:
                 return wait
+        elif not self._allowance.take(now):
+            return self._allowance.wait(now)
         self._progress_at = now
         return 0.0
 

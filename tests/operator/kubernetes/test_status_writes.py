@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from emberscale_api.job.running import JobStatus, ProtectionStatus
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_operator.controller import BackendUnavailableError, News
 from emberscale_operator.kubernetes.client import ApiUnavailableError
+from emberscale_operator.kubernetes.job import Job
+from emberscale_operator.kubernetes.status_writer import StatusWriter
 from emberscale_operator.machine import Decision, JobStanding, Policy
 from emberscale_operator.machine.restarts import Backoff
 from memory_api import WANTED, MemoryApi, Operator, names_of, new_api
@@ -93,6 +95,24 @@ async def test_looks_while_a_pod_is_backed_off_write_nothing() -> None:
     operator.controller = operator.start()
     await operator.step(3.0)
     assert api.body["status"] == status, "the next operator says the same"
+
+
+async def test_a_status_that_changes_all_the_time_is_written_at_a_steady_pace(job: Job) -> None:
+    """A job's master runs a team's own code, and may say something else ten times a second."""
+    api: Any = new_api()
+    writer = StatusWriter(job.key, job.uid, api, api)
+    now, written = 1000.0, 0
+    for number in range(6000):
+        now += 0.1
+        status = TrainingJobStatus(message=f"says {number}")
+        wait = writer.schedule(status, now)
+        assert wait is not None
+        assert 0.0 <= wait <= 1.0
+        if not wait:
+            writer.note_version(api.body)
+            await writer.write(status)
+            written += 1
+    assert 600 <= written <= 660 + 1
 
 
 @pytest.mark.parametrize("applied", [False, True])
