@@ -271,6 +271,11 @@ class CheckpointManifest(_ManifestPart):
         return sum(file.bytes for file in self.files)
 
     @property
+    def begun_epochs(self) -> int:
+        """The number of epochs of which the rows have seen something."""
+        return max((part.epoch + 1 for part in self.applied), default=0)
+
+    @property
     def applied_samples(self) -> int:
         """The samples that the rows have seen, over all epochs."""
         batches = sum(stop - start for epoch in self.applied for start, stop in epoch.ranges)

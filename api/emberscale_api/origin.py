@@ -139,7 +139,7 @@ def unfit(manifest: CheckpointManifest, job: TrainingJob) -> str:
         named = [f"{one.path} is {_shown(one.now)} and {_shown(one.before)} there" for one in changed[:_NAMED]]
         more = f", and {len(changed) - _NAMED} more fields differ" if len(changed) > _NAMED else ""
         return f"does not fit this job: {', '.join(named)}{more}"
-    epochs, wanted = max((part.epoch + 1 for part in manifest.applied), default=0), job.spec.training.epochs
+    epochs, wanted = manifest.begun_epochs, job.spec.training.epochs
     if resumes and epochs > wanted:
         return f"is in epoch {epochs}, and spec.training.epochs is {wanted}: give {epochs} at least, or take Fresh"
     expected = max(1, len(manifest.applied)) * manifest.training_records

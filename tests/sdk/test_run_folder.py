@@ -12,7 +12,7 @@ import yaml
 
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.record import RunPaths, RunStatus, read_record
-from emberscale_api.checkpoint import DataFileIdentity, Origin
+from emberscale_api.checkpoint import DataFileIdentity, EpochApplied, Origin
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataContinuation, TrainingJob, load_manifest
 from master_stand_in import write_manifest
@@ -201,6 +201,17 @@ def test_what_let_a_run_fail_may_be_changed_to_resume_it(root: Path, job: Traini
     assert held.record.uid != before
     assert held.record.earlier_uids == [before]
     assert (root / "checkpoints" / "file").exists()
+
+
+def test_a_resumed_run_trains_no_fewer_epochs_than_it_has_begun(root: Path, manifest: Path) -> None:
+    uid = leave(root, load_manifest(manifest, ["spec.training.epochs=9"]), RunStatus.SUSPENDED)
+    saved = root / "checkpoints" / "00000001"
+    saved.mkdir()
+    applied = tuple(EpochApplied(epoch=epoch, ranges=((0, 1),)) for epoch in range(3))
+    write_manifest(saved, [], id=saved.name, job_uid=uid, applied=applied)
+    with pytest.raises(InvalidError, match=r"epochs is 2, and checkpoint 00000001 is in epoch 3: give 3 at least"):
+        begin(root, load_manifest(manifest, ["spec.training.epochs=2"]), resume=True)
+    assert begin(root, load_manifest(manifest, ["spec.training.epochs=3"]), resume=True).record.uid == uid
 
 
 def test_a_complete_run_has_nothing_to_resume(root: Path, job: TrainingJob) -> None:

@@ -13,7 +13,11 @@ from typing import Self
 
 from emberscale._run.preflight import ensure_writable, local_path
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, write_atomically
-from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_complete_run
+from emberscale._run.resumption import (
+    refuse_another_job,
+    refuse_changes_of_a_complete_run,
+    refuse_fewer_epochs_than_begun,
+)
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
@@ -156,6 +160,7 @@ def _resumed(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> RunRecord
         refuse_changes_of_a_complete_run(paths, earlier, job)
         raise CompleteAlreadyError
     refuse_another_job(earlier, job)
+    refuse_fewer_epochs_than_begun(paths, earlier, job)
     failed = earlier.status is RunStatus.FAILED
     return earlier.model_copy(
         update={

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from emberscale._run.checkpoints import SavedCheckpoints
 from emberscale._run.record import RunPaths, RunRecord
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
@@ -26,6 +27,20 @@ def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
                 "--workdir"
                 for one in changed
             )
+        )
+
+
+def refuse_fewer_epochs_than_begun(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> None:
+    """Raises InvalidError if the newest checkpoint has trained in an epoch that the job would no longer have."""
+    epochs = job.spec.training.epochs
+    if epochs >= earlier.given.spec.training.epochs:
+        return
+    saved = SavedCheckpoints(earlier.checkpoint_uri(paths)).find({earlier.uid, *earlier.earlier_uids}).complete
+    if saved and saved[0].begun_epochs > epochs:
+        begun = saved[0].begun_epochs
+        raise InvalidError(
+            f"--resume: spec.training.epochs is {epochs}, and checkpoint {saved[0].id} is in epoch {begun}: give "
+            f"{begun} at least"
         )
 
 
