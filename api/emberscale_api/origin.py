@@ -182,6 +182,10 @@ def origin_of(manifest: CheckpointManifest, uri: str, continuation: DataContinua
     )
 
 
+NOTHING_NEW = "spec.data.train: the checkpoint has trained all files; add new ones"
+"""Why a job cannot train that appends to a checkpoint, and finds no other files than those trained there."""
+
+
 def changed_file(origin: Origin, files: Mapping[str, int]) -> str:
     """Describes the first of the files, bytes by URI, that is not as it was when it was trained; empty if none."""
     for file in origin.trained:

@@ -4,7 +4,7 @@ from emberscale_api.checkpoint import is_flash
 from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import JobPhase
-from emberscale_api.origin import changed_file
+from emberscale_api.origin import NOTHING_NEW, changed_file
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.figures import (
@@ -160,7 +160,7 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
             return _indexing(state)
         case Stage.INDEX if state.ledger.complete:
             if not state.read_files:
-                return fail(state, "DataEmpty", "spec.data.train: the checkpoint has trained all files; add new ones")
+                return fail(state, "DataEmpty", NOTHING_NEW)
             if not state.training_records:
                 return fail(state, "DataEmpty", "spec.data.train: the files hold no records")
             return replace(state, stage=Stage.READY, ledger=Ledger.fresh(0))

@@ -9,8 +9,11 @@ from tests.sdk.test_checkpoints_command import checkpoints, flip_a_bit
 
 from emberscale._run.audit import ServerRecord, contradictions_of
 from emberscale._run.checkpoints import SavedCheckpoints, check_initial
+from emberscale_api.checkpoint import DataFileIdentity
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataContinuation, load_manifest
 from emberscale_api.origin import origin_of
+from master_stand_in import write_manifest
 from trained_run import TrainedRun
 
 
@@ -94,6 +97,23 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_named(run: TrainedRun) -> No
     assert list(damaged) == ["00000003"]
     (skipped,) = check_initial(job)
     assert "00000003" in skipped
+
+
+def test_a_job_without_new_files_is_refused_before_anything_starts(
+    run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.root.parent)
+    Path("train.parquet").touch()
+    spec = ["spec.checkpoint.initialFrom={uri: earlier}", "spec.data.continuation=Append"]
+    job = load_manifest(manifest(run), spec)
+    Path("earlier/00000001").mkdir(parents=True)
+    file = DataFileIdentity(uri=str(Path("train.parquet").resolve()), bytes=0)
+    write_manifest(Path("earlier/00000001"), [], id="00000001", job=job, training_files=(file,), training_records=0)
+    with pytest.raises(InvalidError, match=r"spec\.data\.train: the checkpoint has trained all files; add new ones"):
+        check_initial(job)
+    Path("february.parquet").touch()
+    assert check_initial(load_manifest(manifest(run), [*spec, "spec.data.train=['*.parquet']"])) == ()
+    assert check_initial(load_manifest(manifest(run), [*spec, "spec.data.train=[elsewhere.parquet]"])) == ()
 
 
 def test_the_audit_counts_the_steps_of_this_job_alone(run: TrainedRun) -> None:

@@ -20,7 +20,7 @@ from emberscale_api.checkpoint import (
 )
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.job import TrainingJob
-from emberscale_api.origin import FIELD, InitialCheckpoints
+from emberscale_api.origin import FIELD, NOTHING_NEW, InitialCheckpoints, origin_of
 
 if TYPE_CHECKING:
     from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
@@ -250,13 +250,30 @@ class SavedCheckpoints:
 def check_initial(job: TrainingJob) -> tuple[str, ...]:
     """Returns why the job skips newer checkpoints, if it starts from another job's checkpoint.
 
-    Raises UnusableOriginError if it can start from none of them.
+    Raises UnusableOriginError if it can start from none of them, and InvalidError if none of its files are new.
     """
     initial = job.spec.checkpoint.initial_from
     if initial is None:
         return ()
-    _, damaged = SavedCheckpoints(initial.uri, f"{FIELD}.uri").initial().choose(job)
+    manifest, damaged = SavedCheckpoints(initial.uri, f"{FIELD}.uri").initial().choose(job)
+    trained = origin_of(manifest, initial.uri, job.spec.data.continuation).trained
+    if trained and _are_all_among({file.uri for file in trained}, job.spec.data.train):
+        raise InvalidError(NOTHING_NEW)
     return tuple(damaged.values())
+
+
+def _are_all_among(trained: Container[str], uris: Sequence[str]) -> bool:
+    """Whether all files that the URIs name are here, and trained."""
+    # slow to import, so only a job that leaves out files pays for it
+    from emberscale_trainer.data.files import expand
+    from emberscale_trainer.data.records import DataUnavailableError
+
+    if any(local_path(uri) is None for uri in uris):
+        return False
+    try:
+        return all(file.uri in trained for file in expand(uris))
+    except DataUnavailableError:  # a manifest that is only printed may be for another machine
+        return False
 
 
 def _table_rows(parts: Sequence[tuple["PartitionFile", "TablePart"]], sizes: Mapping[str, int]) -> TableRows:
