@@ -60,6 +60,7 @@ Checkpoints that a kept one builds on stay, too. The command first reads every b
 damaged one does not count. Newer checkpoints stay with all that they build on: a job may be writing them.
 """)
 _NAMED = 3
+_LIST_COLUMNS = 80
 """Checkpoints that are named one by one."""
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help=HELP, epilog=EXAMPLES, rich_markup_mode="rich")
@@ -128,8 +129,9 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
         typer.echo(json.dumps(documents, indent=2))
         return
     console = open_console()
+    console.width = max(console.width, _LIST_COLUMNS)  # a narrower terminal wraps whole lines, and no cells
     for one in found:
-        # narrow, for terminals of 80 columns: without a frame, and with what is wrong below
+        # narrow: without a frame, and with what is wrong below
         table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "weights", "size", "to restore"):
             left, wraps = column in ("checkpoint", "created"), column in ("created", "to restore")
