@@ -168,3 +168,12 @@ def test_what_a_command_logs_stays_out_of_what_it_prints(tmp_path: Path, capsys:
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "master_exceeds_bounds" in printed.err
+
+
+@pytest.mark.parametrize("command", ["audit toy", "export toy out", "compare toy toy2", "checkpoints list toy"])
+def test_the_name_of_a_run_gets_a_hint_at_its_folder(command: str, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "toy").mkdir(parents=True)
+    (tmp_path / "runs" / "toy" / "run.json").touch()
+    code, (line,) = invoke(*command.split())
+    assert code == 2
+    assert line.endswith("; did you mean runs/toy?")

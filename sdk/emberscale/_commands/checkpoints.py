@@ -15,7 +15,7 @@ from emberscale._commands import restore
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import open_console, progress_bar
 from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
-from emberscale._run.record import located
+from emberscale._run.record import hint_at_run, located
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
@@ -88,7 +88,7 @@ class _Storage:
         if not self.entries:
             has = f"has {', '.join(entry.id for entry in self._beside)}" if self._beside else "holds no checkpoints"
             if "://" not in uri and not Path(uri).exists():
-                has = "does not exist"
+                has = f"does not exist{hint_at_run(uri)}"
             raise InvalidError(f"{_METAVAR}: {place}: is no checkpoint; {uri} {has}" if chosen else f"{place}: {has}")
 
     @property

@@ -11,7 +11,7 @@ from rich.progress import DownloadColumn, TimeElapsedColumn, TimeRemainingColumn
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import progress_bar
 from emberscale._run.checkpoints import SavedCheckpoints
-from emberscale._run.record import RunPaths, read_record
+from emberscale._run.record import RunPaths, hint_at_run, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.readable import bytes_text
@@ -124,7 +124,7 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
     if not paths.record.exists():
         found = _found(SavedCheckpoints(run), None)
         if not found:
-            raise InvalidError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
+            raise InvalidError(f"RUN: {run} is neither the folder of a run nor one of checkpoints{hint_at_run(run)}")
         return found
     record = read_record(paths)
     found = _found(SavedCheckpoints(record.checkpoint_uri(paths)), {record.uid, *record.earlier_uids})

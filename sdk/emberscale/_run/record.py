@@ -104,11 +104,18 @@ def read_record(paths: RunPaths) -> RunRecord:
     try:
         return RunRecord.model_validate_json(paths.record.read_bytes())
     except FileNotFoundError:
-        raise InvalidError(f"{paths.root}: holds no run: {paths.record.name} is missing") from None
+        hint = hint_at_run(paths.root)
+        raise InvalidError(f"{paths.root}: holds no run: {paths.record.name} is missing{hint}") from None
     except OSError as error:
         raise InvalidError(f"{paths.record}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise InvalidError(f"{paths.record}: is not the record of a run") from error
+
+
+def hint_at_run(name: Path | str) -> str:
+    """Returns the end of an error that names the folder of the run with this name; empty if there is none."""
+    meant = RunPaths(Path("runs", name))
+    return f"; did you mean {meant.root}?" if meant.record.exists() else ""
 
 
 def record_if_any(paths: RunPaths) -> RunRecord | None:
