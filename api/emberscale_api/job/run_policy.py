@@ -1,5 +1,6 @@
 """When a job fails, who sizes it, how it saves its state, and how it recovers from failures."""
 
+import re
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -81,9 +82,14 @@ def _absent_if_auto(value: object) -> object:
     return None if value == AUTO_INTERVAL else value
 
 
-def _quoted(value: object) -> object:
+_IDENTIFIER = r"^\d{8,}$"
+
+
+def _identifier(value: object) -> object:
     if isinstance(value, int):
         raise ValueError("must be text in quotes: YAML reads 00000010 as the number 8")
+    if isinstance(value, str) and not re.search(_IDENTIFIER, value):
+        raise ValueError("must have at least 8 digits, such as '00000007'")
     return value
 
 
@@ -94,7 +100,7 @@ class InitialCheckpointSpec(ManifestPart):
     """
 
     uri: str = Field(min_length=1, description="Folder of the other job's checkpoints: a path or an fsspec URI")
-    id: Annotated[str, Field(pattern=r"^\d{8,}$"), BeforeValidator(_quoted)] | None = Field(
+    id: Annotated[str, Field(pattern=_IDENTIFIER), BeforeValidator(_identifier)] | None = Field(
         default=None, description="Id of the checkpoint, such as '00000007'; the newest restorable one if absent"
     )
 

@@ -12,12 +12,13 @@ from urllib.request import url2pathname
 import fsspec
 
 from emberscale_api.errors import InvalidError, os_errors_named
-from emberscale_api.job import DataSpec, TrainingJob
+from emberscale_api.job import DataFormat, DataSpec, TrainingJob
 
 _CHECKED_FILES = 20
 _BLOCK_RECORDS = 8192
 _SMALL_BYTES = 1 << 20
 """A larger file must hold records, since no header is this long."""
+_SUFFIXES = {DataFormat.CRITEO_TSV: ".tsv", DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv"}
 
 
 def local_path(uri: str) -> Path | None:
@@ -37,7 +38,7 @@ def check_data(job: TrainingJob) -> None:
     for field, uris in (("train", job.spec.data.train), ("evaluation", job.spec.data.evaluation)):
         for number, uri in enumerate(uris):
             path = local_path(uri)
-            problem = _problem_with_uri(uri) if path is None else _problem(path)
+            problem = _problem_with_uri(uri) if path is None else _problem(path, _SUFFIXES[job.spec.data.format])
             if problem is not None:
                 problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
     if problems:
@@ -78,7 +79,7 @@ def _problem_with_uri(uri: str) -> str | None:
     return None
 
 
-def _problem(path: Path) -> str | None:
+def _problem(path: Path, suffix: str) -> str | None:
     found = [Path(match) for match in glob.glob(str(path), recursive=True)]
     if not found:
         return (
@@ -87,7 +88,7 @@ def _problem(path: Path) -> str | None:
         )
     files = [match for match in found if not match.is_dir()]
     if not files:
-        return f"is a folder; name its files, such as {path / '*.tsv'}"
+        return f"is a folder; name its files, such as {path / f'*{suffix}'}"
     for file in files:
         if not os.access(file, os.R_OK):
             return f"{file} cannot be read: permission denied"
