@@ -60,8 +60,9 @@ Checkpoints that a kept one builds on stay, too. The command first reads every b
 damaged one does not count. Newer checkpoints stay with all that they build on: a job may be writing them.
 """)
 _NAMED = 3
-_LIST_COLUMNS = 80
 """Checkpoints that are named one by one."""
+_LIST_COLUMNS = 80
+"""The width of a list: a narrower terminal wraps its lines, which can be read."""
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help=HELP, epilog=EXAMPLES, rich_markup_mode="rich")
 _METAVAR = "PLACE"
@@ -129,7 +130,7 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
         typer.echo(json.dumps(documents, indent=2))
         return
     console = open_console()
-    console.width = max(console.width, _LIST_COLUMNS)  # a narrower terminal wraps whole lines, and no cells
+    console.width = max(console.width, _LIST_COLUMNS)
     for one in found:
         # narrow: without a frame, and with what is wrong below
         table = Table(title=one.place, title_justify="left", box=None, padding=(0, 1, 0, 0))
