@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from tests.jobmaster.small_job import job
@@ -311,6 +312,30 @@ def test_what_a_damaged_newer_one_builds_on_stays(folder: CheckpointFolder, tmp_
     assert folder.folders() == ["00000001", "00000002", "00000003"]
     folder.prune(keep=1)
     assert folder.folders() == ["00000001", "00000003"]
+
+
+def test_a_checkpoint_stays_when_the_storage_does_not_say_whether_it_is_complete(
+    folder: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems take a path that they cannot look up for one that does not exist."""
+    write(folder, tmp_path, "00000001")
+
+    def info(self: LocalFileSystem, path: str, **options: Any) -> dict[str, Any]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "info", info)
+        with pytest.raises(OSError, match="tale"):
+            folder.discard("00000001")
+        with pytest.raises(OSError, match="tale"):
+            folder.complete()
+    assert folder.read("00000001").number == 1
+
+
+def test_a_file_with_the_name_of_a_checkpoint_is_none(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000001")
+    (tmp_path / "00000002").write_text("not a folder")
+    assert folder.complete() == ["00000001"]
 
 
 def test_a_deleted_checkpoint_is_gone_whether_or_not_it_was_complete(folder: CheckpointFolder, tmp_path: Path) -> None:
