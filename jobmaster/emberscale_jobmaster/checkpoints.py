@@ -191,7 +191,7 @@ class CheckpointFolder:
                 needed |= {identifier, *manifest.builds_on}
             if manifest is not None and identifier not in damaged:
                 kept.append(identifier)
-        for identifier in self.folders():
+        for identifier in reversed(self.folders()):  # what others build on goes last
             if kept and identifier < kept[0] and identifier not in needed:
                 _log.info("checkpoint_removed", checkpoint=identifier)
                 self.delete(identifier)

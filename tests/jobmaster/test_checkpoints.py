@@ -104,6 +104,28 @@ def test_what_a_checkpoint_builds_on_stays_as_long_as_it_does(folder: Checkpoint
     assert folder.folders() == ["00000005"]
 
 
+def test_the_death_of_a_master_that_removes_a_chain_damages_none_that_is_left(
+    folder: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its base, an increment is damaged, and would count among those that stay."""
+    write(folder, tmp_path, "00000001")
+    increment(folder, tmp_path, "00000002", "00000001")
+    increment(folder, tmp_path, "00000003", "00000001", "00000002")
+    write(folder, tmp_path, "00000004")
+    remove = LocalFileSystem.rm
+
+    def remove_and_die(self: LocalFileSystem, path: str, recursive: bool = False) -> None:
+        remove(self, path, recursive=recursive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFileSystem, "rm", remove_and_die)
+    while len(folder.folders()) > 1:
+        with suppress(KeyboardInterrupt):
+            folder.prune(keep=1)
+        for identifier in folder.complete():
+            folder.read(identifier)
+
+
 def test_a_checkpoint_whose_manifest_is_damaged_is_not_counted_among_those_that_stay(
     folder: CheckpointFolder, tmp_path: Path
 ) -> None:
