@@ -229,7 +229,7 @@ class CheckpointManifest(_ManifestPart):
     generation: int
     routing_version: int
     epoch: int
-    batch_size: int
+    batch_size: int = Field(ge=1)
     training_records: int
     applied: tuple[EpochApplied, ...]
     evaluations: tuple[EvaluationResult, ...]

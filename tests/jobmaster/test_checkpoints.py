@@ -185,6 +185,17 @@ def test_a_manifest_that_was_altered_is_refused_by_name(
     assert "00000001" in str(raised.value)
 
 
+def test_a_manifest_of_empty_batches_is_refused_although_its_seal_matches(
+    folder: CheckpointFolder, tmp_path: Path
+) -> None:
+    """Whoever counts its samples would divide by zero."""
+    write(folder, tmp_path, "00000001", complete=False)
+    empty = manifest("00000001").model_copy(update={"batch_size": 0})
+    (tmp_path / "00000001" / "manifest.json").write_text(empty.to_json())
+    with pytest.raises(DamagedCheckpointError, match=r"00000001/manifest\.json: batch_size"):
+        folder.read("00000001")
+
+
 @pytest.mark.parametrize("version", [2, 4])
 def test_quantised_weights_of_an_earlier_format_are_refused_by_name(
     folder: CheckpointFolder, tmp_path: Path, version: int
