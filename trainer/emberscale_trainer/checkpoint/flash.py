@@ -329,7 +329,9 @@ class FlashFiles(CheckpointFiles):
             raise DamagedCheckpointError(f"{self._uri}: {error}") from error
         lost = [key for key, file, size in zip(keys, files, sizes, strict=True) if size < file.bytes]
         if lost:
-            raise DamagedCheckpointError(f"{self._uri}: Redis has lost {lost[0]}, and {len(lost) - 1} others")
+            raise DamagedCheckpointError(
+                f"{self._uri}: Redis has lost {len(lost)} of {len(keys)} chunks, first {lost[0]}"
+            )
 
     def read(self, path: str) -> bytes:
         """As CheckpointFiles."""
