@@ -83,7 +83,7 @@ class CheckpointFile(_ManifestPart):
     `checkpoint` is the id of the earlier checkpoint whose folder has the file; empty: this checkpoint's own.
     """
 
-    path: str
+    path: str = Field(pattern=r"^[^/.][^/]*(/[^/.][^/]*)*$")
     bytes: int = Field(ge=0)
     crc32: int = Field(ge=0, lt=1 << 32)
     checkpoint: str = Field(default="", pattern=r"^(\d{8,})?$")

@@ -196,6 +196,18 @@ def test_a_manifest_of_empty_batches_is_refused_although_its_seal_matches(
         folder.read("00000001")
 
 
+@pytest.mark.parametrize("path", ["../00000001/ps-0/partition.json", "/etc/hosts", "ps-0/../../run.json"])
+def test_a_manifest_that_lists_files_outside_of_its_folder_is_refused(
+    folder: CheckpointFolder, tmp_path: Path, path: str
+) -> None:
+    write(folder, tmp_path, "00000002", complete=False)
+    outside = CheckpointFile.model_construct(path=path, bytes=1, crc32=0, checkpoint="")
+    altered = manifest("00000002").model_copy(update={"files": (outside,)})
+    (tmp_path / "00000002" / "manifest.json").write_text(altered.to_json())
+    with pytest.raises(DamagedCheckpointError, match=r"00000002/manifest\.json: files"):
+        folder.read("00000002")
+
+
 @pytest.mark.parametrize("version", [2, 4])
 def test_quantised_weights_of_an_earlier_format_are_refused_by_name(
     folder: CheckpointFolder, tmp_path: Path, version: int

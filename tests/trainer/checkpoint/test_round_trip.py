@@ -30,6 +30,7 @@ from emberscale_trainer.checkpoint import (
     Work,
     load_partition,
     read_dense,
+    server_history,
     work,
     writer,
 )
@@ -250,15 +251,31 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: TableSt
 def test_a_part_that_counts_too_many_rows_takes_no_more_memory_than_its_files(tmp_path: Path) -> None:
     [(before, share)] = trained(1, list(range(5000)))
     uri = save([(before, share)], tmp_path)
-    part, manifest = tmp_path / "ps-0/partition.json", CheckpointFiles(uri).manifest
-    part.write_text(part.read_text().replace('"rows": 5000', '"rows": 20000000'))
-    content = part.read_bytes()
-    altered = CheckpointFile(path="ps-0/partition.json", bytes=len(content), crc32=zlib.crc32(content))
-    write_manifest(tmp_path, [altered if file.path == altered.path else file for file in manifest.files])
+    manifest = CheckpointFiles(uri).manifest
+    alter_partition(tmp_path, '"rows": 5000', '"rows": 20000000')
     tables = store()
     load_partition(CheckpointFiles(uri, IMPATIENT), owned(1, 0), tables, len(INITIAL))
     assert contents(tables) == contents(before)
     assert tables.allocated_bytes < before.allocated_bytes + 4 * manifest.total_bytes
+
+
+def test_a_part_without_dense_parameters_is_refused_although_its_checksum_matches(tmp_path: Path) -> None:
+    """Whoever counts their pieces would divide by zero."""
+    uri = save(trained(1, [1]), tmp_path)
+    alter_partition(tmp_path, f'"parameters": {len(INITIAL)}', '"parameters": 0')
+    with pytest.raises(DamagedCheckpointError, match=r"ps-0/partition\.json does not have the expected form"):
+        server_history(CheckpointFiles(uri), 0)
+
+
+def alter_partition(folder: Path, before: str, after: str) -> None:
+    """Replaces a part of ps-0/partition.json, and its checksum in the manifest."""
+    part = folder / "ps-0/partition.json"
+    assert before in part.read_text()
+    part.write_text(part.read_text().replace(before, after))
+    content = part.read_bytes()
+    altered = CheckpointFile(path="ps-0/partition.json", bytes=len(content), crc32=zlib.crc32(content))
+    files = CheckpointFiles(str(folder)).manifest.files
+    write_manifest(folder, [altered if file.path == altered.path else file for file in files])
 
 
 class Failing:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import fsspec
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from zlib_ng import zlib_ng
 
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
@@ -93,7 +93,7 @@ class PartitionFile(_FilePart):
     pieces: list[tuple[int, int]]
     tables: list[TablePart]
     dense: TablePart
-    parameters: int
+    parameters: int = Field(ge=1)
     sketches: list[TablePart] = []
 
     @classmethod
