@@ -18,8 +18,9 @@
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -241,16 +242,14 @@ PARTS = ("pls", "priorities")
 
 def draw(path: Path, accuracy: Accuracy) -> None:
     """Draws overheads, loss by PLS, and loss by priority."""
-    figure = Figure(figsize=(20, 5), layout="constrained")
-    by_strategy, by_pls, by_priority = figure.subplots(1, 3)
-    _draw_overheads(by_strategy)
-    by_pls.set_visible(bool(accuracy.random))
+    panels: list[Callable[[Axes], None]] = [_draw_overheads]
     if accuracy.random:
-        _draw_correlation(by_pls, accuracy)
-    with_priority = all((TARGET_PLS, priority) in accuracy.targeted for priority in PAPER_LOSSES)
-    by_priority.set_visible(with_priority)
-    if with_priority:
-        _draw_priorities(by_priority, accuracy)
+        panels.append(partial(_draw_correlation, accuracy))
+    if all((TARGET_PLS, priority) in accuracy.targeted for priority in PAPER_LOSSES):
+        panels.append(partial(_draw_priorities, accuracy))
+    figure = Figure(figsize=(6.5 * len(panels), 5), layout="constrained")
+    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        panel(axis)
     figure.savefig(path, dpi=120)
 
 
@@ -269,7 +268,7 @@ def _draw_overheads(axis: Axes) -> None:
     axis.legend()
 
 
-def _draw_correlation(axis: Axes, accuracy: Accuracy) -> None:
+def _draw_correlation(accuracy: Accuracy, axis: Axes) -> None:
     pls, losses = np.array(accuracy.plans()).T
     slope, offset = np.polyfit(pls, losses, 1)
     runs = [(run.pls, run.loss) for of_plan in accuracy.random for run in of_plan]
@@ -281,7 +280,7 @@ def _draw_correlation(axis: Axes, accuracy: Accuracy) -> None:
     axis.legend()
 
 
-def _draw_priorities(axis: Axes, accuracy: Accuracy) -> None:
+def _draw_priorities(accuracy: Accuracy, axis: Axes) -> None:
     ours = [mean(run.loss for run in accuracy.targeted[TARGET_PLS, priority]) for priority in PAPER_LOSSES]
     places = np.arange(len(PAPER_LOSSES))
     axis.bar(places - 0.2, ours, 0.36, label="emulated, mean")
