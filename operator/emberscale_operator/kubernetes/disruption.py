@@ -1,5 +1,6 @@
 """Limits how a cluster may evict a job's pods: one parameter server at a time, after it has given its rows away."""
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,8 @@ from emberscale_operator.machine import Resources, leave_seconds
 
 _GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
 _RETRY_SECONDS = 15.0
+_LOOK_SECONDS = 300.0
+"""How long a budget that was written is taken to be unchanged: nobody watches it, and people may delete it."""
 _log = structlog.get_logger()
 
 
@@ -47,7 +50,7 @@ class DisruptionBudget:
         self._problem: str | None = None
 
     async def keep(self, job: Job, servers: int, now: float) -> None:
-        """Lets the cluster evict one of this number of servers at a time; makes no call if that holds already.
+        """Lets the cluster evict one of this number of servers at a time; makes no call if that was so lately.
 
         `servers` counts the servers with rows and those that will get some. With a larger number, such as that of a
         larger shape, the cluster could evict none while one cannot be placed. 0 changes nothing: no server has rows, or
@@ -55,19 +58,24 @@ class DisruptionBudget:
         job, whose objects are being deleted.
         """
         if servers:
-            await self._keep(job, servers, now, self._make)
+            await self._keep(job, servers, now, self._make, _LOOK_SECONDS)
 
     async def lower(self, job: Job, now: float) -> None:
         """Lets the cluster evict all servers of a job at rest; makes no budget.
 
         Common alerts report each budget that wants more pods than there are.
         """
-        await self._keep(job, 1, now, self._change)
+        await self._keep(job, 1, now, self._change, math.inf)
 
     async def _keep(
-        self, job: Job, servers: int, now: float, write: Callable[[Job, dict[str, Any]], Awaitable[str | None]]
+        self,
+        job: Job,
+        servers: int,
+        now: float,
+        write: Callable[[Job, dict[str, Any]], Awaitable[str | None]],
+        holds_seconds: float,
     ) -> None:
-        if servers == self._servers or (servers == self._refused and now < self._again_at):
+        if servers in (self._servers, self._refused) and now < self._again_at:
             return
         self._servers = 0  # a call whose answer is lost may have changed it
         began = time.monotonic()
@@ -77,6 +85,7 @@ class DisruptionBudget:
             problem = str(error)
         if problem is None:
             self._servers, self._refused = servers, 0
+            self._again_at = now + holds_seconds
         else:
             pause = _RETRY_SECONDS + PAUSE_FACTOR * (time.monotonic() - began)
             self._refused, self._again_at = servers, now + pause

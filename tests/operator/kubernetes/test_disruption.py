@@ -82,6 +82,18 @@ async def test_an_operator_that_finds_a_job_at_rest_lowers_its_budget_and_makes_
     assert api.objects[BUDGET]["spec"]["minAvailable"] == 3
 
 
+async def test_a_budget_that_somebody_deletes_or_edits_is_written_again(job: Job) -> None:
+    api: Any = new_api()
+    budget = DisruptionBudget(api)
+    await budget.keep(job, 3, START)
+    del api.objects[BUDGET]
+    await budget.keep(job, 3, START + 600)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 2
+    api.objects[BUDGET]["spec"]["minAvailable"] = 0
+    await budget.keep(job, 3, START + 1200)
+    assert api.objects[BUDGET]["spec"]["minAvailable"] == 2
+
+
 async def test_a_job_gets_its_budget_once_that_of_an_earlier_job_of_its_name_is_gone(job: Job) -> None:
     api: Any = new_api()
     api.objects[BUDGET] = {"metadata": {"uid": "earlier", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
