@@ -1,6 +1,7 @@
 """An in-memory API server, and an operator of one job that may be killed at any of its calls."""
 
 import asyncio
+import base64
 import copy
 import itertools
 from collections import Counter
@@ -130,6 +131,8 @@ class MemoryApi:
             self.writes["create"] += 1
         made = copy.deepcopy(body)
         made["metadata"] |= {"uid": f"uid-{next(self._numbers)}", "creationTimestamp": self._time()}
+        if said := made.pop("stringData", None):
+            made["data"] = {name: base64.b64encode(text.encode()).decode() for name, text in said.items()}
         if path.endswith("/pods"):
             made["status"] = {"phase": "Pending"}
         self.objects[name] = made

@@ -4,6 +4,7 @@ import base64
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from emberscale_api.certificates import AUTHORITY_FILE
 from emberscale_api.job.status import fitting_reason
@@ -52,17 +53,9 @@ class ObjectMaker:
         Raises RefusedError and NamespaceEndsError.
         """
         if self._credentials is None:
-            pair = self_signed() if self._settings.job_tls else None
-            authority = pair.certificate if pair is not None else None
-            made = Credentials(secrets.token_hex(32), secrets.token_hex(32), secrets.token_hex(32), authority)
-            self._token_secret = pod_spec.build_token_secret(job, made, pair)
-            secret = await self._ensure(job, "secrets", self._token_secret)
-            if data := secret.get("data"):
-                made = _credentials_in(data, secret["metadata"]["name"])
-                del self._token_secret["stringData"]
-                self._token_secret["data"] = data
-            self._admit(job.uid, job.key.namespace, made.store_password)
-            self._credentials = made
+            secret = await self._find(job, "secrets", names.token_secret_name(job.key.name))
+            self._credentials = await self._make_credentials(job) if secret is None else self._held(job, secret)
+            self._admit(job.uid, job.key.namespace, self._credentials.store_password)
         return self._credentials
 
     async def pod(
@@ -94,6 +87,22 @@ class ObjectMaker:
         found = await self._client.get(path_of("v1", "pods", job.key.namespace), labelSelector=selector)
         return list(found["items"] or ())
 
+    async def _make_credentials(self, job: Job) -> Credentials:
+        """Makes a job's credentials; one whose Secret was deleted keeps its password, which its masters still use."""
+        pair = self_signed() if self._settings.job_tls else None
+        authority = pair.certificate if pair is not None else None
+        store = await self._find(job, "secrets", names.store_secret_name(job.key.name, self._settings))
+        password = _store_password_in(store) if store is not None and names.is_owned_by(store, job.uid) else ""
+        made = Credentials(secrets.token_hex(32), secrets.token_hex(32), password or secrets.token_hex(32), authority)
+        return self._held(job, await self._make(job, "secrets", pod_spec.build_token_secret(job, made, pair)))
+
+    def _held(self, job: Job, secret: dict[str, Any]) -> Credentials:
+        """Returns the credentials in the job's Secret, which comes back with the same content if it is deleted."""
+        name = _owned(job, "secrets", secret)["metadata"]["name"]
+        data = secret.get("data") or {}
+        self._token_secret = job.owned("v1", "Secret", name, immutable=True, data=data)
+        return _credentials_in(data, name)
+
     async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:
         name = f"{plural}/{body['metadata']['name']}"
         if name not in self._present:
@@ -106,25 +115,21 @@ class ObjectMaker:
         It looks first: if a quota is used up, the API server refuses to create even an object that exists. A pod is
         created at once, since none was seen.
         """
-        name = body["metadata"]["name"]
-        found = await self._find(job, plural, name) if plural != "pods" else None
-        if found is None:
-            try:
-                return await self._client.create(path_of("v1", plural, job.key.namespace), body)
-            except ApiInternalError as error:
-                # the API server is there, and the job may wait for long: such as for whoever runs a webhook
-                raise RefusedError("InternalError", str(error)) from error
-            except ApiError as error:
-                found = await self._find(job, plural, name)
-                if found is None:
-                    raise _refusal(error) from error
-        if not names.is_owned_by(found, job.uid):
-            raise RefusedError(
-                "NameTaken",
-                f"{plural[:-1]} {name} exists and belongs to something else, perhaps to an earlier TrainingJob of this "
-                "name whose objects are being deleted",
-            )
-        return found
+        found = await self._find(job, plural, body["metadata"]["name"]) if plural != "pods" else None
+        return await self._make(job, plural, body) if found is None else _owned(job, plural, found)
+
+    async def _make(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Creates an object, or returns the one that another has created meanwhile."""
+        try:
+            return await self._client.create(path_of("v1", plural, job.key.namespace), body)
+        except ApiInternalError as error:
+            # the API server is there, and the job may wait for long: such as for whoever runs a webhook
+            raise RefusedError("InternalError", str(error)) from error
+        except ApiError as error:
+            found = await self._find(job, plural, body["metadata"]["name"])
+            if found is None:
+                raise _refusal(error) from error
+        return _owned(job, plural, found)
 
     async def _find(self, job: Job, plural: str, name: str) -> dict[str, Any] | None:
         """Returns the object of a name. Lists pods, as the operator does anyway: it needs no right to get one."""
@@ -139,6 +144,25 @@ class ObjectMaker:
             raise _refusal(error) from error
         pod: dict[str, Any] | None = next(iter(found["items"]), None)
         return pod
+
+
+def _owned(job: Job, plural: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns an object that is the job's. Raises RefusedError for that of somebody else."""
+    if not names.is_owned_by(found, job.uid):
+        raise RefusedError(
+            "NameTaken",
+            f"{plural[:-1]} {found['metadata']['name']} exists and belongs to something else, perhaps to an earlier "
+            "TrainingJob of this name whose objects are being deleted",
+        )
+    return found
+
+
+def _store_password_in(secret: Mapping[str, Any]) -> str:
+    """Returns the password in the Secret for a job's masters; empty if it has none."""
+    try:
+        return urlsplit(base64.b64decode(secret["data"][pod_spec.STORE_URL_KEY]).decode()).password or ""
+    except (KeyError, TypeError, ValueError):
+        return ""
 
 
 def _credentials_in(data: Mapping[str, str], name: str) -> Credentials:

@@ -6,6 +6,7 @@ from typing import Any
 
 from emberscale_api.job.roles import MAX_REPLICAS, Role
 from emberscale_api.job.training_job import API_VERSION, GROUP, KIND
+from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.machine import InstanceId
 
 COMPONENT = "emberscale-operator"
@@ -45,8 +46,9 @@ def token_secret_name(job: str) -> str:
     return f"{job}-token"
 
 
-def store_secret_name(job: str, *contents: str) -> str:
-    """Returns the name of the Secret for the master alone; other contents have another name, for later masters."""
+def store_secret_name(job: str, settings: Settings) -> str:
+    """Returns the name of the Secret for the master alone; under other settings it has another, for later masters."""
+    contents = (settings.redis_url, settings.brain_token, settings.brain_authority, settings.flash_redis_url)
     return f"{job}-store-{digest(''.join(contents))}"
 
 

@@ -39,7 +39,7 @@ _USER = 65532
 _FOLDER = "/run/emberscale"
 TOKEN_KEY, OPERATOR_TOKEN_KEY, STORE_PASSWORD_KEY = "token", "operator-token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
-_FLASH_KEY = "flash-redis-url"
+STORE_URL_KEY, _FLASH_KEY = "redis-url", "flash-redis-url"
 _NODE_LOSS_SECONDS = 30
 _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
 """Checks that a process answers, which a hung or deadlocked one does not."""
@@ -100,9 +100,7 @@ class JobObjects:
                 Role.PS: f"{names.digest(_said_in(spec.ps.template))}/",
                 Role.WORKER: f"{names.digest(_said_in(spec.worker.template))}/",
             },
-            store_secret=names.store_secret_name(
-                name, settings.redis_url, settings.brain_token, settings.brain_authority, settings.flash_redis_url
-            ),
+            store_secret=names.store_secret_name(name, settings),
         )
 
     def revision(self, role: Role) -> str:
@@ -159,7 +157,7 @@ def build_store_secret(job: Job, objects: JobObjects, settings: Settings, creden
     user = user_name(settings.installation, job.uid)
     claims = JobClaims(job.uid, job.key.namespace)
     data = {
-        "redis-url": user_url(settings.redis_url, user, credentials.store_password),
+        STORE_URL_KEY: user_url(settings.redis_url, user, credentials.store_password),
         _FLASH_KEY: _flash_url(job, settings, credentials) if settings.flash_redis_url else "",
         _BRAIN_TOKEN_KEY: job_token(settings.brain_token, claims) if settings.brain_token else "",
         _BRAIN_CA_KEY: settings.brain_authority,
@@ -345,7 +343,7 @@ def _environment(
     ]
     secrets: dict[str, str] = {}
     if instance.role is Role.MASTER:
-        secrets[environment.REDIS_URL] = "redis-url"
+        secrets[environment.REDIS_URL] = STORE_URL_KEY
         if settings.brain_address:
             secrets[environment.BRAIN_TOKEN] = _BRAIN_TOKEN_KEY
         if settings.brain_authority:
