@@ -146,6 +146,22 @@ def unknown_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
     return found
 
 
+def dropped_fields(sent: Mapping[str, Any], kept: Mapping[str, Any], path: str = "status") -> set[str]:
+    """Returns the fields of a patch that the API server has left out, since an older definition does not know them."""
+    dropped: set[str] = set()
+    for key, value in sent.items():
+        inner, held = f"{path}.{key}", kept.get(key)
+        pairs = (
+            zip(value, held, strict=False) if isinstance(value, list) and isinstance(held, list) else [(value, held)]
+        )
+        if value is not None and key not in kept:
+            dropped.add(inner)
+        for part, whole in pairs:
+            if isinstance(part, Mapping) and isinstance(whole, Mapping):
+                dropped |= dropped_fields(part, whole, inner)
+    return dropped
+
+
 def without_progress(document: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a status that is written at once; progress may wait a little."""
     return {key: value for key, value in document.items() if key != "progress"}

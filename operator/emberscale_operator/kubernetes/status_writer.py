@@ -12,6 +12,7 @@ from emberscale_operator.kubernetes.allowance import status_allowance
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, path_of
 from emberscale_operator.kubernetes.job import JobKey, read_status
 from emberscale_operator.kubernetes.status import (
+    dropped_fields,
     merge_patch,
     to_document,
     unknown_after,
@@ -47,6 +48,7 @@ class StatusWriter:
         self._version = "0"
         self._progress_at = 0.0
         self._allowance = status_allowance()
+        self._dropped: set[str] = set()
 
     @property
     def status(self) -> TrainingJobStatus:
@@ -121,6 +123,19 @@ class StatusWriter:
                 raise
         else:
             self.note_version(answer)
+            self._tell_dropped(dropped_fields(patch, answer.get("status") or {}))
+
+    def _tell_dropped(self, fields: set[str]) -> None:
+        """Warns once of each field that is not stored: the next operator does not know what it said."""
+        if new := fields - self._dropped:
+            self._dropped |= new
+            _log.warning(
+                "status_fields_dropped",
+                job=str(self._key),
+                crd=PLURAL,
+                fields=sorted(new),
+                consequence="no later operator knows what they said: install the definition of this version",
+            )
 
     async def _held_version(self) -> str:
         """Asks for the job's version: a watch may be late, and versions begin anew in a store restored from a copy."""

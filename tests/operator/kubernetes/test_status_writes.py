@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from emberscale_api.job.running import JobStatus, ProtectionStatus
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
@@ -211,3 +212,24 @@ async def test_statuses_are_written_though_the_versions_of_objects_begin_anew() 
     await operator.settle()
     assert api.events.count("FailedWorkerPod") == 1
     assert api.body["status"]["worker"]["summary"] == "3/3"
+
+
+async def test_fields_that_an_older_definition_drops_are_named_once() -> None:
+    """The API server takes a status and silently leaves out what the definition does not know."""
+    api = new_api()
+    patch = api.patch
+
+    async def older(path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        answer = await patch(path, body, kind)
+        if path.endswith("/status"):
+            api.body["status"].pop("image", None)
+            for member in api.body["status"].get("members", ()):
+                member.pop("state", None)
+        return copy.deepcopy(api.body) if path.endswith("/status") else answer
+
+    api.patch = older  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        await Operator(api).settle()
+    told = [entry for entry in logs if entry["event"] == "status_fields_dropped"]
+    assert [entry["fields"] for entry in told] == [["status.image"], ["status.members.state"]]
+    assert told[0]["crd"] == "trainingjobs"
