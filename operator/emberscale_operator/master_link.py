@@ -181,7 +181,9 @@ class MasterLink:
                     # if this program itself was stopped meanwhile, count at most the longest call
                     since = max(begun_at, self._clock() - _CALL_SECONDS)
                     self._report = replace(self._report, unanswered_since=since)
-                await self._explain(error.details() or "")
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    self._report = replace(self._report, refuses=True)
+                await self._explain(error)
             else:
                 said = status_from_wire(self._bounded(status))
                 # an answer that was on its way when the master told how the job ended may be from before that
@@ -189,7 +191,9 @@ class MasterLink:
                     self.status = said
                 now, answered = self._clock(), self._report.answers_since
                 since = now if answered is None or self._report.unanswered_since is not None else answered
-                self._report = replace(self._report, answers_since=since, heard_at=now, unanswered_since=None)
+                self._report = replace(
+                    self._report, answers_since=since, heard_at=now, unanswered_since=None, refuses=False
+                )
                 self._reached.set()
 
     @property
@@ -214,15 +218,20 @@ class MasterLink:
             _log.warning("master_exceeds_bounds", address=self._master.address, fields=sorted(new))
         return said
 
-    async def _explain(self, said: str) -> None:
-        """Tells once of a master that differs about TLS; one that is away comes back by itself."""
-        if self._explained or not any(sign in said for sign in _SIGNS_OF_TLS):
+    async def _explain(self, error: grpc.aio.AioRpcError) -> None:
+        """Tells once of a master that differs about the token or TLS; one that is away comes back by itself."""
+        said, master = error.details() or "", self._master
+        if self._explained:
             return
-        master = self._master
-        problem = await handshake_problem_async(master.address, master.authority, master.authority_source)
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            problem: str | None = said
+        elif any(sign in said for sign in _SIGNS_OF_TLS):
+            problem = await handshake_problem_async(master.address, master.authority, master.authority_source)
+        else:
+            return
         if problem is not None:
             self._explained = True
-            _log.warning("master_unreachable", problem=problem)
+            _log.warning("master_unreachable", address=master.address, problem=problem)
 
     async def _scale(self, wanted: Scale) -> None:
         """Tells the master the manifest's numbers; they are sent again until a plan acknowledges them."""

@@ -284,6 +284,14 @@ def test_a_suspension_whose_master_does_not_answer_rests_without_a_checkpoint_in
     assert "resumes from its last checkpoint" in standing.message
 
 
+def test_whoever_has_the_tokens_of_a_deleted_secret_is_ended_at_once() -> None:
+    """Later masters and members have others: one by one, each would fail on those that are left, and count for it."""
+    refuses = MasterReport(refuses=True, unanswered_since=5.0)
+    assert actions(intent(), ALL, now=19.0, master=refuses) == (WaitUntil(20.0),)
+    killed = [action.id for action in actions(intent(), ALL, now=20.0, master=refuses) if isinstance(action, Kill)]
+    assert killed == [instance.id for instance in ALL]
+
+
 def test_servers_stay_until_the_plan_lets_them_go_whoever_decides() -> None:
     both = [*ALL, running(Role.PS, 1)]
     standing = look(intent(ps={"replicas": 2}), both, standing=TRAINING, master=replace(HEARD, sizes=sized(2))).standing

@@ -50,14 +50,17 @@ async def start(
     held: asyncio.Queue[asyncio.Event] | None = None,
     told: asyncio.Event | None = None,
     streams: bool = False,
+    refuses: bool = False,
 ) -> tuple[grpc.aio.Server, int]:
     """Starts a master with a plan of this version that reports to be training; while it `hangs`, it reports nothing.
 
     With `held`, each report waits for the event that it puts there; with `told`, the plan waits for that. It `streams`
-    plans of later versions without end.
+    plans of later versions without end, or `refuses` the token.
     """
 
-    async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
+    async def status(request: pb.GetStatusRequest, context: grpc.aio.ServicerContext) -> pb.JobStatus:  # type: ignore[type-arg]  # generic in its stubs alone
+        if refuses:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
         if hangs is not None and hangs.is_set():
             await asyncio.Event().wait()
         if held is not None:
@@ -375,6 +378,24 @@ async def test_a_master_that_leaves_calls_unanswered_is_told_from_one_that_answe
     finally:
         await link.close()
         await server.stop(None)
+
+
+async def test_a_master_that_refuses_the_token_is_told_from_one_that_is_away() -> None:
+    """It has the token of a Secret that was deleted since; a successor gets that of the Secret of today."""
+    server, port = await start(1, refuses=True)
+    with capture_logs() as logs:
+        link = open_link(port, lambda: None)
+        try:
+            await link.until(lambda: link.report().refuses)
+            since = link.report().unanswered_since
+            await link.refresh_status()
+            assert since is not None
+            assert link.report().unanswered_since == since
+            assert not link.answers
+        finally:
+            await link.close()
+            await server.stop(None)
+    assert [entry["problem"] for entry in logs if entry["event"] == "master_unreachable"] == ["no valid token"]
 
 
 async def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -> None:

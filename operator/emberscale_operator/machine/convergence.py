@@ -114,11 +114,23 @@ def end_given_up(policy: Policy, observed: Sequence[Instance], master: MasterRep
     if not masters or any(instance.unanswered_since is not None for instance in running):
         return
     newest = max(masters, key=lambda instance: instance.id)
-    if master.heard_at is None:
+    if master.refuses and master.unanswered_since is not None:
+        yield from _end_strangers(running, master.unanswered_since + policy.silence, now)
+    elif master.heard_at is None:
         if policy.start_silence:
             yield _kill_or_wait(newest, newest.started_at, policy.start_silence, "answered", now)
     elif master.unanswered_since is not None:
         yield _kill_or_wait(newest, master.unanswered_since, policy.silence, "answered", now)
+
+
+def _end_strangers(running: Iterable[Instance], at: float, now: float) -> Iterable[Action]:
+    """Ends a master that can never answer again, and members that no later master will know."""
+    if now < at:
+        yield WaitUntil(at)
+        return
+    for instance in running:
+        if instance.id.role is Role.MASTER or instance.id.role in _MEMBERS:
+            yield Kill(instance.id, "it has the tokens of a Secret that was deleted, and the job has others now")
 
 
 def _kill_or_wait(instance: Instance, since: float, patience: float, what: str, now: float) -> Action:

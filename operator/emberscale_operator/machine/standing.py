@@ -80,6 +80,7 @@ class MasterReport:
     * `answers_since`: when its current unbroken series of answers began; None before the first.
     * `heard_at`: when it last answered, in seconds; None before it has.
     * `unanswered_since`: when it first left a call unanswered, if it has not answered one since.
+    * `refuses`: it has the token of a Secret that is gone, and so have the members that run.
     * `suspended`: it has answered the request to suspend.
     * `told_to_end_at`: when it was told to end; None before that.
     * `cannot_be_told`: it refused to be told to end.
@@ -98,6 +99,7 @@ class MasterReport:
     answers_since: float | None = None
     heard_at: float | None = None
     unanswered_since: float | None = None
+    refuses: bool = False
     suspended: bool = False
     told_to_end_at: float | None = None
     cannot_be_told: bool = False
