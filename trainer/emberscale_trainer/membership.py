@@ -53,7 +53,7 @@ class JobOverError(Exception):
 
 
 class NoHandshakeError(UnavailableError):
-    """The master and this process differ about TLS, and will until one of them is started otherwise."""
+    """The master and this process differ about TLS or the token, and will until one of them is started otherwise."""
 
 
 class MasterClient:
@@ -61,7 +61,7 @@ class MasterClient:
 
     A call is repeated until the master answers: it may be restarted at any time, and its state outlives it. Only the
     end of this process, by `close`, ends the waiting, with JobOverError; and so does, with NoHandshakeError, a master
-    that never answered and differs about TLS.
+    that never answered and differs about TLS or the token.
     """
 
     def __init__(self, identity: ProcessIdentity) -> None:
@@ -186,6 +186,8 @@ class MasterClient:
             self._register_anew(self._registration)
         elif code is grpc.StatusCode.UNAVAILABLE:
             self._look_into_tls()
+        elif code is grpc.StatusCode.UNAUTHENTICATED and not self._answered:
+            raise NoHandshakeError(f"the master at {self._address} refuses: {error.details()}") from error
         elif code not in _AWAY:
             raise error
 

@@ -15,14 +15,15 @@ import pytest
 from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
+from emberscale_api.rpc.token import TokenCheck
 from emberscale_trainer.membership import JobOverError, MasterClient, NoHandshakeError
 from identities import identity_of
 
 
 @contextmanager
-def master(shown: Certificates | None) -> Iterator[str]:
+def master(shown: Certificates | None, token: str = "") -> Iterator[str]:
     """A server without methods: a caller that gets through is answered UNIMPLEMENTED."""
-    server = grpc.server(ThreadPoolExecutor(2))
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[TokenCheck(token)] if token else [])
     port = tls.bind(server, "127.0.0.1:0", shown)
     server.start()
     yield f"127.0.0.1:{port}"
@@ -58,6 +59,13 @@ def test_a_member_is_told_that_its_master_is_of_another_authority(tmp_path: Path
         pytest.raises(NoHandshakeError, match="a certificate that EMBERSCALE_TLS_FOLDER does not verify"),
     ):
         member(address, certificates(tmp_path / "ours")).register()
+
+
+def test_a_member_is_told_that_its_master_has_another_token() -> None:
+    """A node may still mount a Secret that was deleted, so this is no fault of the job."""
+    with master(None, token="another") as address, pytest.raises(NoHandshakeError) as raised:
+        member(address, None).register()
+    assert str(raised.value) == f"the master at {address} refuses: the call carries no valid token of this job"
 
 
 def test_a_member_that_is_told_to_end_waits_for_its_master_no_longer() -> None:
