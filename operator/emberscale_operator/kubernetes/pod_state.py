@@ -183,7 +183,7 @@ def _exit(
     # the clock of its node may be ahead of ours, and what follows from the end is to wait for neither
     at = min(parse_time(terminated["finishedAt"]), now) if terminated.get("finishedAt") else now
     code = int(terminated.get("exitCode", 1))
-    detail = (terminated.get("message") or status.get("message") or "").strip()
+    detail = _last_words(terminated.get("message") or status.get("message") or "")
     outside = _outside_cause(status)
     if terminated.get("reason") == "OOMKilled":
         reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
@@ -203,6 +203,12 @@ def _exit(
         reason, cause = ExitReason.ERROR, "Error"
     signed = 128 - code if code > 128 else code
     return _Exit(InstanceExit(reason, signed, at, deleted=deletion is not None and not outside), cause, detail)
+
+
+def _last_words(said: str) -> str:
+    """Returns the last line that has words: that of a traceback names the error, and gRPC's ends with a bracket."""
+    lines = (line.strip() for line in reversed(said.splitlines()))
+    return next((line for line in lines if any(map(str.isalnum, line))), "")
 
 
 def _end_due(metadata: Mapping[str, Any], status: Mapping[str, Any], ending_since: float | None) -> float:

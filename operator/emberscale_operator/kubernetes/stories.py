@@ -176,8 +176,7 @@ def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
         return
     noun = _NOUNS[view.id.role]
     where = f" on {view.node}" if view.node else ""
-    last = view.detail.splitlines()[-1][:512] if view.detail else ""
-    detail = f": {last}" if last else ""
+    detail = f": {view.detail[:512]}" if view.detail else ""
     match view.cause:
         case "Error":
             text = (

@@ -141,3 +141,21 @@ async def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
     assert api.body["status"]["phase"] == "Suspended"
     assert "resumes from its last checkpoint" in api.body["status"]["message"]
     assert api.live_pods() == []
+
+
+async def test_the_report_of_an_error_is_its_last_line_with_words() -> None:
+    """That of a failed call ends with a bracket alone."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    pod = api.live_pod("worker-0")
+    api.end_pod(pod, 1)
+    said = 'Traceback\n<_InactiveRpcError of RPC that terminated with:\n\tdetails = "no valid token"\n>\n'
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = said
+    api.sync()
+    await operator.step()
+    (member,) = (one for one in api.body["status"]["members"] if (one["role"], one["index"]) == ("worker", 0))
+    assert (member["reason"], member["message"]) == ("Error", 'details = "no valid token"')
+    await operator.settle()
+    (event,) = (one for path, one in api.objects.items() if "/events/" in path and one["reason"] == "FailedWorkerPod")
+    assert 'ended with exit code 1: details = "no valid token"; it counts' in event["message"]
