@@ -181,9 +181,13 @@ class Accuracy:
         """Returns Pearson's r of PLS and the mean loss of the plans."""
         return _correlation(self.plans(as_printed=as_printed))
 
-    def correlation_of_runs(self, *, as_printed: bool = False) -> float:
-        """Returns Pearson's r of PLS and the loss of single runs, as in the paper's figure 11."""
-        return _correlation([(run.pls_of(as_printed), run.loss) for runs in self.random for run in runs])
+    def correlation_of_runs(self, *, as_printed: bool = False, saved: bool = False) -> float:
+        """Returns Pearson's r of PLS and the loss of single runs, as in the paper's figure 11.
+
+        With `saved`, only of runs with a save: others lose all that the rows of a server have learnt.
+        """
+        of_runs = (run for runs in self.random for run in runs if run.saves or not saved)
+        return _correlation([(run.pls_of(as_printed), run.loss) for run in of_runs])
 
 
 def _correlation(pairs: list[tuple[float, float]]) -> float:
@@ -247,7 +251,7 @@ def draw(path: Path, accuracy: Accuracy) -> None:
         panels.append(partial(_draw_correlation, accuracy))
     if all((TARGET_PLS, priority) in accuracy.targeted for priority in PAPER_LOSSES):
         panels.append(partial(_draw_priorities, accuracy))
-    figure = Figure(figsize=(6.5 * len(panels), 5), layout="constrained")
+    figure = Figure(figsize=(7 * len(panels), 5), layout="constrained")
     for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         panel(axis)
     figure.savefig(path, dpi=120)
@@ -269,14 +273,19 @@ def _draw_overheads(axis: Axes) -> None:
 
 
 def _draw_correlation(accuracy: Accuracy, axis: Axes) -> None:
-    pls, losses = np.array(accuracy.plans()).T
-    slope, offset = np.polyfit(pls, losses, 1)
-    runs = [(run.pls, run.loss) for of_plan in accuracy.random for run in of_plan]
-    axis.plot(*zip(*runs, strict=True), "k.", markersize=3, label=f"a run, r = {accuracy.correlation_of_runs():.3f}")
-    axis.plot(pls, losses, "o", label=f"mean of a plan's runs, r = {accuracy.correlation():.3f}")
+    of_all = [run for of_plan in accuracy.random for run in of_plan]
+    of_saved = [run for run in of_all if run.saves]
+    for runs, mark, kind, r in (
+        (of_all, "kx", "a run", accuracy.correlation_of_runs()),
+        (of_saved, "o", "with a save", accuracy.correlation_of_runs(saved=True)),
+    ):
+        axis.plot([run.pls for run in runs], [run.loss for run in runs], mark, label=f"{kind}, r = {r:.3f}")
+    pls = np.array([run.pls for run in of_saved])
+    slope, offset = np.polyfit(pls, [run.loss for run in of_saved], 1)
     axis.plot(pls, slope * pls + offset, "-", label=f"{slope:.4f} of AUC per PLS")
     said = ", ".join(f"{value:.2f} ({data})" for data, value in PAPER_R.items())
     axis.set(xlabel="PLS", ylabel="AUC below the run without failures", title=f"the paper's r: {said}")
+    axis.set_yscale("symlog", linthresh=0.005)
     axis.legend()
 
 
@@ -330,6 +339,8 @@ def main() -> None:
             of_plans = accuracy.correlation(as_printed=as_printed)
             ratios[f"r of loss and {kind}, runs"] = Ratio([(of_runs, 1.0)], min(PAPER_R.values()), "min")
             ratios[f"r of loss and {kind}, means"] = Ratio([(of_plans, 1.0)], 0.9, "min")
+            of_saved = accuracy.correlation_of_runs(as_printed=as_printed, saved=True)
+            ratios[f"r of loss and {kind}, runs with a save"] = Ratio([(of_saved, 1.0)], 0.9, "min")
     for (target, priority), runs in sorted(accuracy.targeted.items()):
         losses = [run.loss for run in runs]
         of_seeds = [mean(losses[first : first + len(shares)]) for first in range(0, len(losses), len(shares))]
