@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from emberscale._reports.summary_table import summary_table
+from emberscale._run.audit import AuditReport, Counts
 from emberscale._run.hot import hot_document
 from emberscale._run.summary import summarize
 from emberscale_api.job.roles import MemberId, Role
@@ -66,6 +67,17 @@ def test_a_run_that_can_be_resumed_says_how(saved: int) -> None:
     written = io.StringIO()
     Console(file=written, width=200).print(summary_table(summary, Path("runs/toy")))
     assert f"{saved} in checkpoint 00000007, from which --resume continues" in written.getvalue()
+
+
+@pytest.mark.parametrize(("status", "told"), [(JobStatus(samples=5, expected_samples=20), "8 of 20"), (None, "8")])
+def test_what_is_saved_is_trained_whatever_an_older_status_says(status: JobStatus | None, told: str) -> None:
+    """A second Ctrl-C ends the master before it tells of the checkpoint that it has taken for the first."""
+    outcome = RunOutcome(None, "Interrupted", "", status, {}, {})
+    summary = summarize("toy", outcome, 1.0, AuditReport({0: Counts(once=8)}, (), "00000002", 1))
+    written = io.StringIO()
+    Console(file=written, width=200).print(summary_table(summary, Path("runs/toy")))
+    assert (summary.samples, summary.checkpoint_samples) == (8, 8)
+    assert ["samples", *told.split()] in [line.split() for line in written.getvalue().splitlines()]
 
 
 def test_a_run_without_a_persistent_checkpoint_names_no_flash_checkpoint_that_ended_with_it() -> None:

@@ -58,7 +58,8 @@ def _costs(costs: Sequence[Mapping[str, Any]], restore_seconds: float | None) ->
 
 def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     """Names and values; a value of several parts is not broken within one."""
-    share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
+    is_part = summary.expected_samples not in (0, summary.samples)  # 0: the run was stopped before its master told
+    share = f" of {summary.expected_samples:,}" if is_part else ""
     lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
     if summary.origin is not None:
         lines.append(("started from", f"{summary.origin['checkpoint']}, {summary.origin['samples']:,} samples"))

@@ -29,8 +29,8 @@ class Summary:
     by process; `restarts` by role. `truncated_records` counts records with a list that was cut to its maxLength.
     `traffic` are the `bytes` that workers exchanged with parameter servers, and their `rounds` of `round_batches`:
     `round_bytes` of keys and rows, against the `single_bytes` that these batches would have taken one by one.
-    `samples` counts all trained samples; `checkpoint_samples` those in `checkpoint`, as `audit` counts them: a resume
-    continues there.
+    `samples` counts all samples that are known to be trained; `checkpoint_samples` those in `checkpoint`, as `audit`
+    counts them: a resume continues there.
     `warnings` are signs that the job is not as intended, each with a remedy. `plan` is the final shape of the job and
     its reason. `flash` is the newest flash checkpoint and its cost; None if there was none.
     `checkpoints` are the newest persistent ones, oldest first: the `seconds` that each took, the `held_seconds` for
@@ -108,7 +108,8 @@ def _flash(flash: FlashStatus | None) -> dict[str, Any] | None:
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
     """Puts the master's last status and the observations of the processes together.
 
-    `saved` is the audit of the newest checkpoint, which may be newer than the status; None if there is none.
+    `saved` is the audit of the newest checkpoint, which may be newer than the status, and has then more samples: a
+    run that is stopped at once takes no further status. None if there is none.
     """
     status = outcome.status or JobStatus()
     quality, measured_on = _quality(status)
@@ -117,7 +118,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         phase=RunStatus.INTERRUPTED if outcome.phase is None else outcome.phase,
         reason=outcome.reason,
         message=outcome.message,
-        samples=status.samples,
+        samples=status.samples if saved is None else max(status.samples, saved.total.once),
         expected_samples=status.expected_samples,
         auc=quality.auc,
         logloss=quality.logloss,
