@@ -13,6 +13,7 @@ from emberscale_api.job.status import RESTING, ConditionType, JobPhase, Progress
 from emberscale_api.readable import bytes_text, duration_text, rate_text
 
 _SERVING = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING})
+_YET_TO_TRAIN = frozenset({JobPhase.PENDING, JobPhase.PREPARING, JobPhase.RESTORING, JobPhase.EVALUATING})
 _TRAINED = frozenset({JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE})
 """Phases that a job reaches only once it has trained all batches before them."""
 _SETTLED_SECONDS = 20.0
@@ -115,16 +116,23 @@ def look_at_job(status: TrainingJobStatus, at: float) -> Look:
     )
 
 
-def check(job: str, look: Look, index: int, force: bool) -> None:
-    """Raises InvalidError if a server's loss cannot be rehearsed, or costs more than time and is not forced."""
+def check(job: str, look: Look, index: int, force: bool, later: bool = False) -> None:
+    """Raises InvalidError if a server's loss cannot be rehearsed, or costs more than time and is not forced.
+
+    `later`: the drill waits before it kills the server.
+    """
     server = f"ps-{index}"
-    if look.phase is not JobPhase.TRAINING:
-        raise InvalidError(f"{job}: the job is {look.phase}; a drill needs one that is Training")
+    if look.phase is not JobPhase.TRAINING and not (later and waits(look)):
+        again = "; try again once it trains" if look.phase in _YET_TO_TRAIN else ""
+        raise InvalidError(f"{job}: the job is {look.phase}; a drill needs one that is Training{again}")
     check_runs(index, look.servers)
     if look.protected or force:
         return
     if look.protected is None:
-        raise InvalidError(f"{server}: the job keeps no parity, and {consequence(look)}; --force kills it anyway")
+        raise InvalidError(
+            f"{server}: the job keeps no parity, and {consequence(look)}; train with "
+            "spec.faultTolerance.strategy: ErasureCoding to have parity, or --force kills it anyway"
+        )
     why = f": {look.problem}" if look.problem else ""
     raise InvalidError(f"{server}: the job is unprotected now{why}; try again once it is protected, or with --force")
 
@@ -145,10 +153,15 @@ def consequence(look: Look) -> str:
     )
 
 
+def waits(look: Look) -> bool:
+    """Whether a drill waits for what a job does now, since it will soon train on."""
+    return look.phase is JobPhase.EVALUATING
+
+
 def watches_on(before: Sequence[Look], watched: float, timeout: float) -> bool:
     """Whether to watch on ahead of the kill: for `watched` seconds, and until an evaluation is over."""
     lasted = before[-1].at - before[0].at
-    return lasted < watched or (before[-1].phase is JobPhase.EVALUATING and lasted < timeout)
+    return lasted < watched or (waits(before[-1]) and lasted < timeout)
 
 
 def is_over(index: int, before: Sequence[Look], after: Sequence[Look]) -> bool:

@@ -194,6 +194,11 @@ def test_a_loss_that_is_not_noticed_or_not_mended_yet_is_waited_for(after: list[
     ("result", "index", "said"),
     [
         ({"phase": JobPhase.SAVING}, 1, "ctr: the job is Saving; a drill needs one that is Training"),
+        (
+            {"phase": JobPhase.RESTORING},
+            1,
+            "ctr: the job is Restoring; a drill needs one that is Training; try again once it trains",
+        ),
         ({}, 7, "ps-7: no such parameter server runs; running are ps-0, ps-1, ps-2"),
         (
             {"protected": False, "problem": "rows of ps-2 are still sent to their parity servers"},
@@ -206,7 +211,8 @@ def test_a_loss_that_is_not_noticed_or_not_mended_yet_is_waited_for(after: list[
             1,
             "ps-1: the job keeps no parity, and its loss rolls the job back to checkpoint 00000004 or a newer flash "
             "checkpoint; training repeats what came after (with PartialRecovery, only the rows of that server roll "
-            "back); --force kills it anyway",
+            "back); train with spec.faultTolerance.strategy: ErasureCoding to have parity, or --force kills it "
+            "anyway",
         ),
     ],
 )
@@ -290,6 +296,18 @@ def test_an_evaluation_is_waited_for() -> None:
     with pytest.raises(InvalidError, match="ctr: the job is Evaluating; a drill needs one that is Training"):
         rehearse(played, "ctr", 1, False, watched=2, timeout=4, poll=0)
     assert not played.killed
+
+
+def test_a_drill_that_begins_in_an_evaluation_watches_once_the_job_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluating = [look(at, 500, JobPhase.EVALUATING) for at in (-30, -20, -10)]
+    played = Played([*evaluating, *BEFORE, look(2, 5200, **REBUILT), look(3, 6000, **REBUILT)])
+    result = rehearse(played, "ctr", 1, False, watched=2, timeout=1e12, poll=0)
+    assert (played.killed, result.before) == ([1], 2000)
+    assert "ctr: waiting until the job trains; it is Evaluating" in capsys.readouterr().err
+    for protected, index in (None, 1), (True, 7):
+        played = Played([look(0, 500, JobPhase.EVALUATING, protected=protected)])
+        with pytest.raises(InvalidError, match=f"ps-{index}: "):
+            rehearse(played, "ctr", index, False, watched=2, timeout=1e12, poll=0)
 
 
 def test_a_master_that_is_away_for_a_moment_is_asked_again() -> None:

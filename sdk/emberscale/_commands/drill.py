@@ -32,9 +32,9 @@ cost least), the other servers rebuild the rows, and nothing should roll back. T
 service, when all servers were protected again, how fast it trained before and during the recovery, how many bytes were
 rebuilt, and whether anything rolled back.
 
-The job must be Training and protected: without parity, or before all rows have parity, the loss of a server rolls the
-job back to its last checkpoint. With [cyan]--force[/], the drill kills the server anyway; it prints first what will be
-trained again, and the report says how much it was.
+The job must be Training, for which the drill waits while it evaluates, and protected: without parity, or before all
+rows have parity, the loss of a server rolls the job back to its last checkpoint. With [cyan]--force[/], the drill kills
+the server anyway; it prints first what will be trained again, and the report says how much it was.
 
 Exit code [green]0[/]: the job has recovered and, if it was protected, lost nothing. [red]1[/]: it rolled back although
 it was protected, or it had not recovered or was not protected again before [cyan]--timeout[/] or its end, or the
@@ -120,6 +120,13 @@ def rehearse(
     Raises InvalidError and UnavailableError, nothing being killed.
     """
     before = [drilled.look()]
+    _drill.check(job, before[0], index, force, later=True)
+    if _drill.waits(before[0]):
+        _say(f"{job}: waiting until the job trains; it is {before[0].phase}")
+    waited_until = time.monotonic() + timeout
+    while _drill.waits(before[0]) and time.monotonic() < waited_until:
+        time.sleep(poll)
+        before = [drilled.look()]
     _drill.check(job, before[0], index, force)
     _warn(job, index, before[0])
     _say(f"{job}: watching for {duration_text(watched)}, then killing ps-{index}")
