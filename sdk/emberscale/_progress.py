@@ -60,9 +60,10 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     if after.suspending and (before is None or not before.suspending):
         what = "taking a checkpoint" if _has_rows(after.status) else "there is nothing new to save"
         lines.append(f"stopping: {what}; Ctrl-C again stops at once")
-    if _is_importing_long(after) and not _is_importing_long(before):
+    if after.unforked and (before is None or not before.unforked):
         waiting = ", ".join(after.unforked)
-        lines.append(f"{waiting}: start once all is imported; new kernels are compiled first, which takes minutes")
+        if_new = "kernels that are new are compiled first, which takes minutes"
+        lines.append(f"{waiting}: start once all is imported; {if_new}")
     known = len(before.exits) if before is not None else 0
     lines.extend(
         exit_remark(ended)
@@ -158,13 +159,6 @@ def step_remark(step: ScalingStep) -> str:
 
 def _changes_shape(old: JobStatus, new: JobStatus) -> bool:
     return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
-
-
-_LONG_IMPORT_SECONDS = 10.0
-
-
-def _is_importing_long(view: RunView | None) -> bool:
-    return view is not None and bool(view.unforked) and view.seconds >= _LONG_IMPORT_SECONDS
 
 
 def _is_expected(ended: MemberExit, status: JobStatus | None) -> bool:

@@ -89,11 +89,12 @@ def test_a_process_that_is_yet_to_be_forked_does_not_run_and_its_time_has_not_be
     processes.create(WORKER, Resources(), now=1.0)
     (seen,) = processes.observe(100.0)
     assert seen.state is InstanceState.PENDING
-    assert processes.unforked() == ("worker-0",)
+    assert processes.unforked(asked_by=0.9) == ()
+    assert processes.unforked(asked_by=1.0) == ("worker-0",)
     forked.process = execute(*held[0])
     (seen,) = processes.observe(200.0)
     assert (seen.state, seen.started_at) == (InstanceState.RUNNING, 200.0)
-    assert processes.unforked() == ()
+    assert processes.unforked(asked_by=1.0) == ()
     (seen,) = processes.observe(300.0)
     assert seen.started_at == 200.0
     processes.kill_all()

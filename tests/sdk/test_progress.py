@@ -132,9 +132,9 @@ def test_the_end_of_a_process_is_no_news_once_all_is_trained(
 
 
 def test_a_start_that_takes_long_says_once_what_it_waits_for() -> None:
-    views = [snapshot(seconds=seconds, unforked=("ps-0", "ps-1")) for seconds in (9.0, 10.0, 30.0)]
-    started = snapshot(seconds=31.0)
-    (told,) = [line for before, after in pairwise([*views, started]) for line in remarks(before, after)]
+    waiting = [snapshot(seconds=seconds, unforked=("ps-0", "ps-1")) for seconds in (10.0, 30.0)]
+    views = [snapshot(seconds=9.0), *waiting, snapshot(seconds=31.0)]
+    (told,) = [line for before, after in pairwise(views) for line in remarks(before, after)]
     assert told.startswith("ps-0, ps-1: ")
 
 

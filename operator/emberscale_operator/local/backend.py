@@ -43,6 +43,7 @@ _START_SILENCE_SECONDS = 30.0
 _JOIN_SILENCE_SECONDS = 60.0
 _SUSPEND_SECONDS = 120.0
 _FULL_BYTES = 1 << 20
+_LONG_IMPORT_SECONDS = 10.0
 
 
 @dataclass
@@ -210,7 +211,7 @@ class LocalBackend:
             restarts=_restarts(self._standing.history),
             exits=tuple(self._exits.values()),
             suspending=self._stop.suspend,
-            unforked=self._processes.unforked(),
+            unforked=self._processes.unforked(now - _LONG_IMPORT_SECONDS),
         )
 
 

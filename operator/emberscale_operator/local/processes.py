@@ -113,9 +113,13 @@ class JobProcesses:
             if (pid := entry.process.pid) is not None
         )
 
-    def unforked(self) -> tuple[str, ...]:
-        """Returns the members whose process is yet to be forked, as of the last observation."""
-        pending = (instance for instance, entry in self._entries.items() if _state(entry) is InstanceState.PENDING)
+    def unforked(self, asked_by: float) -> tuple[str, ...]:
+        """Returns the members asked for by then, and yet to be forked as of the last observation."""
+        pending = (
+            instance
+            for instance, entry in self._entries.items()
+            if _state(entry) is InstanceState.PENDING and entry.started_at <= asked_by
+        )
         return tuple(instance.member for instance in sorted(pending))
 
     def peak_memory(self) -> dict[str, int]:

@@ -29,7 +29,8 @@ class RunView:
     """What is known of the running job, `seconds` after its start.
 
     `status` is None until the master was reached; `exits` are all since the start, `restarts` by role. `unforked` names
-    the members that wait for the fork server, which first imports what they need, and compiles it if that is new.
+    the members that have waited long for the fork server, which first imports what they need, and compiles it if that
+    is new. Later it forks at once.
     """
 
     seconds: float
