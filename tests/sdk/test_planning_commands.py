@@ -9,12 +9,14 @@ from typer.testing import CliRunner
 
 from certificates import certificate_folder
 from emberscale._cli import app
+from emberscale._commands import explain_plan
 from emberscale._run.brain_choice import choose_brain
 from emberscale._run.folder import open_run
 from emberscale._run.hot import hot_of_run
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
+from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain, default_database
 from training_jobs import training_job
 
@@ -115,6 +117,20 @@ def test_a_run_without_a_plan_says_where_it_would_be_and_what_to_do(
     for output in (without, of_others):
         assert reason in output
         assert f"emberscale explain-plan {run.record.uid} --brain HOST:PORT --brain-token-file FILE" in output
+
+
+def test_a_plan_from_before_the_first_measurement_has_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain_plan, "_remembered", lambda _: pb.PlanExplanation(plan=pb.BrainPlan(version=1)))
+    job = training_job(scaling={"profileInterval": "25s"})
+    with open_run(tmp_path / "run", job, resume=False, overwrite=False) as run:
+        run.save()
+    command, picture = ["explain-plan", str(tmp_path / "run")], tmp_path / "plan.png"
+    assert CliRunner().invoke(app, command).exit_code == 0
+    result = CliRunner().invoke(app, [*command, "--plot", str(picture)])
+    assert (result.exit_code, picture.exists()) == (2, False)
+    assert "try again once the job has trained for 25s (spec.scaling.profileInterval)" in result.output
 
 
 def test_a_run_that_has_ended_tells_of_rounds_from_its_summary(tmp_path: Path) -> None:

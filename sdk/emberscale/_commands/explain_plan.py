@@ -19,6 +19,7 @@ from emberscale._run.record import RunPaths, RunRecord, read_record
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import ScalingMode
+from emberscale_api.readable import duration_text
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.tls import handshake_problem
@@ -35,7 +36,8 @@ JOB is the folder of a run on this machine, or its name under runs/; the command
 database in this user's data folder. With [cyan]--brain[/], JOB is the UID of a running or ended job that this brain
 knows.
 
-Exit code [red]2[/] for a job, a plan or a brain that cannot be found.
+Exit code [red]2[/] for a job, a plan or a brain that cannot be found, and with [cyan]--plot[/] for a plan from before
+the first measurement, which has nothing to draw.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -60,12 +62,14 @@ def explain_plan(
     """Says why a job has the plan it has."""
     with bad_input_exits():
         hot: Mapping[str, Any] = {}
+        root: Path | None = None
         if brain is None:
             root = _root_of(job)
             explanation, hot = _remembered(root), hot_of_run(root)
         else:
             explanation = _ask(job, brain, read_token(brain_token_file), read_authority(brain_ca_file), timeout)
         if plot is not None:
+            _refuse_empty_picture(explanation, plot, root)
             from emberscale._reports.pictures import draw_plan  # matplotlib takes long to import
 
             with os_errors_named(f"--plot {plot}: cannot be written"):
@@ -80,6 +84,20 @@ def explain_plan(
             console.print(part)
         for line in hot_in_words(hot):
             console.print(f"[bold]rounds[/]    {escape(line)}")
+
+
+def _refuse_empty_picture(explanation: pb.PlanExplanation, plot: Path, root: Path | None) -> None:
+    """Raises InvalidError for a plan without a measurement or a shape to draw; `root` is a run on this machine."""
+    points = any(explanation.HasField(name) for name in ("present", "chosen"))
+    if explanation.measured or explanation.front or points:
+        return
+    after = "spec.scaling.profileInterval"
+    if root is not None:
+        after = f"{duration_text(read_record(RunPaths(root)).given.spec.scaling.profile_interval)} ({after})"
+    raise InvalidError(
+        f"--plot {plot}: nothing is measured yet, so there is nothing to draw: try again once the job has trained for "
+        f"{after}, or leave --plot out"
+    )
 
 
 def _root_of(job: str) -> Path:

@@ -267,9 +267,7 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
     axes.set(title="What the model says of what was measured", xlabel="measured samples/s")
     axes.set_ylabel("predicted samples/s")
     if not explanation.measured:
-        say_instead(
-            axes, "nothing is measured yet: the first profile\nis made after spec.scaling.profileInterval of training"
-        )
+        say_instead(axes, "nothing is measured yet:\nthe shapes are those of similar jobs")
         return
     shapes: dict[str, tuple[list[float], list[float]]] = {}
     for point in explanation.measured:
