@@ -187,9 +187,12 @@ NOTHING_NEW = "spec.data.train: the checkpoint has trained all files; add new on
 
 
 def changed_file(origin: Origin, files: Mapping[str, int]) -> str:
-    """Describes the first of the files, bytes by URI, that is not as it was when it was trained; empty if none."""
+    """Says which of the files, bytes by URI, is not as it was when it was trained, and what to do; empty if none."""
     for file in origin.trained:
         found = files.get(file.uri, file.bytes)
         if found != file.bytes:
-            return f"{file.uri} has {found:,} bytes, and had {file.bytes:,} when {origin.checkpoint} trained it"
+            return (
+                f"{file.uri} has {found:,} bytes, and had {file.bytes:,} when {origin.checkpoint} trained it; "
+                "data.continuation Append trains new files only: restore it, or give the new data under another name"
+            )
     return ""

@@ -188,8 +188,7 @@ def _indexing(state: JobState) -> JobState:
     """Begins to index the files that the job reads. Files that were trained before the job must not have changed."""
     origin, present = state.restored.origin, {file.uri: file.bytes for file in state.training_files}
     if origin is not None and (changed := changed_file(origin, present)):
-        advice = "restore it, or give the new data under another name"
-        return fail(state, "DataChanged", f"{changed}; data.continuation Append trains new files only: {advice}")
+        return fail(state, "DataChanged", changed)
     before = set() if origin is None else {file.uri for file in origin.trained}
     files = tuple(
         replace(file, records=0, trained=True) if file.uri in before else file for file in state.training_files

@@ -114,6 +114,13 @@ def test_a_job_without_new_files_is_refused_before_anything_starts(
     Path("february.parquet").touch()
     assert check_initial(load_manifest(manifest(run), [*spec, "spec.data.train=['*.parquet']"])) == ()
     assert check_initial(load_manifest(manifest(run), [*spec, "spec.data.train=[elsewhere.parquet]"])) == ()
+    assert check_initial(load_manifest(manifest(run), [*spec, "spec.data.train=['memory://more.parquet']"])) == ()
+    Path("train.parquet").write_bytes(b"more")
+    for train in ("['*.parquet']", "[train.parquet, 'memory://more.parquet']"):
+        with pytest.raises(
+            InvalidError, match=rf"spec\.data\.train: {file.uri} has 4 bytes, and had 0 when earlier/00"
+        ):
+            check_initial(load_manifest(manifest(run), [*spec, f"spec.data.train={train}"]))
 
 
 def test_the_audit_counts_the_steps_of_this_job_alone(run: TrainedRun) -> None:

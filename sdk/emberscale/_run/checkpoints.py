@@ -16,11 +16,12 @@ from emberscale_api.checkpoint import (
     CheckpointFile,
     CheckpointManifest,
     DamagedCheckpointError,
+    Origin,
     weight_bits_of,
 )
 from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.job import TrainingJob
-from emberscale_api.origin import FIELD, NOTHING_NEW, InitialCheckpoints, origin_of
+from emberscale_api.origin import FIELD, NOTHING_NEW, InitialCheckpoints, changed_file, origin_of
 
 if TYPE_CHECKING:
     from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
@@ -250,30 +251,38 @@ class SavedCheckpoints:
 def check_initial(job: TrainingJob) -> tuple[str, ...]:
     """Returns why the job skips newer checkpoints, if it starts from another job's checkpoint.
 
-    Raises UnusableOriginError if it can start from none of them, and InvalidError if none of its files are new.
+    Raises UnusableOriginError if it can start from none of them, and InvalidError if none of its files are new, or one
+    has changed since it was trained.
     """
     initial = job.spec.checkpoint.initial_from
     if initial is None:
         return ()
-    manifest, damaged = SavedCheckpoints(initial.uri, f"{FIELD}.uri").initial().choose(job)
-    trained = origin_of(manifest, initial.uri, job.spec.data.continuation).trained
-    if trained and _are_all_among({file.uri for file in trained}, job.spec.data.train):
-        raise InvalidError(NOTHING_NEW)
+    there = SavedCheckpoints(initial.uri, f"{FIELD}.uri").initial()
+    manifest, damaged = there.choose(job)
+    origin = origin_of(manifest, there.uri_of(manifest.id), job.spec.data.continuation)
+    if origin.trained:
+        _refuse_trained_files(origin, job.spec.data.train)
     return tuple(damaged.values())
 
 
-def _are_all_among(trained: Container[str], uris: Sequence[str]) -> bool:
-    """Whether all files that the URIs name are here, and trained."""
+def _refuse_trained_files(origin: Origin, uris: Sequence[str]) -> None:
+    """Raises InvalidError if a file on this machine has changed since its training, or all files are here and trained.
+
+    The job itself looks at files elsewhere.
+    """
     # slow to import, so only a job that leaves out files pays for it
     from emberscale_trainer.data.files import expand
     from emberscale_trainer.data.records import DataUnavailableError
 
-    if any(local_path(uri) is None for uri in uris):
-        return False
+    here = [uri for uri in uris if local_path(uri) is not None]
     try:
-        return all(file.uri in trained for file in expand(uris))
+        present = {file.uri: file.bytes for file in expand(here)}
     except DataUnavailableError:  # a manifest that is only printed may be for another machine
-        return False
+        return
+    if changed := changed_file(origin, present):
+        raise InvalidError(f"spec.data.train: {changed}")
+    if len(here) == len(uris) and present.keys() <= {file.uri for file in origin.trained}:
+        raise InvalidError(NOTHING_NEW)
 
 
 def _table_rows(parts: Sequence[tuple["PartitionFile", "TablePart"]], sizes: Mapping[str, int]) -> TableRows:
