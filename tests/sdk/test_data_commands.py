@@ -103,6 +103,21 @@ def test_inspect_refuses_bad_input_in_one_line(data: Path, arguments: list[objec
     assert result.stderr.count("\n") == 1
 
 
+def test_inspect_of_files_without_a_good_record_fails(tmp_path: Path) -> None:
+    (tmp_path / "empty.tsv").touch()
+    result = run("inspect", tmp_path / "empty.tsv")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {tmp_path}/empty.tsv: no records\n"
+    (tmp_path / "day_0.tsv").write_text("x\t" * 39 + "x\n")
+    result = run("inspect", tmp_path / "day_0.tsv", "--from", "criteo")
+    assert result.exit_code == 2
+    assert "1 malformed" in result.stdout
+    assert "0.0%" not in result.stdout
+    assert "all examined records are malformed" in result.stderr
+    document = json.loads(run("inspect", tmp_path / "day_0.tsv", "--from", "criteo", "--output", "json").stdout)
+    assert (document["bad_records"], document["dense"], document["categorical"]) == (1, [], [])
+
+
 def test_convert_writes_what_the_manifest_snippet_says(data: Path, tmp_path: Path) -> None:
     result = run("convert", data / "evaluation.tsv", tmp_path / "out.parquet", "--output", "json")
     assert result.exit_code == 0, result.stderr

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.options import BAD_INPUT, Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import open_console, progress_bar, stages_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
@@ -52,8 +52,8 @@ ids, or the lengths of its lists.
 
 Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Name the columns of Parquet and CSV files
 with [cyan]--label[/], [cyan]--dense[/], [cyan]--categorical[/] and [cyan]--list[/], unless they are those of Criteo; if
-you name none, an error lists the columns of the files. Exit code [green]0[/] even if there are malformed records,
-[red]2[/] if there is nothing to read.
+you name none, an error lists the columns of the files. Exit code [green]0[/] even if some records are malformed,
+[red]2[/] if all are, or if there is nothing to read.
 """)
 INSPECT_EXAMPLES = """\
 [bold]Examples[/]
@@ -167,10 +167,15 @@ def inspect(
         if layout.format is DataFormat.CRITEO_TSV and not (described.manifest or described.from_format):
             _refuse_other_text(files, layout)
         summary = _inspect(files, layout, max_records)
+        if not summary.records:
+            raise InvalidError(f"{', '.join(paths)}: no records")
     if output is Output.JSON:
         typer.echo(json.dumps(asdict(summary), indent=2))
     else:
         _show_summary(summary, "08x" if layout.format is DataFormat.CRITEO_TSV else "d")
+    if summary.examined == summary.bad_records:
+        typer.echo("error: all examined records are malformed, so there is nothing to show of the columns", err=True)
+        raise typer.Exit(BAD_INPUT)
 
 
 def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:

@@ -75,7 +75,8 @@ class FileSummary:
 class DataSummary:
     """`records` is the number in the files; the fields after it are about the `examined` records.
 
-    Distinct ids are exact for the examined records, and so a lower bound unless all were examined.
+    Distinct ids are exact for the examined records, and so a lower bound unless all were examined. If all of these are
+    malformed, there is nothing to say of columns: `positive_rate` is None, and there are no summaries of columns.
     """
 
     files: tuple[FileSummary, ...]
@@ -124,13 +125,22 @@ class RecordTally:
 
     def summary(self, files: Sequence[FileSummary]) -> DataSummary:
         """Returns the totals, as a summary of `files`."""
-        return DataSummary(
+        whole = DataSummary(
             files=tuple(files),
             records=sum(file.records for file in files),
             examined=self._good + self._bad,
             bad_records=self._bad,
             bad_record_samples=tuple(self._samples),
-            positive_rate=self._positives / self._good if self._good else None,
+            positive_rate=None,
+            dense=(),
+            categorical=(),
+            lists=(),
+        )
+        if not self._good:
+            return whole
+        return replace(
+            whole,
+            positive_rate=self._positives / self._good,
             dense=tuple(self._dense(column, name) for column, name in enumerate(self._columns.dense)),
             categorical=tuple(
                 counts.summary(name, self._good)
@@ -145,7 +155,7 @@ class RecordTally:
     def _dense(self, column: int, name: str) -> DenseSummary:
         present = int(self._present[column])
         if not present:
-            return DenseSummary(name, 1.0 if self._good else 0.0, None, None, None)
+            return DenseSummary(name, 1.0, None, None, None)
         return DenseSummary(
             name,
             1 - present / self._good,
@@ -203,13 +213,13 @@ class _ListCounts:
         self._truncated += truncated
 
     def summary(self, name: str, records: int) -> ListSummary:
-        ids, every = self._ids.summary(name, self._items), max(records, 1)
+        ids = self._ids.summary(name, self._items)
         return ListSummary(
             name,
-            self._empty / every,
-            self._items / every,
+            self._empty / records,
+            self._items / records,
             self._longest,
-            self._truncated / every,
+            self._truncated / records,
             ids.distinct,
             ids.top,
         )
