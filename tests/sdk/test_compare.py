@@ -72,6 +72,27 @@ def test_what_was_asked_and_what_came_out_is_told_where_it_differs(make_run: Mak
     assert width > height > 500
 
 
+def test_durations_are_told_as_manifests_have_them_and_to_programs_in_seconds(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    runs = [make_run("often", ("spec.checkpoint.interval=10s",)), make_run("seldom", ("spec.checkpoint.interval=60",))]
+    arguments = [*runs, "--plot", tmp_path / "both.png"]
+    (interval,) = [line for line in compare(*arguments)[1].splitlines() if "spec." in line]
+    assert interval.replace("│", " ").split() == ["spec.checkpoint.interval", "10s", "60s"]
+    document = json.loads(compare(*arguments, "--output", "json")[1])
+    assert document["manifest"] == {"spec.checkpoint.interval": [10.0, 60.0]}
+
+
+def test_a_run_of_another_version_can_be_compared(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("ours"), make_run("theirs")]
+    record = json.loads((runs[1] / "run.json").read_text())
+    record["manifest"]["spec"]["novelty"] = 7
+    (runs[1] / "run.json").write_text(json.dumps(record))
+    code, printed, errors = compare(*runs, "--plot", tmp_path / "both.png")
+    assert code == 0, errors
+    assert any(line.replace("│", " ").split() == ["spec.novelty", "-", "7"] for line in printed.splitlines())
+
+
 def test_programs_get_the_same_as_one_object(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(f"run-{number}", auc=(7 + number) / 10) for number in range(3)]
     code, printed, errors = compare(*runs, "--plot", tmp_path / "all.png", "--output", "json")

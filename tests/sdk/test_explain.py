@@ -21,6 +21,7 @@ def test_the_manifest_is_shown_with_every_default() -> None:
     printed = explain()
     document = yaml.safe_load(printed[: printed.index("Embedding tables")])
     assert document["spec"]["sharding"]["maxBatches"] == 64
+    assert document["spec"]["scaling"]["profileInterval"] == "15s"
     assert parse_manifest(document) == load_manifest(EXAMPLE)
 
 

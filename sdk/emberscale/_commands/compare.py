@@ -52,11 +52,13 @@ def compare(
 
     labels = labels_of(finished)
     draw_comparison(finished, labels, plot)
-    fields, figures = differing_fields([run.manifest for run in finished]), figures_of(finished)
+    figures = figures_of(finished)
     if output is Output.JSON:
+        fields = differing_fields([run.manifest for run in finished])
         named = [{"path": str(run.paths.root), "name": run.name, "phase": run.summary["phase"]} for run in finished]
         typer.echo(finite_json({"runs": named, "manifest": fields, "figures": figures, "plot": str(plot)}))
         return
+    fields = differing_fields([run.in_words for run in finished])
     console = open_console()
     console.print(_manifest_table(labels, fields) if fields else "The manifests are the same.")
     console.print(_figures_table(labels, figures))

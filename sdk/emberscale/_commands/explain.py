@@ -21,6 +21,7 @@ from emberscale_api.job import (
     resolve_model,
 )
 from emberscale_api.job.roles import Role
+from emberscale_api.job.units import IN_WORDS
 from emberscale_api.readable import bytes_text, duration_text
 from emberscale_operator.kubernetes.names import budget_name
 from emberscale_operator.machine import demands_of, leave_seconds
@@ -43,7 +44,8 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
     with bad_input_exits():
         job = load_manifest(file, overrides or ())
     console = open_console()
-    text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True, context=IN_WORDS)
+    text = yaml.safe_dump(document, sort_keys=False)
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emberscale._run.record import RunPaths, read_record
+from pydantic import ValidationError
+
+from emberscale._run.record import RunPaths, RunRecord, read_record
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import flat_fields
+from emberscale_api.job.units import IN_WORDS
 
 _OWN = ("spec.checkpoint.uri",)
 """Fields that differ from run to run by themselves."""
@@ -16,11 +19,12 @@ _OWN = ("spec.checkpoint.uri",)
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended: its manifest, and the document of its summary.json."""
+    """A run that has ended: its manifest, the same with durations as people write them, and its summary.json."""
 
     paths: RunPaths
     name: str
     manifest: Mapping[str, Any]
+    in_words: Mapping[str, Any]
     summary: Mapping[str, Any]
 
 
@@ -79,7 +83,15 @@ def read_run(root: Path) -> FinishedRun:
         raise InvalidError(f"{root}: has no {paths.summary.name}: the run has not ended") from None
     except (OSError, ValueError) as error:
         raise InvalidError(f"{paths.summary}: cannot be read: {error}") from error
-    return FinishedRun(paths, record.name, record.manifest, summary)
+    return FinishedRun(paths, record.name, record.manifest, _in_words(record), summary)
+
+
+def _in_words(record: RunRecord) -> Mapping[str, Any]:
+    try:
+        given = record.given
+    except ValidationError:  # another version's, whose fields can be compared as they are
+        return record.manifest
+    return given.model_dump(mode="json", by_alias=True, exclude_none=True, context=IN_WORDS)
 
 
 def differing_fields(manifests: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
