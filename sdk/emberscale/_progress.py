@@ -213,7 +213,7 @@ class PlainProgress:
             return
         self._phase = phase
         self._next = snapshot.seconds + _LINE_SECONDS
-        self._print(f"{duration_text(snapshot.seconds):>8}  {_plain_line(snapshot)}")
+        self._print(f"{_elapsed(snapshot):>8}  {_plain_line(snapshot)}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
@@ -229,6 +229,11 @@ def _plain_line(snapshot: RunView) -> str:
         parts.append(f"{share:6.1%}  {status.samples:,} of {status.expected_samples:,} samples")
     parts.extend(figures(status))
     return "  ".join([*parts, *_eta(status)])
+
+
+def _elapsed(snapshot: RunView) -> str:
+    """The time since the start, to a tenth of a second: a run that has just begun is at 0s."""
+    return duration_text(round(snapshot.seconds, 1))
 
 
 def _eta(status: JobStatus) -> list[str]:
@@ -265,9 +270,7 @@ class RedrawnProgress:
 def live_view(name: str, snapshot: RunView) -> RenderableType:
     """The job in three lines: what it does, how far it is, how fast and how good."""
     status = snapshot.status or JobStatus()
-    title = Text.assemble(
-        (name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + duration_text(snapshot.seconds), "dim")
-    )
+    title = Text.assemble((name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + _elapsed(snapshot), "dim"))
     title.no_wrap = True
     title.overflow = "ellipsis"
     total = status.expected_samples

@@ -50,6 +50,12 @@ def plain(*snapshots: RunView) -> list[str]:
     return written.getvalue().splitlines()
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.000127, "0s"), (1.234, "1.2s"), (100.04, "1m40s")])
+def test_the_time_since_the_start_is_told_to_a_tenth_of_a_second(seconds: float, told: str) -> None:
+    (line,) = plain(snapshot(seconds=seconds))
+    assert line.split() == [told, "Starting"]
+
+
 def test_a_line_holds_all_that_matters() -> None:
     (line,) = plain(snapshot(training()))
     for part in (
