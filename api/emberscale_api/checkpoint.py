@@ -261,11 +261,6 @@ class CheckpointManifest(_ManifestPart):
         return tuple(sorted({file.checkpoint for file in self.files if file.checkpoint}, key=int))
 
     @property
-    def own_bytes(self) -> int:
-        """The bytes of the files that were written for it."""
-        return sum(file.bytes for file in self.files if not file.checkpoint)
-
-    @property
     def total_bytes(self) -> int:
         """The bytes of all its files, which a restore reads."""
         return sum(file.bytes for file in self.files)

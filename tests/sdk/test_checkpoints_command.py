@@ -124,6 +124,12 @@ class TestShow:
         assert shown["tables"][-1]["name"] == "(dense)"
         assert f"{len(KEYS):,}" in checkpoints("show", run.root)[1]
 
+    def test_sizes_are_those_of_the_list(self, run: TrainedRun) -> None:
+        newest, shown = listed(run.root)[0], checkpoints("show", run.root)[1]
+        facts = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if "│" in line}
+        assert facts["size"] == f"{bytes_text(newest['bytes'])}, its own files and the manifest"
+        assert facts["a restore reads"] == bytes_text(newest["restore_bytes"])
+
     def test_the_newest_that_can_be_restored_is_shown(self, run: TrainedRun) -> None:
         (folder_of(run, 3) / "manifest.json").write_text("{}")
         assert json.loads(checkpoints("show", run.root, "--output", "json")[1])["id"] == "00000002"

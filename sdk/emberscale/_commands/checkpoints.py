@@ -44,7 +44,8 @@ EXAMPLES = """\
 LIST_HELP = paragraphs("""\
 Lists checkpoints, the newest first, and says which are damaged and which can be restored instead.
 
-A checkpoint that builds on another one is below it. The command reads manifests and sizes of files;
+A checkpoint that builds on another one is below it. The size is that of its folder, with its manifest; to restore is
+what a restore reads, also of the checkpoints below which it stands. The command reads manifests and sizes of files;
 [cyan]verify[/] also reads their content.
 """)
 VERIFY_HELP = paragraphs("""\
@@ -166,7 +167,7 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
         ("servers", str(manifest.ps_count)),
         ("weights", _weights(manifest.weight_bits)),
         ("builds on", _span(manifest.builds_on)),
-        ("own files", bytes_text(manifest.own_bytes)),
+        ("size", f"{bytes_text(entry.bytes)}, its own files and the manifest"),
         ("a restore reads", bytes_text(manifest.total_bytes)),
     ):
         facts.add_row(name, value)
