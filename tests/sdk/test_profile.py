@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from typer.testing import CliRunner
 
 from emberscale._cli import app
+from emberscale._commands.profile import share_of_roof_text
 from emberscale._profiling.job_profile import Reading, Roof, TimeBreakdown, profile_of, take_reading
 from emberscale._profiling.picture import draw_profile
 from emberscale._profiling.roof import measure_roof, ready_batches
@@ -68,6 +69,13 @@ def test_shares_are_of_one_process_and_a_servers_add_up(profile: TimeBreakdown) 
     assert profile.bottleneck == "read"
     assert profile.server_stages == pytest.approx({"gather": 0.2, "update": 0.2, "idle": 0.6})
     assert profile.hold_seconds == pytest.approx(30)
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, "50%"), (1.0, "100%"), (1.09, "109%; servers cost no more than")])
+def test_a_share_above_the_roof_says_how_it_came_about(share: float, told: str) -> None:
+    text = share_of_roof_text(share)
+    assert text.startswith(told)
+    assert ("varies" in text) == (share > 1)
 
 
 def test_the_picture_is_drawn(profile: TimeBreakdown, tmp_path: Path) -> None:
