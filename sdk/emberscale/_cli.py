@@ -119,6 +119,9 @@ class _Program(TyperGroup):
         """Runs the command that the arguments name; if it lacks a package, says which extra has it."""
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:  # typer has pydantic check values, which marks what a check says
+            error.message = error.message.removeprefix("Value error, ")
+            raise
         except ModuleNotFoundError as absent:
             if _is_own(absent):
                 raise

@@ -46,6 +46,22 @@ def test_a_wrong_field_is_one_line_that_names_it(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("explain-plan", "x", "--output", "xml"), "'--output' / '-o': 'xml' is not one of 'text', 'json'."),
+        (
+            ("checkpoints", "restore", "x", "job.yaml", "--continuation", "Rest"),
+            "'--continuation': 'Rest' is not one of 'Fresh', 'Append', 'Resume'.",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_told_with_the_right_ones(arguments: tuple[str, ...], told: str) -> None:
+    code, lines = invoke(*arguments)
+    assert code == 2
+    assert f"Invalid value for {told}" in " ".join(" ".join(lines).replace("│", " ").split())
+
+
 def test_a_manifest_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     code, lines = invoke("validate", "nowhere.yaml")
     assert (code, lines) == (2, ["error: nowhere.yaml: cannot be read: No such file or directory"])
