@@ -7,13 +7,26 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from emberscale._profiling.job_profile import Roof, TimeBreakdown
 from emberscale._profiling.picture import profile_figure
-from emberscale._reports.pictures import draw_metrics, held_out, over_samples, plan_figure, read_metrics
+from emberscale._reports.comparison import FinishedRun
+from emberscale._reports.pictures import (
+    comparison_figure,
+    draw_held_out,
+    draw_metrics,
+    held_out,
+    over_samples,
+    plan_figure,
+    read_metrics,
+)
 from emberscale._run.metrics import COLUMNS
+from emberscale._run.record import RunPaths
 from emberscale_api.rpc import brain_pb2 as pb
 
 
@@ -65,6 +78,45 @@ def test_held_out_values_stand_where_their_epochs_end() -> None:
         {"epoch": 3, "auc": float("nan")},
     ]
     assert held_out(evaluations, 9000, 3, "auc") == [(3000.0, 0.7)]
+
+
+def drawn(line: Line2D) -> list[tuple[float, float]]:
+    x, y = (np.asarray(values, float).tolist() for values in line.get_data())
+    return list(zip(x, y, strict=True))
+
+
+def test_few_of_many_held_out_values_are_marked_and_the_last_always() -> None:
+    axes = Figure().subplots()
+    points = [(float(number), 1 / number) for number in range(1, 61)]
+    draw_held_out(axes, points, "black")
+    line, marks = axes.lines
+    assert drawn(line) == points
+    assert len(drawn(marks)) == 12
+    assert points[-1] in drawn(marks)
+    axes = Figure().subplots()
+    draw_held_out(axes, points[:12], "black")
+    (marks,) = axes.lines
+    assert len(drawn(marks)) == 12
+
+
+def test_a_comparison_has_held_out_values_over_samples_and_over_time(tmp_path: Path) -> None:
+    """Training began in the first second, and the epochs ended in the second and the fourth."""
+    metrics(
+        tmp_path / "metrics.csv",
+        ("Pending", 0, ""),
+        ("Training", 0, ""),
+        ("Evaluating", 2000, 0.6),
+        ("Training", 3000, 0.5),
+        ("Evaluating", 4000, 0.4),
+        ("Complete", 4000, 0.4),
+    )
+    evaluations = [{"epoch": epoch, "auc": 0.7, "logloss": 0.5} for epoch in (1, 2)]
+    summary = {"evaluations": evaluations, "expected_samples": 4000}
+    run = FinishedRun(RunPaths(tmp_path), "toy", {"spec": {"training": {"epochs": 2}}}, {}, summary)
+    figure = comparison_figure([run], ["toy"])
+
+    marks = [[x for line in axes.lines if line.get_marker() == "D" for x, _ in drawn(line)] for axes in figure.axes]
+    assert marks == [[4000, 2000], [4000, 2000], [], [3, 1], [3, 1], []]
 
 
 def profile(read: float, plan: float, wait: float, gather: float) -> TimeBreakdown:

@@ -16,6 +16,8 @@ from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, STYLE, h
 from emberscale_api.rpc import brain_pb2 as pb
 
 _FEW_POINTS = 8
+_MOST_MARKS = 12
+"""Held-out marks of one run that do not cover each other."""
 
 Series = list[tuple[float, float]]
 """(x, y) points."""
@@ -59,6 +61,15 @@ def held_out(evaluations: Sequence[Mapping[str, Any]], expected_samples: float, 
     ]
 
 
+def over_training_time(points: Series, rows: MetricRows) -> Series:
+    """Returns held-out results, which stand at samples, at the seconds of training when these were first reached."""
+    begun = _training_began(rows)
+    reached = (
+        (next((row for row in rows if float(row["samples"]) >= samples), None), value) for samples, value in points
+    )
+    return [(float(row["seconds"]) - begun, value) for row, value in reached if row is not None]
+
+
 def draw_curve(axes: Axes, points: Series, colour: str, label: str | None = None) -> None:
     """Draws a line, with markers if it has too few points to be visible."""
     x, y = [x for x, _ in points], [y for _, y in points]
@@ -67,12 +78,15 @@ def draw_curve(axes: Axes, points: Series, colour: str, label: str | None = None
 
 
 def draw_held_out(axes: Axes, points: Series, colour: str) -> None:
-    """Draws held-out results as hollow diamonds, which no curve has."""
+    """Draws held-out results as hollow diamonds, which no curve has; of many, some on a dotted line through all."""
     if not points:
         return  # a line of nothing that is not clipped has no place, and the layout none for it
+    if len(points) > _MOST_MARKS:
+        axes.plot([x for x, _ in points], [y for _, y in points], ":", color=colour, linewidth=1.2)
+    marked = points[:: -math.ceil(len(points) / _MOST_MARKS)]
     axes.plot(
-        [x for x, _ in points],
-        [y for _, y in points],
+        [x for x, _ in marked],
+        [y for _, y in marked],
         "D",
         color=colour,
         markerfacecolor="white",
@@ -104,28 +118,35 @@ _HELD_OUT = {"loss": "logloss", "auc": "auc"}
 def draw_comparison(runs: Sequence[FinishedRun], labels: Sequence[str], picture: Path) -> None:
     """Draws a line per run: loss, AUC and throughput over samples, and below over the seconds since training began."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(14, 7.5), layout="constrained")
-        axes = figure.subplots(2, len(_TITLES))
-        for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-            rows = read_metrics(run.paths.metrics) if run.paths.metrics.exists() else []
-            colour = PALETTE[number % len(PALETTE)]
-            for column, name in enumerate(_TITLES):
-                draw_curve(axes[0, column], over_samples(rows, name), colour, label)
-                draw_curve(axes[1, column], _since_training(rows, name), colour, label)
-                if name in _HELD_OUT:
-                    draw_held_out(axes[0, column], _held_out(run, _HELD_OUT[name]), colour)
-        for column, (name, title) in enumerate(_TITLES.items()):
-            axes[0, column].set_title(title)
-            axes[0, column].set_xlabel("samples")
-            axes[0, column].xaxis.set_major_formatter(THOUSANDS)
-            axes[1, column].set_xlabel("seconds of training")
-            for axis in axes[:, column]:
-                axis.set_xlim(left=0)
-                if name == "samples_per_second":
-                    axis.set_ylim(bottom=0)
-                    axis.yaxis.set_major_formatter(THOUSANDS)
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=min(4, len(runs)))
-        figure.savefig(picture, dpi=130)
+        comparison_figure(runs, labels).savefig(picture, dpi=130)
+
+
+def comparison_figure(runs: Sequence[FinishedRun], labels: Sequence[str]) -> Figure:
+    """The picture before it is written."""
+    figure = Figure(figsize=(14, 7.5), layout="constrained")
+    axes = figure.subplots(2, len(_TITLES))
+    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        rows = read_metrics(run.paths.metrics) if run.paths.metrics.exists() else []
+        colour = PALETTE[number % len(PALETTE)]
+        for column, name in enumerate(_TITLES):
+            draw_curve(axes[0, column], over_samples(rows, name), colour, label)
+            draw_curve(axes[1, column], _since_training(rows, name), colour, label)
+            if name in _HELD_OUT:
+                results = _held_out(run, _HELD_OUT[name])
+                draw_held_out(axes[0, column], results, colour)
+                draw_held_out(axes[1, column], over_training_time(results, rows), colour)
+    for column, (name, title) in enumerate(_TITLES.items()):
+        axes[0, column].set_title(title)
+        axes[0, column].set_xlabel("samples")
+        axes[0, column].xaxis.set_major_formatter(THOUSANDS)
+        axes[1, column].set_xlabel("seconds of training")
+        for axis in axes[:, column]:
+            axis.set_xlim(left=0)
+            if name == "samples_per_second":
+                axis.set_ylim(bottom=0)
+                axis.yaxis.set_major_formatter(THOUSANDS)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=min(4, len(runs)))
+    return figure
 
 
 def _held_out(run: FinishedRun, name: str) -> Series:
@@ -135,9 +156,13 @@ def _held_out(run: FinishedRun, name: str) -> Series:
 
 def _since_training(rows: MetricRows, column: str) -> Series:
     """Returns a column since training began, as reading and indexing the data is not compared."""
-    begun = next((float(row["seconds"]) for row in rows if row["phase"] == "Training"), 0.0)
+    begun = _training_began(rows)
     news = [row for row, before in zip(rows, [None, *rows], strict=False) if _is_news(row, before)]
     return [(seconds - begun, value) for seconds, value in over_time(news, column)]
+
+
+def _training_began(rows: MetricRows) -> float:
+    return next((float(row["seconds"]) for row in rows if row["phase"] == "Training"), 0.0)
 
 
 def _is_news(row: Mapping[str, str], before: Mapping[str, str] | None) -> bool:
