@@ -11,7 +11,7 @@ from rich.progress import DownloadColumn, TimeElapsedColumn, TimeRemainingColumn
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import progress_bar
 from emberscale._run.checkpoints import SavedCheckpoints
-from emberscale._run.record import RunPaths, hint_at_run, read_record
+from emberscale._run.record import RunPaths, hint_at_run, located, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.readable import bytes_text
@@ -24,7 +24,8 @@ HELP = paragraphs("""\
 Writes a trained model as plain torch tensors, for serving without Emberscale.
 
 RUN is the folder of a run or, for a job on a cluster, the URI of its checkpoints (spec.checkpoint.uri). The command
-exports the newest checkpoint and checks each of its files; if one is damaged, it exports the previous checkpoint.
+exports the newest checkpoint and checks each of its files; if one is damaged, it exports the previous checkpoint. To
+export another one, such as that of the best epoch, name its folder: [cyan]checkpoints list[/] shows the AUC of each.
 
 OUT holds model.pt2, a torch.export program from features and ids to logits; for each table a safetensors file with
 sorted keys and their weights; dense.safetensors with all other parameters; and model.json, which describes them.
@@ -36,11 +37,15 @@ EXAMPLES = """\
   emberscale export runs/criteo-dlrm served/criteo-dlrm
 
   emberscale export s3://bucket/checkpoints/criteo-dlrm served/criteo-dlrm --overwrite
+
+  emberscale export runs/criteo-dlrm/checkpoints/00000003 served/best
 """
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or the URI of checkpoints.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Folder of a run, URI of checkpoints, or folder of one checkpoint.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces an earlier export in OUT.")] = False,
     output: OutputFormat = Output.TEXT,
@@ -122,7 +127,11 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
     """The folders of checkpoints to try, the newest first; the copy in `model/` comes after its original."""
     paths = RunPaths(Path(run))
     if not paths.record.exists():
-        found = _found(SavedCheckpoints(run), None)
+        uri, chosen = located(run)
+        folder = SavedCheckpoints(uri)
+        if chosen:
+            return _named(folder, chosen, run)
+        found = _found(folder, None)
         if not found:
             raise InvalidError(f"RUN: {run} is neither the folder of a run nor one of checkpoints{hint_at_run(run)}")
         return found
@@ -133,6 +142,14 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
         with suppress(DamagedCheckpointError):
             found.append((str(paths.model), CheckpointManifest.from_json(copy.read_bytes(), str(copy))))
     return sorted(found, key=lambda candidate: candidate[1].number, reverse=True)
+
+
+def _named(folder: SavedCheckpoints, identifier: str, run: str) -> list[tuple[str, CheckpointManifest]]:
+    """The folder of this checkpoint alone, for which no other will do. Raises InvalidError."""
+    entry = next((entry for entry in folder.entries() if entry.id == identifier), None)
+    if entry is None or entry.manifest is None or entry.problem:
+        raise InvalidError(f"RUN: {run}: {'is no checkpoint' if entry is None else entry.problem}")
+    return [(folder.uri_of(entry.manifest), entry.manifest)]
 
 
 def _found(folder: SavedCheckpoints, uids: set[str] | None) -> list[tuple[str, CheckpointManifest]]:

@@ -102,6 +102,18 @@ def test_the_place_of_checkpoints_can_be_named_instead_of_a_run(trained: Trained
     assert json.loads(result.stdout)["checkpoint"] == "00000001", result.stderr
 
 
+def test_one_checkpoint_can_be_named_and_no_other_is_taken_instead(trained: TrainedRun, export: Export) -> None:
+    first = trained.checkpoint(1)
+    trained.checkpoint(2)
+    result = export(first, "--output", "json")
+    assert json.loads(result.stdout)["checkpoint"] == "00000001", result.stderr
+    (first / "ps-1" / "table-0-0.rows").unlink()
+    for place, told in ((first, "table-0-0.rows: is missing"), (first.with_name("00000007"), "is no checkpoint")):
+        result = export(place, "--overwrite")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert told in result.stderr
+
+
 def test_an_earlier_export_is_replaced_only_if_asked(trained: TrainedRun, export: Export) -> None:
     for cut, options, code in ((1, (), 0), (2, (), 2), (2, ("--overwrite",), 0)):
         trained.checkpoint(cut)
