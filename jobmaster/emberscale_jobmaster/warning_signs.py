@@ -64,12 +64,15 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
         )
     last = state.evaluations[-1] if state.evaluations else None
     if last is not None and (last.normalized_entropy or 0.0) > 1:
-        better = next((one for one in state.evaluations if (one.normalized_entropy or 1.0) < 1), None)
+        better = [one for one in state.evaluations if (one.normalized_entropy or 1.0) < 1]
+        best = min(better, key=lambda one: one.normalized_entropy or 1.0, default=None)
         advice = (
             "check that the evaluation data has ids of the training data and both labels, scale dense features, for "
             "example by denseTransform (see docs/data.md), or lower the learning rates"
-            if better is None
-            else f"after epoch {better.epoch} it was better, so the model overfits: train for fewer epochs"
+            if best is None
+            else f"after epoch {best.epoch} it was best, so the model overfits: train with spec.training.epochs "
+            f"{best.epoch}, or export the newest checkpoint of that epoch, if spec.checkpoint.keep has left one (see "
+            "docs/running.md)"
         )
         yield (
             "the evaluation is worse than always predicting the mean label (its normalised entropy is above 1): "

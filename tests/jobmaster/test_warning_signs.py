@@ -57,10 +57,12 @@ def test_an_evaluation_worse_than_the_mean_label_is_told(entropy: float, told: b
     assert ["worse than always predicting the mean label" in sign for sign in signs] == [True] * told
 
 
-def test_a_model_that_was_better_before_overfits() -> None:
+def test_a_model_that_was_better_before_overfits_and_says_which_epoch_was_best() -> None:
     pure = trained()
-    (sign,) = warning_signs(replace(pure.state, evaluations=(evaluated(0.9), evaluated(1.2))), NOTHING, pure.spec)
-    assert "after epoch 1 it was better, so the model overfits: train for fewer epochs" in sign
+    results = [evaluated(entropy).model_copy(update={"epoch": n}) for n, entropy in enumerate((0.9, 0.8, 1.2, 1.3), 1)]
+    told = {warning_signs(replace(pure.state, evaluations=(*results[:n],)), NOTHING, pure.spec) for n in (3, 4)}
+    ((sign,),) = told  # it stays the same
+    assert "after epoch 2 it was best, so the model overfits: train with spec.training.epochs 2, or export" in sign
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_alike_at_each_attempt() -> None:

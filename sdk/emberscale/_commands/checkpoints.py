@@ -44,9 +44,9 @@ EXAMPLES = """\
 LIST_HELP = paragraphs("""\
 Lists checkpoints, the newest first, and says which are damaged and which can be restored instead.
 
-A checkpoint that builds on another one is below it. The size is that of its folder, with its manifest; to restore is
-what a restore reads, also of the checkpoints below which it stands. The command reads manifests and sizes of files;
-[cyan]verify[/] also reads their content.
+A checkpoint that builds on another one is below it. The AUC is that of the last evaluation before it. The size is that
+of its folder, with its manifest; to restore is what a restore reads, also of the checkpoints below which it stands. The
+command reads manifests and sizes of files; [cyan]verify[/] also reads their content.
 """)
 VERIFY_HELP = paragraphs("""\
 Reads every byte of every checkpoint, and compares each file with its checksum.

@@ -25,7 +25,7 @@ Writes a trained model as plain torch tensors, for serving without Emberscale.
 
 RUN is the folder of a run or, for a job on a cluster, the URI of its checkpoints (spec.checkpoint.uri). The command
 exports the newest checkpoint and checks each of its files; if one is damaged, it exports the previous checkpoint. To
-export another one, such as that of the best epoch, name its folder: [cyan]checkpoints list[/] shows the AUC of each.
+export another one, such as the newest of the best epoch, name its folder: [cyan]checkpoints list[/] shows the epochs.
 
 OUT holds model.pt2, a torch.export program from features and ids to logits; for each table a safetensors file with
 sorted keys and their weights; dense.safetensors with all other parameters; and model.json, which describes them.
