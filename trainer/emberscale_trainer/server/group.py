@@ -112,7 +112,7 @@ class GroupCore(Generic[_Deltas]):
         self.has_told = True
 
     def withdrew(self) -> None:
-        """Notes that the holders have nothing left of this member's rows, and know it."""
+        """Notes that this member has withdrawn all its rows, and has told the holders."""
         self.has_withdrawn = True
 
     # What others send. All methods raise SourceOverError once nothing is accepted any more.
@@ -196,7 +196,7 @@ class GroupCore(Generic[_Deltas]):
         return {lost: self.holding.applied(lost) for lost in sorted(self.lost)}
 
     def has_only_lost_rows(self) -> bool:
-        """Whether all live members have withdrawn their rows. Raises NotHeldError."""
+        """Whether all other live members have withdrawn their rows. Raises NotHeldError."""
         self.require()
         return all(self.holding.is_withdrawn(member) for member in self.holders)
 

@@ -55,7 +55,7 @@ class _Pace:
         self.rest(0.0 if self._is_idle() else _REST * (time.thread_time() - used))
 
     def rest(self, seconds: float) -> None:
-        """Has the next piece wait for so long from now."""
+        """Lets the next piece begin only so many seconds from now."""
         self._next_at = time.monotonic() + seconds
 
     @property
@@ -93,7 +93,7 @@ class Rebuild(RowSending):
         self._withdrawing: Withdrawing | None = withdrawing  # released at the end: old parity takes memory, as new does
         self._pieces = 0
         self._wanted: deque[NDArray[np.int64]] = deque()
-        self._withdrawal, self._sending = _Pace(self._is_idle), _Pace(self._is_idle)
+        self._withdrawal_pace, self._sending_pace = _Pace(self._is_idle), _Pace(self._is_idle)
         self.goes_on = False
         """Whether the new owners of the rows serve them already."""
         self.over = False
@@ -201,58 +201,59 @@ class Rebuild(RowSending):
         self._flush()
         self._ready({lost: found[member]})
         self._wait(withdrawing, lambda: self.goes_on)
-        rows, has_withdrawn = 0, False
-        while not (has_withdrawn and withdrawing.has_only_lost_rows() and not withdrawing.has_decodable()):
-            self._prefer_wanted(withdrawing, has_withdrawn)
-            if not has_withdrawn and self._withdrawal.is_due and self._withdraw_next(withdrawing):
-                withdrawing.end()
-                has_withdrawn = True
-            if withdrawing.has_decodable(wanted=True):
+        rows = 0
+        while not (withdrawing.has_withdrawn and withdrawing.has_only_lost_rows() and not withdrawing.has_decodable()):
+            self._prefer_wanted(withdrawing)
+            if not withdrawing.has_withdrawn and self._withdrawal_pace.is_due:
+                self._withdraw_next(withdrawing)
+            if withdrawing.has_wanted():
                 rows += self._send(lost, withdrawing.take_decoded())
-            elif withdrawing.has_decodable() and self._sending.is_due:
-                with self._sending.piece():
+            elif withdrawing.has_decodable() and self._sending_pace.is_due:
+                with self._sending_pace.piece():
                     rows += self._send(lost, withdrawing.take_decoded())
-            self._await_work(withdrawing, has_withdrawn)
+            self._await_work(withdrawing)
         self._flush()
         return rows
 
-    def _prefer_wanted(self, withdrawing: Withdrawing, has_withdrawn: bool) -> None:
+    def _prefer_wanted(self, withdrawing: Withdrawing) -> None:
         """Withdraws and decodes rows that requests wait for before others."""
         try:
             while self._wanted:
                 withdrawing.want(self._wanted[0])
-                if not has_withdrawn:  # else only others have rows left to withdraw
+                if not withdrawing.has_withdrawn:  # else only others have rows left to withdraw
                     withdrawing.withdraw_places(self._wanted[0])
                 self._wanted.popleft()
         except MemoryError as error:
             self._pause(error)
 
-    def _withdraw_next(self, withdrawing: Withdrawing) -> bool:
-        """Withdraws the next piece; returns whether no rows are left."""
+    def _withdraw_next(self, withdrawing: Withdrawing) -> None:
+        """Withdraws the next piece; tells the others after the last."""
         try:
-            with self._withdrawal.piece():
-                return withdrawing.withdraw_next()
+            with self._withdrawal_pace.piece():
+                is_empty = withdrawing.withdraw_next()
         except MemoryError as error:
             self._pause(error)
-        return False
+            return
+        if is_empty:
+            withdrawing.end()
 
     def _pause(self, error: MemoryError) -> None:
         _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))
-        self._withdrawal.rest(_AGAIN_SECONDS)
+        self._withdrawal_pace.rest(_AGAIN_SECONDS)
         self._closed.wait(_AGAIN_SECONDS)  # rows may be wanted, and would be tried again at once
 
-    def _await_work(self, withdrawing: Withdrawing, has_withdrawn: bool) -> None:
+    def _await_work(self, withdrawing: Withdrawing) -> None:
         """Waits until rows can be withdrawn or sent, or until all others have withdrawn theirs."""
 
         def has_work() -> object:
-            if self._wanted or withdrawing.has_decodable(wanted=True):
+            if self._wanted or withdrawing.has_wanted():
                 return True
             if withdrawing.has_decodable():
-                return self._sending.is_due
-            return has_withdrawn and withdrawing.has_only_lost_rows()
+                return self._sending_pace.is_due
+            return withdrawing.has_withdrawn and withdrawing.has_only_lost_rows()
 
-        paces = [] if has_withdrawn else [self._withdrawal]
-        paces += [self._sending] if withdrawing.has_decodable() else []
+        paces = [] if withdrawing.has_withdrawn else [self._withdrawal_pace]
+        paces += [self._sending_pace] if withdrawing.has_decodable() else []
         self._wait(withdrawing, has_work, min((pace.left for pace in paces), default=None))
 
     def _wait(self, withdrawing: Withdrawing, condition: Callable[[], object], seconds: float | None = None) -> None:

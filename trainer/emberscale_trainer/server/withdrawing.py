@@ -63,7 +63,7 @@ class Withdrawing:
         with self._working:
             self._require_same_way(on_demand=False)
             if self._agreed is None:
-                if not group.core.has_withdrawn:  # an earlier attempt failed after it
+                if not self.has_withdrawn:  # an earlier attempt failed after it
                     while not self._withdraw_piece(tells_ends=False):
                         pass
                     self.end()
@@ -248,18 +248,26 @@ class Withdrawing:
             group.core.withdrew()
         group.await_holders()
 
+    @property
+    def has_withdrawn(self) -> bool:
+        """Whether this server has withdrawn all its rows."""
+        return self.group.core.has_withdrawn
+
     def has_only_lost_rows(self) -> bool:
-        """Whether all live members have withdrawn their rows. Raises NotHeldError."""
+        """Whether all other live members have withdrawn their rows. Raises NotHeldError."""
         with self.group.changed:
             return self.group.core.has_only_lost_rows()
 
-    def has_decodable(self, *, wanted: bool = False) -> bool:
-        """Whether `take_decoded` may return rows, or some that are wanted."""
-        withdrawals = self.group.withdrawals
-        return withdrawals.has_wanted if wanted else withdrawals.has_more
+    def has_decodable(self) -> bool:
+        """Whether `take_decoded` may return rows."""
+        return self.group.withdrawals.has_more
+
+    def has_wanted(self) -> bool:
+        """Whether `take_decoded` may return rows that are wanted."""
+        return self.group.withdrawals.has_wanted
 
     def wait_for(self, condition: Callable[[], object], seconds: float | None = None) -> None:
-        """Waits until a condition may hold, or for as long; `notify`, and what others send, have it looked at again.
+        """Waits until a condition holds, or for as long; `notify`, and what others send, have it looked at again.
 
         Raises NotHeldError once the group is over.
         """
