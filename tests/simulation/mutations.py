@@ -25,7 +25,7 @@ from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState
 from emberscale_trainer.parity import Holding
-from emberscale_trainer.parity.withdrawals import Alone, Withdrawals
+from emberscale_trainer.parity.withdrawals import Withdrawals
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server import staleness
@@ -326,11 +326,9 @@ def _new_group_is_formed_at_once(stack: ExitStack) -> None:
 
 def _withdrawals_of_some_are_enough(stack: ExitStack) -> None:
     def look(self: Withdrawals, table: int, stripe: int, places: Any) -> None:
-        new = places[~self._found[table, stripe][places]]
         for out in self._out[table, stripe].values():
-            if len(one := new[out[new]]):
-                self._found[table, stripe][one] = True
-                self._others.append(Alone(table, stripe, one))
+            if out[places].any():
+                self.decodable.add(table, stripe, places[out[places]])
                 return
 
     stack.enter_context(patch.object(Withdrawals, "_look", look))

@@ -124,14 +124,14 @@ class SimulatedRebuild:
                 if withdrew:
                     yield from withdrawing.end()
             yield from self._send(lost, withdrawing.take_decoded())
-            if is_last and not group.withdrawals.has_more:
+            if is_last and not group.withdrawals.decodable.has_more:
                 return
             while not self._has_work() and not (group.core.has_only_lost_rows() if withdrew else self._is_due(next_at)):
                 yield group.changed
         raise StreamLostError("the rebuild is over")
 
     def _has_work(self) -> bool:
-        return bool(self._wanted or self._group.withdrawals.has_more or self.problem)
+        return bool(self._wanted or self._group.withdrawals.decodable.has_more or self.problem)
 
     def _is_due(self, at: float) -> bool:
         self._group.core.require()

@@ -126,14 +126,16 @@ class SimulatedWithdrawing:
     def want(self, numbers: Sequence[int]) -> None:
         """Decodes the lost rows at these places of stripes before others."""
         for number in numbers:
-            self.group.withdrawals.want(TABLE, number >> SLOT_BITS, np.array([number & (PLACES - 1)], np.int64))
+            self.group.withdrawals.decodable.want(
+                TABLE, number >> SLOT_BITS, np.array([number & (PLACES - 1)], np.int64)
+            )
 
     def take_decoded(self) -> dict[Unit, frozenset[Batch]]:
         """Returns a few of the lost rows that can be decoded, those that are wanted first. Raises NotHeldError."""
         group = self.group
         group.core.require()
         found: dict[Unit, frozenset[Batch]] = {}
-        for alone in group.withdrawals.take(_TAKEN_ROWS):
+        for alone in group.withdrawals.decodable.take(_TAKEN_ROWS):
             assert alone.places.max() < PLACES
             found |= group.parity.alone(alone.stripe, alone.places.tolist())
         return found

@@ -68,8 +68,8 @@ def test_places_are_found_once_and_as_soon_as_they_are_alone(data: st.DataObject
     found: set[tuple[int, int, int]] = set()
 
     def check() -> None:
-        while withdrawals.has_more:
-            taken = withdrawals.take(most_bytes=3 * ROW_BYTES)
+        while withdrawals.decodable.has_more:
+            taken = withdrawals.decodable.take(most_bytes=3 * ROW_BYTES)
             assert sum(len(one.places) for one in taken) <= 3
             for one in taken:
                 for place in one.places.tolist():
@@ -106,18 +106,18 @@ def test_wanted_rows_come_first_and_once() -> None:
     [(table, first), (_, second), *_] = stripes = [one for one in decodes(layout, 8) if one[0] == 0]
     withdrawals.begin(stripes)
     for _ in range(2):
-        withdrawals.want(table, second, array(4, 1))
-    assert withdrawals.has_wanted
-    [one] = withdrawals.take(most_bytes=ROW_BYTES)
-    [other, next_one] = withdrawals.take(most_bytes=2 * ROW_BYTES)
+        withdrawals.decodable.want(table, second, array(4, 1))
+    assert withdrawals.decodable.has_wanted
+    [one] = withdrawals.decodable.take(most_bytes=ROW_BYTES)
+    [other, next_one] = withdrawals.decodable.take(most_bytes=2 * ROW_BYTES)
     assert (one.stripe, one.places.tolist()) == (second, [4])
     assert (other.stripe, other.places.tolist()) == (second, [1])
     assert (next_one.stripe, next_one.places.tolist()) == (first, [0])
-    withdrawals.want(table, second, array(4))
-    assert not withdrawals.has_wanted
-    left = withdrawals.take(most_bytes=1000)
+    withdrawals.decodable.want(table, second, array(4))
+    assert not withdrawals.decodable.has_wanted
+    left = withdrawals.decodable.take(most_bytes=1000)
     assert [one.places.tolist() for one in left][:2] == [[1, 2, 3, 4], [0, 2, 3]]
-    assert not withdrawals.has_more
+    assert not withdrawals.decodable.has_more
 
 
 def test_rows_that_are_wanted_before_they_can_be_decoded_come_first() -> None:
@@ -128,12 +128,12 @@ def test_rows_that_are_wanted_before_they_can_be_decoded_come_first() -> None:
         one for one in decodes(layout, 9) if one[0] == 0 and layout.segment(2, *one) is not None
     ]
     withdrawals.begin(stripes)
-    while withdrawals.has_more:
-        withdrawals.take(most_bytes=1000)
-    withdrawals.want(table, second, array(3))
+    while withdrawals.decodable.has_more:
+        withdrawals.decodable.take(most_bytes=1000)
+    withdrawals.decodable.want(table, second, array(3))
     for stripe in (first, second):
         withdrawals.withdrew(2, table, stripe, array(2, 3))
-    taken = [(one.stripe, one.places.tolist()) for one in withdrawals.take(most_bytes=1000)]
+    taken = [(one.stripe, one.places.tolist()) for one in withdrawals.decodable.take(most_bytes=1000)]
     assert taken == [(second, [3]), (first, [2, 3]), (second, [2])]
 
 
@@ -164,4 +164,4 @@ def test_places_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="has no places 5 to 5"):
         withdrawals.withdrew(2, table, stripe, array(PLACES))
     with pytest.raises(ValueError, match="has no places 5 to 5"):
-        withdrawals.want(table, stripe, array(PLACES))
+        withdrawals.decodable.want(table, stripe, array(PLACES))

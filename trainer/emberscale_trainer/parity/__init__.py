@@ -4,7 +4,8 @@
 * `layout`: the placement of parity on servers.
 * `blocks`: the bytes of parity that one server holds.
 * `holding`: what a server holds for the others: parity, and the last item of each server in it.
-* `withdrawals`: what live servers have taken out of the parity, and which rows of a lost one can be decoded.
+* `withdrawals`: what live servers have taken out of the parity, so that rows of a lost one are left alone in it.
+* `decodable`: the rows of a lost server that can be decoded, and which of them first.
 * `places`: the places of rows in stripes, as numbers.
 """
 

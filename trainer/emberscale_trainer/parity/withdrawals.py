@@ -6,17 +6,14 @@ for. A row of the lost member is decoded once all live members have withdrawn th
 This module has no clock, thread, socket or row.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_trainer.parity.decodable import DecodableRows, Places, require_places
 from emberscale_trainer.parity.layout import ParityLayout
-
-Places = NDArray[np.int64]
-"""Places in a stripe, from 0, distinct: int64[n]."""
 
 
 @dataclass(frozen=True)
@@ -31,35 +28,20 @@ class SlotNumbers:
     row_bytes: int
 
 
-@dataclass(frozen=True, eq=False)
-class Alone:
-    """Places of a stripe that only the lost member's rows are left in."""
-
-    table: int
-    stripe: int
-    places: Places
-
-
 class Withdrawals:
     """What one holder knows of the withdrawals of all live members, for the stripes whose rows it decodes.
 
-    In a group of two, no other member has rows in these stripes, so all their rows can be decoded at once: `take`
-    returns few at a time, and those that are wanted first.
-
     * `columns`: by table and stripe, the sum of the `key_columns` that live members have told.
+    * `decodable`: the rows of the lost member that can be decoded by now.
     """
 
     def __init__(self, layout: ParityLayout, tables: Sequence[SlotNumbers]) -> None:
         self._layout = layout
         self._tables = tables
         self.columns: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        self.decodable = DecodableRows([one.row_bytes for one in tables])
         self._ends: dict[tuple[int, int], int] = {}
         self._out: dict[tuple[int, int], dict[int, NDArray[np.bool_]]] = {}
-        self._found: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        self._wanted: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        self._taken: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        self._first: deque[Alone] = deque()
-        self._others: deque[Alone] = deque()
 
     def tell_keys(self, table: int, stripe: int, columns: NDArray[np.uint8]) -> None:
         """Takes the `key_columns` of the first places of a member's segment, uint8[n, k]. Raises ValueError."""
@@ -82,12 +64,10 @@ class Withdrawals:
         May be repeated after a MemoryError.
         """
         self.columns.clear()
-        self._first.clear()
-        self._others.clear()
+        self.decodable.clear()
         for table, stripe in stripes:
             places = self._tables[table].places
-            for mark in (self._found, self._wanted, self._taken):
-                mark[table, stripe] = np.zeros(places, np.bool_)
+            self.decodable.begin(table, stripe, places)
             self._out[table, stripe] = {
                 source: np.arange(places) >= self._end_in(source, table, stripe)
                 for source, number in self._ends
@@ -114,67 +94,20 @@ class Withdrawals:
                 self._look(table, stripe, places)
 
     def withdrew(self, source: int, table: int, stripe: int, places: Places) -> None:
-        """Notes that a member has withdrawn its rows at these places. Raises ValueError for places that are none."""
+        """Notes that a member has withdrawn its rows at these places. Raises ValueError if one does not exist."""
         out = self._out.get((table, stripe), {}).get(source)
-        if out is None or not len(places):
+        if out is None:
             return
-        if not 0 <= int(places.min()) <= int(places.max()) < len(out):
-            raise ValueError(f"stripe {stripe} of table {table} has no places {places.min()} to {places.max()}")
+        require_places(table, stripe, places, len(out))
         out[places] = True
         self._look(table, stripe, places)
 
-    def want(self, table: int, stripe: int, places: Places) -> None:
-        """Prefers the rows at these places. Raises ValueError for places that are none."""
-        wanted = self._wanted.get((table, stripe))
-        if wanted is None or not len(places):
-            return
-        if not 0 <= int(places.min()) <= int(places.max()) < len(wanted):
-            raise ValueError(f"stripe {stripe} of table {table} has no places {places.min()} to {places.max()}")
-        new = places[~wanted[places]]
-        wanted[new] = True
-        waiting = new[self._found[table, stripe][new] & ~self._taken[table, stripe][new]]
-        if len(waiting):
-            self._first.append(Alone(table, stripe, waiting))
-
-    @property
-    def has_wanted(self) -> bool:
-        """Whether `take` may return places that are wanted."""
-        return bool(self._first)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether `take` may return any."""
-        return bool(self._first or self._others)
-
-    def take(self, most_bytes: int) -> list[Alone]:
-        """Returns places whose rows can be decoded, each once, wanted ones first: about as many bytes of rows."""
-        found: list[Alone] = []
-        for waiting in (self._first, self._others):
-            while waiting and most_bytes > 0:
-                one = waiting.popleft()
-                taken, row_bytes = self._taken[one.table, one.stripe], self._tables[one.table].row_bytes
-                places, most = one.places[~taken[one.places]], -(-most_bytes // row_bytes)
-                if len(places) > most:
-                    waiting.appendleft(Alone(one.table, one.stripe, places[most:]))
-                    places = places[:most]
-                if len(places):
-                    taken[places] = True
-                    most_bytes -= row_bytes * len(places)
-                    found.append(Alone(one.table, one.stripe, places))
-        return found
-
     def _look(self, table: int, stripe: int, places: Places) -> None:
-        found = self._found[table, stripe]
-        mask = ~found[places]
+        """Finds the rows at those of these places where all live members have withdrawn theirs."""
+        is_alone = np.ones(len(places), np.bool_)
         for out in self._out[table, stripe].values():
-            mask &= out[places]
-        if mask.any():
-            new = places[mask]
-            found[new] = True
-            wanted = self._wanted[table, stripe][new]
-            for waiting, some in ((self._first, new[wanted]), (self._others, new[~wanted])):
-                if len(some):
-                    waiting.append(Alone(table, stripe, some))
+            is_alone &= out[places]
+        self.decodable.add(table, stripe, places[is_alone])
 
     def _end_in(self, source: int, table: int, stripe: int) -> int:
         """Returns the first place of a stripe whose row the member has withdrawn."""

@@ -223,7 +223,7 @@ class Withdrawing:
         parts = [*split_places(numbers, group.layouts)]
         with group.changed:
             for table, stripe, places in parts:
-                group.withdrawals.want(table, stripe, places)
+                group.withdrawals.decodable.want(table, stripe, places)
 
     def withdraw_places(self, numbers: NDArray[np.int64]) -> None:
         """Withdraws the rows at these places of stripes. Raises ValueError, and MemoryError as `DeltaLog.fill` does."""
@@ -260,11 +260,11 @@ class Withdrawing:
 
     def has_decodable(self) -> bool:
         """Whether `take_decoded` may return rows."""
-        return self.group.withdrawals.has_more
+        return self.group.withdrawals.decodable.has_more
 
     def has_wanted(self) -> bool:
         """Whether `take_decoded` may return rows that are wanted."""
-        return self.group.withdrawals.has_wanted
+        return self.group.withdrawals.decodable.has_wanted
 
     def wait_for(self, condition: Callable[[], object], seconds: float | None = None) -> None:
         """Waits until a condition holds, or for as long; `notify`, and what others send, have it looked at again.
@@ -286,7 +286,7 @@ class Withdrawing:
         group = self.group
         with group.changed:
             group.core.require()
-            alone = group.withdrawals.take(_DECODE_BYTES)
+            alone = group.withdrawals.decodable.take(_DECODE_BYTES)
             found = [(one.table, group.blocks.alone(one.table, one.stripe, one.places)) for one in alone]
         return [(table, rows) for table, rows in found if len(rows)]
 
