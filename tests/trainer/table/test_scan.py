@@ -15,6 +15,7 @@ from emberscale_api.job import OptimizerSpec, OptimizerType
 from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_trainer.partition import buckets_of
 from emberscale_trainer.table import DensePieces, Reader, Scan, SnapshotAbandonedError, TableStore
+from emberscale_trainer.table.descriptors import Descriptors
 from emberscale_trainer.table.scan import CHUNK_BYTES
 from snapshots import records_of
 
@@ -147,7 +148,7 @@ def test_no_change_is_lost_where_there_is_no_memory_for_a_scan(store: TableStore
     copy.take(store.scan(Reader.MOVE, NO_LOCK))
     push(store, ([3], np.ones(WIDE)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "absent", refuse)
+        patch.setattr(Descriptors, "absent", refuse)
         with pytest.raises(MemoryError):
             store.scan(Reader.MOVE, NO_LOCK)
     push(store, ([4], np.ones(WIDE)))

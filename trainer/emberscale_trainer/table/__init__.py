@@ -3,7 +3,8 @@
 * `store`: TableStore: pull, push, load, retire.
 * `snapshot`: consistent copies of rows while training continues.
 * `layout`: the bytes of a row.
-* `slab`: the memory of rows, and its description for kernels.
+* `slab`: the memory of rows, and the fields of its description for kernels.
+* `descriptors`: these descriptions, and the indexes to which they point.
 * `rows`: the one place where rows change.
 * `index`: from key to slot.
 * `dense`: the dense parameters as rows.

@@ -1,6 +1,5 @@
 """All tables of one parameter server."""
 
-import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,15 +9,15 @@ from emberscale_api.job import TableSpec
 from emberscale_api.job.running import AdmissionCounts
 from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_trainer.jit import warm_up
-from emberscale_trainer.jit.memory import CACHE_LINE, address_of
-from emberscale_trainer.table import initializers, kernels, optimizers
+from emberscale_trainer.jit.memory import address_of
+from emberscale_trainer.table import kernels
 from emberscale_trainer.table.admission import with_sketches
 from emberscale_trainer.table.deltas import DELTA_BYTES, DeltaLog
 from emberscale_trainer.table.dense import DensePieces
-from emberscale_trainer.table.index import ENTRY_BYTES
+from emberscale_trainer.table.descriptors import Descriptors
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.scan import Scan, ScannedTable
-from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader, SpareMemory
+from emberscale_trainer.table.slab import MAX_SLOTS, Reader, SpareMemory
 from emberscale_trainer.table.slots import Slots
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
 
@@ -46,58 +45,28 @@ class TableStore:
         embeddings = with_sketches(specs)
         self.specs = embeddings if dense is None else (*embeddings, dense.table(len(specs)))
         self.layouts = tuple(RowLayout.of(spec) for spec in self.specs)
-        tables = len(self.specs)
         self._first = len(embeddings) - len(specs)
         self._embeddings = range(self._first, len(embeddings))
-        self._clock = np.zeros(1, np.int64)
-        self._evicted = [0] * tables
-        self._tables = np.zeros(tables, TABLE)
-        self._directories = np.zeros((tables, BUCKETS), np.int64)
-        self._bucket_rows = np.zeros((tables, BUCKETS), np.uint32)
-        self.slots = tuple(Slots(*one) for one in zip(self._tables, self.layouts, strict=True))
+        self._sketches = self._numbers_of_sketches()
+        self._descriptors = Descriptors(self.specs, self.layouts, self._sketches, dense)
+        self._dense = dense
+        self._evicted = [0] * len(self.specs)
+        self.slots = tuple(Slots(*one) for one in zip(self._descriptors.tables, self.layouts, strict=True))
         self._log: DeltaLog | None = None
         self._changes: dict[Reader, Changes] = {}
         self._snapshots: dict[Reader, Snapshot] = {}
         self._scans: dict[Reader, Scan] = {}
         self._spare = SpareMemory()
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
-        self._tables_address = address_of(self._tables)
-        self._requested_address = self._tables_address + TABLE.itemsize * self._first
+        self._requested_address = self._descriptors.address(self._first)
         self._scratch_address = address_of(self._scratch)
         self._dimensions = np.array([spec.dimension for spec in self.specs[self._first :]], np.int64)
         self._floats = np.array([layout.floats for layout in self.layouts[self._first :]], np.int64)
-        for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
-            self._describe(number, spec, layout)
-        self._sketches = self._describe_sketches()
         self._delta_bytes = self._bytes_of_deltas()
-        self._dense = dense
-        if dense is not None:
-            self._describe_dense(dense)
-        weakref.finalize(self, _free_indexes, self._tables, self._directories, self._bucket_rows).atexit = False
 
-    def _describe(self, number: int, spec: TableSpec, layout: RowLayout) -> None:
-        table = self._tables[number]
-        table["directory"] = address_of(self._directories[number])
-        table["bucket_rows"] = address_of(self._bucket_rows[number])
-        table["number"] = number
-        table["dimension"] = spec.dimension
-        table["stride"] = layout.stride
-        table["pushes"] = layout.pushes_offset
-        table["touched"] = layout.touched_offset
-        table["clock"] = address_of(self._clock)
-        table["optimizer"] = optimizers.CODES[spec.optimizer.type]
-        table["initializer"] = initializers.CODES[spec.initializer.type]
-        table["seed"] = initializers.table_seed(spec)
-        table["scale"] = spec.initializer.scale
-        parameters = optimizers.parameters_of(spec.optimizer)
-        table["parameters"][: len(parameters)] = parameters
-
-    def _describe_sketches(self) -> dict[int, int]:
+    def _numbers_of_sketches(self) -> dict[int, int]:
         """Returns the number of the sketches' table, by the number of the table with admission."""
         owners = [number for number in self._embeddings if self.specs[number].admission.min_count > 1]
-        for sketches, number in enumerate(owners):
-            self._tables[number]["sketch"] = self._descriptor(sketches)
-            self._tables[number]["min_count"] = self.specs[number].admission.min_count
         return {number: sketches for sketches, number in enumerate(owners)}
 
     def _bytes_of_deltas(self) -> NDArray[np.int64]:
@@ -106,23 +75,17 @@ class TableStore:
         numbers = range(self._first, len(self.specs))
         return np.array([sizes[one] + (sizes[self._sketches[one]] if one in self._sketches else 0) for one in numbers])
 
-    def _describe_dense(self, dense: DensePieces) -> None:
-        table = self._tables[-1]
-        table["optimizer"] = optimizers.DENSE_CODES[dense.optimizer.type]
-        table["initializer"] = initializers.GIVEN
-        table["seed"] = address_of(dense.initial)
-
     @property
     def clock(self) -> int:
         """The number of the batch that is pushed next, counted over all batches that the server applies.
 
         Rows of tables with eviction note it. The caller sets it; nothing else depends on it.
         """
-        return int(self._clock[0])
+        return int(self._descriptors.clock[0])
 
     @clock.setter
     def clock(self, batches: int) -> None:
-        self._clock[0] = batches
+        self._descriptors.clock[0] = batches
 
     @property
     def dense_parameters(self) -> int:
@@ -240,7 +203,7 @@ class TableStore:
         Raises ValueError, and then has done nothing, for another shape or type, for records without pushes, which are
         not rows, and for dense pieces that do not exist. Different tables may be loaded at the same time.
         """
-        descriptor, stride = self._descriptor(table), self.layouts[table].stride
+        descriptor, stride = self._descriptors.address(table), self.layouts[table].stride
         if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
             raise ValueError(f"records of table {table} are uint8[n, {stride}], not {records.dtype}{records.shape}")
         records = np.ascontiguousarray(records)
@@ -262,7 +225,10 @@ class TableStore:
         """
         each = min(rows, MAX_SLOTS) // max(1, int(np.count_nonzero(buckets)))
         wanted = np.ascontiguousarray(buckets, np.bool_)
-        if each and kernels.make_room_in(self._descriptor(table), address_of(wanted), each) == kernels.NO_MEMORY:
+        if (
+            each
+            and kernels.make_room_in(self._descriptors.address(table), address_of(wanted), each) == kernels.NO_MEMORY
+        ):
             raise MemoryError("no memory for the index of the embedding rows")
 
     def rows(self, buckets: NDArray[np.bool_] | None = None) -> dict[str, int]:
@@ -275,7 +241,7 @@ class TableStore:
         """The counts of keys and rows of each embedding table with admission or eviction, by its name."""
         counts = {}
         for number in self._embeddings:
-            spec, table = self.specs[number], self._tables[number]
+            spec, table = self.specs[number], self._descriptors.tables[number]
             if number in self._sketches or spec.eviction.removes_rows:
                 counts[spec.name] = AdmissionCounts(
                     int(table["admitted"]), int(table["refused"]), self._evicted[number]
@@ -288,11 +254,8 @@ class TableStore:
 
         The old bytes that an open snapshot saves are not counted, nor is the memory that is kept for the next.
         """
-        total = self._directories.nbytes + self._bucket_rows.nbytes
-        total += sum(slots.allocated_bytes for slots in self.slots)
-        total += sum(changes.allocated_bytes for changes in self._changes.values())
-        used = self._directories[self._directories != 0]
-        return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
+        recorded = sum(changes.allocated_bytes for changes in self._changes.values())
+        return self._descriptors.index_bytes + sum(slots.allocated_bytes for slots in self.slots) + recorded
 
     def track(self, reader: Reader) -> None:
         """Records changes from now on, for `take`; raises ValueError if they are recorded already."""
@@ -359,7 +322,7 @@ class TableStore:
         before, changes = self._scans.get(reader), self._changes[reader]
         self._changes[reader] = current = self._new_changes(reader)
         try:
-            scan = Scan(tables, lock, current, None if before is None else changes, self.absent)
+            scan = Scan(tables, lock, current, None if before is None else changes, self._descriptors.absent)
         except MemoryError:
             self._record_again(reader, changes)
             raise
@@ -367,13 +330,6 @@ class TableStore:
             before.end()
         self._scans[reader] = scan
         return scan
-
-    def absent(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns those of the keys, int64[n], that have no row."""
-        keys = np.ascontiguousarray(keys, np.int64)
-        missing = np.empty_like(keys)
-        count = kernels.absent(self._descriptor(table), address_of(keys), len(keys), address_of(missing))
-        return missing[:count]
 
     def commit(self, reader: Reader) -> None:
         """Ends the reader's snapshot, which it has read, and forgets the changes before it."""
@@ -383,7 +339,9 @@ class TableStore:
         """Logs changes from now on, until the log is stopped; stops an earlier log. `merges` is as in `DeltaLog`."""
         if self._log is not None:
             self._log.stop()
-        self._log = DeltaLog(self._tables, [slots.segments for slots in self.slots], lanes, lane_of, merges=merges)
+        self._log = DeltaLog(
+            self._descriptors.tables, [slots.segments for slots in self.slots], lanes, lane_of, merges=merges
+        )
         return self._log
 
     def abandon_snapshots(self) -> None:
@@ -407,7 +365,7 @@ class TableStore:
         try:
             for number, slots in enumerate(self.slots):
                 scope = None if whole or taken is None else taken.bitmap(number)
-                entry, used = self._entry(number, reader), slots.used()
+                entry, used = self._descriptors.entry(number, reader), slots.used()
                 shares.append(TableShare(entry, slots.layout, slots.segments, used, slots.next, scope, self._spare))
             snapshot = self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
         except MemoryError:
@@ -427,24 +385,19 @@ class TableStore:
         self._changes[reader] = changes
 
     def _entries(self, reader: Reader) -> list[np.void]:
-        return [self._entry(number, reader) for number in range(len(self.specs))]
-
-    def _entry(self, table: int, reader: Reader) -> np.void:
-        """Returns a view of the kernels' entry for a reader of a table."""
-        entry: np.void = self._tables[table]["readers"][reader]
-        return entry
+        return [self._descriptors.entry(number, reader) for number in range(len(self.specs))]
 
     def remove_bucket(self, table: int, bucket: int) -> int:
         """Retires the rows of a bucket; returns how many there were. Their slots are used again."""
         keys = self._bucket_slots(table, bucket)
         self._make_room_to_retire(table, len(keys))
-        retired = kernels.retire_bucket(self._descriptor(table), bucket, address_of(keys))
+        retired = kernels.retire_bucket(self._descriptors.address(table), bucket, address_of(keys))
         self._note_retired(table, keys)
         return retired
 
     def retire(self, table: int, keys: NDArray[np.int64]) -> int:
         """Retires the rows of keys, `int64[n]`; returns how many had one. Their slots are used again."""
-        descriptor = self._descriptor(table)
+        descriptor = self._descriptors.address(table)
         keys = np.ascontiguousarray(keys, np.int64)
         retired = np.empty_like(keys)
         self._make_room_to_retire(table, len(keys))
@@ -460,7 +413,7 @@ class TableStore:
 
     def bucket_rows(self, table: int) -> NDArray[np.uint32]:
         """Rows of each bucket, a view: uint32 [BUCKETS]."""
-        rows: NDArray[np.uint32] = self._bucket_rows[table]
+        rows: NDArray[np.uint32] = self._descriptors.bucket_rows[table]
         return rows
 
     def marks_of_buckets(self, table: int, buckets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -468,10 +421,10 @@ class TableStore:
 
         The table must have eviction.
         """
-        rows = int(self._bucket_rows[table, buckets].sum())
+        rows = int(self._descriptors.bucket_rows[table, buckets].sum())
         slots, marks = np.empty(rows, np.int64), np.empty((rows, 3), np.int64)
         arrays = (address_of(buckets), len(buckets), address_of(slots), address_of(marks))
-        kernels.read_marks(self._descriptor(table), *arrays)
+        kernels.read_marks(self._descriptors.address(table), *arrays)
         return marks
 
     def relocate(self, table: int, records: Records, deferred: int) -> int:
@@ -499,17 +452,12 @@ class TableStore:
         for changes in self._changes.values():
             changes.retire(table, keys)
 
-    def _descriptor(self, table: int) -> int:
-        if not 0 <= table < len(self.specs):
-            raise IndexError(f"there is no table {table}, only {len(self.specs)} of them")
-        return self._tables_address + TABLE.itemsize * table
-
     def _bucket_slots(self, table: int, bucket: int) -> NDArray[np.int64]:
         """Allocates room for the slots of a bucket. Raises IndexError for a table or a bucket that does not exist."""
-        self._descriptor(table)
+        self._descriptors.address(table)
         if not 0 <= bucket < BUCKETS:
             raise IndexError(f"there is no bucket {bucket}, only {BUCKETS} of them")
-        return np.empty(self._bucket_rows[table, bucket], np.int64)
+        return np.empty(self._descriptors.bucket_rows[table, bucket], np.int64)
 
     def _check(
         self, counts: NDArray[np.uint32], keys: NDArray[np.int64], values: NDArray[np.float32], values_name: str
@@ -534,7 +482,7 @@ class TableStore:
 
     def _make_room(self, table: int, new: int, changed: int) -> None:
         """Makes room for `new` new rows of a table, and for `changed` changes. Raises MemoryError."""
-        while kernels.room(self._descriptor(table)) < new:
+        while kernels.room(self._descriptors.address(table)) < new:
             self._add_segment(table)
         for snapshot in self._snapshots.values():
             snapshot.make_room(table, changed)
@@ -551,9 +499,3 @@ class TableStore:
         if self._log is not None:  # first: without memory for it, the segment would be used without being logged
             self._log.add_segments(table, len(slots.segments) + 1)
         slots.add_segment()
-
-
-def _free_indexes(tables: NDArray[np.void], directories: NDArray[np.int64], bucket_rows: NDArray[np.uint32]) -> None:
-    """Frees all sub-indexes. The arguments keep the other two arrays alive, to which the descriptors point."""
-    for number in range(len(tables)):
-        kernels.drop_index(address_of(tables) + TABLE.itemsize * number, BUCKETS)
