@@ -165,7 +165,7 @@ class Server:
 
 def contents(tables: TableStore, without_weights: bool) -> list[list[bytes]]:
     """Returns the sorted records of each table, on request without the weights of embedding rows."""
-    snapshot, found = tables.snapshot(Reader.FLASH, nullcontext()), []
+    snapshot, found = tables.readers.snapshot(Reader.FLASH, nullcontext()), []
     for number, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
         records = [part.copy() for part in snapshot.read(number)]
         for part in records if without_weights and spec.column >= 0 else ():

@@ -72,7 +72,7 @@ def measure(server: Server, seconds: float, rest: float | None, folder: Path) ->
     pushes, cpu, began, took = server.pushes, time.process_time(), time.perf_counter(), 0.0
     if rest is not None:
         with server.lock:
-            snapshot = server.tables.snapshot(Reader.CHECKPOINT, server.lock)
+            snapshot = server.tables.readers.snapshot(Reader.CHECKPOINT, server.lock)
         share = Share(0, owned(1, 0), AppliedBatches(), DENSE)
         write_part(snapshot, server.tables.specs, share, str(folder), Work(), seen=resting(rest) if rest else None)
         snapshot.commit()

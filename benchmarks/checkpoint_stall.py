@@ -128,7 +128,7 @@ class Server:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         pushes, began, self.standstill = self.pushes, time.perf_counter(), 0.0
         with lock:
-            snapshot = self.tables.snapshot(Reader.CHECKPOINT, lock)
+            snapshot = self.tables.readers.snapshot(Reader.CHECKPOINT, lock)
         share = Share(0, owned(1, 0), AppliedBatches(), DENSE)
         files = write_snapshot(snapshot, self.tables.specs, share, str(folder), Work())
         seconds, pushed, standstill = time.perf_counter() - began, self.pushes - pushes, self.standstill

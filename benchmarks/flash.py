@@ -160,7 +160,7 @@ def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, 
     seconds["raw_restore"] = timed(lambda: raw_restore(store.client, size, keeps=True))
     seconds["raw_discard"] = timed(lambda: raw_restore(store.client, size, keeps=False))
     store.close()
-    snapshot = server.tables.snapshot(Reader.CHECKPOINT, server.lock)
+    snapshot = server.tables.readers.snapshot(Reader.CHECKPOINT, server.lock)
     persist = partial(write_snapshot, snapshot, server.tables.specs, share(), str(place), Work())
     seconds["persistent_save"] = timed(lambda: written.extend(persist()))
     write_manifest(place, written, job_uid=UID)

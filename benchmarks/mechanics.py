@@ -76,7 +76,7 @@ def measure(partitions: list[tuple[TableStore, Share]], folder: Path) -> dict[st
 
     def save(index: int) -> None:
         tables, share = partitions[index]
-        snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+        snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
         files.extend(write_snapshot(snapshot, tables.specs, share, str(folder), Work()))
 
     saved = timed(lambda: save(0))

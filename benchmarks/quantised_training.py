@@ -87,7 +87,7 @@ def restore(training: InProcessTraining, folder: Path, bits: int, batches: int) 
     files = []
     for index, store in enumerate(training.stores):
         share = Share(index, owned(SERVERS, index), applied, store.dense_parameters)
-        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+        snapshot = store.readers.snapshot(Reader.CHECKPOINT, nullcontext())
         files += write_snapshot(snapshot, store.specs, share, str(folder), Work(), bits)
     uri = write_manifest(folder, files, ps_count=SERVERS)
     for index in range(SERVERS):

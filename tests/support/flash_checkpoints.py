@@ -68,7 +68,7 @@ class Trained:
     def contents(self) -> Contents:
         """Returns all rows, by table and key."""
         with self.lock:
-            snapshot = self.tables.snapshot(Reader.CHECKPOINT, self.lock)
+            snapshot = self.tables.readers.snapshot(Reader.CHECKPOINT, self.lock)
         return all_records_of(snapshot, len(SPECS) + 1)
 
 
@@ -82,7 +82,7 @@ def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Conten
     """Returns the rows that one of several servers loads."""
     tables = TableStore(SPECS, DENSE)
     load_partition(files, owned(servers, index), tables, len(INITIAL))
-    return all_records_of(tables.snapshot(Reader.CHECKPOINT, threading.RLock()), len(SPECS) + 1)
+    return all_records_of(tables.readers.snapshot(Reader.CHECKPOINT, threading.RLock()), len(SPECS) + 1)
 
 
 def restored_once_complete(server: FlashServer, checkpoint: str, files: list[CheckpointFile]) -> Contents:

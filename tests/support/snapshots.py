@@ -42,7 +42,7 @@ def snapshot_of(server: ServerState, generation: int, barrier: int) -> tuple[Sna
     taken: list[tuple[Snapshot, TableStore]] = []
 
     def take(tables: TableStore, lock: Lock, _: Outcome) -> None:
-        taken.append((tables.snapshot(Reader.CHECKPOINT, lock), tables))
+        taken.append((tables.readers.snapshot(Reader.CHECKPOINT, lock), tables))
 
     applied = server.snapshot(generation, barrier, take).applied
     return *taken[0], applied

@@ -85,7 +85,7 @@ class TrainedRun:
 
     def _write(self, folder: Path, index: int, gradient: float, weight_bits: int) -> list[CheckpointFile]:
         store, share = self._server(index, gradient)
-        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+        snapshot = store.readers.snapshot(Reader.CHECKPOINT, nullcontext())
         return write_snapshot(snapshot, store.specs, share, str(folder), Work(), weight_bits)
 
     def _server(self, index: int, gradient: float) -> tuple[TableStore, Share]:

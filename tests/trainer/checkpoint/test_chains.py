@@ -67,7 +67,7 @@ class Server:
         self.tables.push(counts, np.concatenate([mine, mine, pieces]), gradients)
 
     def contents(self) -> Contents:
-        snapshot = self.tables.snapshot(Reader.FLASH, nullcontext())
+        snapshot = self.tables.readers.snapshot(Reader.FLASH, nullcontext())
         found = all_records_of(snapshot, 3)
         snapshot.commit()
         return found
@@ -114,7 +114,7 @@ class Job:
         for table in range(2):
             target.tables.load(table, rows_of_bucket(source.tables, table, bucket))
         if owns_piece := bool(source.owned.pieces[piece]):
-            rows = records_of(source.tables.snapshot(Reader.FLASH, nullcontext()), 2)
+            rows = records_of(source.tables.readers.snapshot(Reader.FLASH, nullcontext()), 2)
             target.tables.load(2, np.frombuffer(rows.get(piece, b""), np.uint8).reshape(-1, DENSE_STRIDE))
         if meanwhile is not None:
             self.save(meanwhile)
@@ -264,7 +264,7 @@ def test_without_knowing_what_changed_all_rows_are_written(job: Job) -> None:
     server = job.servers[0]
     server.tables, before = TableStore(SPECS, DENSE), server.tables
     for table in range(3):
-        for row in records_of(before.snapshot(Reader.FLASH, nullcontext()), table).values():
+        for row in records_of(before.readers.snapshot(Reader.FLASH, nullcontext()), table).values():
             server.tables.load(table, np.frombuffer(row, np.uint8).reshape(1, -1))
     manifest = manifest_of(job.save("newest"))
     assert manifest.builds_on == ("00000001",)

@@ -96,7 +96,7 @@ class Server:
         return CheckpointFiles(str(folder))
 
     def contents(self) -> Contents:
-        snapshot = self.tables.snapshot(Reader.FLASH, nullcontext())
+        snapshot = self.tables.readers.snapshot(Reader.FLASH, nullcontext())
         found = all_records_of(snapshot, len(self.tables.specs))
         snapshot.commit()
         return found
@@ -316,7 +316,7 @@ def test_a_lost_server_gets_each_row_as_it_was_saved_last(
         load_partition(CheckpointFiles(base), server.owned, restored, 100)
         for save in server.saves:
             load_priority_rows(CheckpointFiles(save), server.owned, restored, 100)
-        found = all_records_of(restored.snapshot(Reader.FLASH, nullcontext()), 3)
+        found = all_records_of(restored.readers.snapshot(Reader.FLASH, nullcontext()), 3)
         assert found == expected
         nothing = TableStore(SPECS, DENSE)
         for save in server.saves:

@@ -56,13 +56,13 @@ def trained(servers: int, keys: NDArray[np.int64] = KEYS, scale: float = 1.0) ->
 def save(partitions: list[tuple[TableStore, Share]], folder: Path, weight_bits: int) -> str:
     files: list[CheckpointFile] = []
     for tables, share in partitions:
-        snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+        snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
         files += write_snapshot(snapshot, tables.specs, share, str(folder), Work(), weight_bits)
     return write_manifest(folder, files, ps_count=len(partitions))
 
 
 def contents(tables: TableStore) -> Contents:
-    return all_records_of(tables.snapshot(Reader.CHECKPOINT, nullcontext()), len(tables.specs))
+    return all_records_of(tables.readers.snapshot(Reader.CHECKPOINT, nullcontext()), len(tables.specs))
 
 
 def load(uri: str, servers: int = 1) -> Contents:
@@ -131,7 +131,7 @@ def test_counts_of_keys_without_rows_are_exact(tmp_path: Path) -> None:
     tables = TableStore([admitted], DENSE)
     tables.push(np.array([len(KEYS), 0], np.uint32), KEYS, np.ones(16 * len(KEYS), np.float32))
     share = Share(0, owned(1, 0), AppliedBatches(), len(INITIAL))
-    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
     files = write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(), 2)
     of_sketches = [file for file in files if "sketches" in file.path]
     assert sum(file.bytes for file in of_sketches) > 0
@@ -152,7 +152,7 @@ def test_a_damaged_file_of_quantised_rows_is_refused_by_name(tmp_path: Path, dam
 def test_a_file_that_ends_within_a_block_is_refused(tmp_path: Path) -> None:
     ((tables, share),) = trained(1)
     written = write_snapshot(
-        tables.snapshot(Reader.CHECKPOINT, nullcontext()), tables.specs, share, str(tmp_path), Work(), 3
+        tables.readers.snapshot(Reader.CHECKPOINT, nullcontext()), tables.specs, share, str(tmp_path), Work(), 3
     )
     next(tmp_path.rglob("table-0-0.b3")).write_bytes(b"123")
     shorter = CheckpointFile(path="ps-0/table-0-0.b3", bytes=3, crc32=0x884863D2)
@@ -163,19 +163,21 @@ def test_a_file_that_ends_within_a_block_is_refused(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_finite_keep_a_quantised_checkpoint_from_being_written(tmp_path: Path) -> None:
     ((tables, share),) = trained(1, KEYS[:10])
-    tables.track(Reader.CHECKPOINT)
+    tables.readers.track(Reader.CHECKPOINT)
     tables.push(np.array([1, 0, 0], np.uint32), KEYS[:1], np.full(16, np.nan, np.float32))
-    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
     with pytest.raises(InvalidError, match=r"table C1: .*quantization"):
         write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(), 4)
-    assert set(records_of(tables.take(Reader.CHECKPOINT, nullcontext()))) == {int(KEYS[0])}
+    assert set(records_of(tables.readers.take(Reader.CHECKPOINT, nullcontext()))) == {int(KEYS[0])}
     save([(tables, share)], tmp_path / "exact", 0)
 
 
 def test_a_width_of_another_version_is_refused(tmp_path: Path) -> None:
     ((tables, share),) = trained(1, KEYS[:10])
     with pytest.raises(InvalidError, match="5 bits"):
-        write_snapshot(tables.snapshot(Reader.CHECKPOINT, nullcontext()), tables.specs, share, str(tmp_path), Work(), 5)
+        write_snapshot(
+            tables.readers.snapshot(Reader.CHECKPOINT, nullcontext()), tables.specs, share, str(tmp_path), Work(), 5
+        )
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

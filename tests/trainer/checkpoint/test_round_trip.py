@@ -79,7 +79,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
     """Writes a checkpoint as the servers and the master do together."""
     files: list[CheckpointFile] = []
     for tables, share in partitions:
-        snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+        snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
         written = write_snapshot(snapshot, tables.specs, share, str(folder), progress or Work())
         files += written
     return write_manifest(folder, files, ps_count=len(partitions))
@@ -87,7 +87,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
 
 def contents(tables: TableStore) -> Contents:
     """Returns every record by table and key."""
-    return all_records_of(tables.snapshot(Reader.CHECKPOINT, nullcontext()), len(tables.specs))
+    return all_records_of(tables.readers.snapshot(Reader.CHECKPOINT, nullcontext()), len(tables.specs))
 
 
 def load(uri: str, servers: int = 1, index: int = 0, progress: Work | None = None) -> tuple[Contents, AppliedBatches]:
@@ -142,7 +142,7 @@ def test_rows_count_as_untouched_when_another_history_begins(tmp_path: Path) -> 
     fields = tables.layouts[0].fields(records)
     fields["key"], fields["pushes"], fields["touched"] = keys, 3, 5000
     tables.load(0, records)
-    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
     uri = write_manifest(tmp_path, write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work()))
     fresh = TableStore([spec], DENSE)
     load_partition(CheckpointFiles(uri, IMPATIENT), owned(1, 0), fresh, len(INITIAL), anew=True)
@@ -154,7 +154,7 @@ def test_rows_count_as_untouched_when_another_history_begins(tmp_path: Path) -> 
 def test_what_is_pushed_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
     ((tables, share),) = trained(1, list(range(1000)))
     expected, applied = contents(tables), share.applied.copy()
-    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
     counts = np.array([1000, 1000, 64], np.uint32)
     keys = np.concatenate([*[np.arange(500, 1500)] * 2, np.arange(64)])
     tables.push(counts, keys, np.ones(tables.values_per_request(counts), np.float32))
@@ -167,13 +167,13 @@ def test_what_is_pushed_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Pat
 
 def test_a_checkpoint_that_is_not_written_gives_its_changes_back(tmp_path: Path) -> None:
     ((tables, share),) = trained(1, list(range(100)))
-    tables.track(Reader.CHECKPOINT)
+    tables.readers.track(Reader.CHECKPOINT)
     tables.push(np.array([2, 0, 0], np.uint32), np.array([7, 8]), np.ones(8, np.float32))
     (tmp_path / "ps-0").touch()  # in the place of a folder
-    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    snapshot = tables.readers.snapshot(Reader.CHECKPOINT, nullcontext())
     with pytest.raises(StorageUnreachableError, match="ps-0"):
         write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(patience_seconds=0))
-    assert set(records_of(tables.take(Reader.CHECKPOINT, nullcontext()))) == {7, 8}
+    assert set(records_of(tables.readers.take(Reader.CHECKPOINT, nullcontext()))) == {7, 8}
 
 
 def test_a_table_of_several_files_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

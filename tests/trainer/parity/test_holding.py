@@ -60,7 +60,9 @@ class Member:
 
 
 def rows_of(store: TableStore) -> list[dict[int, bytes]]:
-    return [records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(len(TABLES))]
+    return [
+        records_of(store.readers.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(len(TABLES))
+    ]
 
 
 class Group(RuleBasedStateMachine):

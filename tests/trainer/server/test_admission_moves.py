@@ -86,7 +86,7 @@ def one_server(seeds: list[int]) -> Rows:
 
 def rows_of(store: TableStore, owned: Ownership) -> Rows:
     """Returns the rows of a store that are owned; no other thread changes it meanwhile."""
-    snapshot = store.snapshot(Reader.FLASH, nullcontext())
+    snapshot = store.readers.snapshot(Reader.FLASH, nullcontext())
     found = []
     for table in range(STORED):
         records = records_of(snapshot, table)

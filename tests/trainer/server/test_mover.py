@@ -110,14 +110,14 @@ class Servers:
             expected = {}
             owned = Ownership.of(self.table, server.index)
             for number in range(3):
-                records = records_of(self.whole.snapshot(Reader.FLASH, threading.RLock()), number)
+                records = records_of(self.whole.readers.snapshot(Reader.FLASH, threading.RLock()), number)
                 keys = np.array(sorted(records), np.int64)
                 mine = keys[owned.among(keys, dense=number == 2)].tolist()
                 expected[number] = {key: records[key] for key in mine}
             store = self.stores[server.index]
             await_removal(store, owned)
             with server.state.lock:
-                snapshot = store.snapshot(Reader.FLASH, server.state.lock)
+                snapshot = store.readers.snapshot(Reader.FLASH, server.state.lock)
                 found = {number: records_of(snapshot, number) for number in range(3)}
             assert found == expected, f"ps-{server.index}"
 

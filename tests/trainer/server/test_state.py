@@ -247,7 +247,7 @@ def test_a_barrier_waits_for_what_others_have_applied_and_holds_everything_else(
     store = tables()
 
     def take(rows: TableStore, lock: Lock, _: Outcome) -> None:
-        records = b"".join(records_of(rows.snapshot(Reader.CHECKPOINT, lock), 2).values())
+        records = b"".join(records_of(rows.readers.snapshot(Reader.CHECKPOINT, lock), 2).values())
         seen.append(float(np.frombuffer(records, RowLayout.of(store.specs[2]).dtype)["weights"][0, 0]))
 
     outcome = served.state.snapshot(1, 1, take)

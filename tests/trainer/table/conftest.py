@@ -98,7 +98,7 @@ def rows_of() -> Callable[..., dict[int, tuple[NDArray[np.float32], NDArray[np.f
     """Returns all rows of one table: key -> (weights, state, pushes)."""
 
     def read(store: TableStore, table: int = 0) -> dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]:
-        records = records_of(store.snapshot(Reader.FLASH, nullcontext()), table)
+        records = records_of(store.readers.snapshot(Reader.FLASH, nullcontext()), table)
         fields = [store.layouts[table].fields(np.frombuffer(record, np.uint8)[None]) for record in records.values()]
         return {int(f["key"][0]): (f["weights"][0], f["state"][0], int(f["pushes"][0])) for f in fields}
 

@@ -102,7 +102,7 @@ def test_a_change_is_added_to_weights_and_state_and_counts_as_a_push(
     add(store, changes, *asked, pieces)
     np.testing.assert_array_equal(pull(store, *asked, pieces), before + changes)
     for number, keys in enumerate(asked):
-        records = records_of(store.snapshot(Reader.FLASH, nullcontext()), number)
+        records = records_of(store.readers.snapshot(Reader.FLASH, nullcontext()), number)
         fields = [store.layouts[number].fields(np.frombuffer(one, np.uint8)[None])[0] for one in records.values()]
         pushes = {int(one["key"]): int(one["pushes"]) for one in fields}
         assert pushes == {key: (key in held) + (key in keys) for key in {*held, *keys}}
@@ -135,12 +135,12 @@ def test_what_two_workers_did_apart_adds_up(rule: OptimizerType) -> None:
 def test_readers_learn_of_changes_as_of_pushes() -> None:
     store = TableStore([spec(0, 4, OptimizerType.ADAGRAD)])
     step(store, 1, [1, 2, 3])
-    store.track(Reader.CHECKPOINT)
-    snapshot = store.snapshot(Reader.FLASH, nullcontext())
-    before = records_of(TableStore.snapshot(store, Reader.MOVE, nullcontext()))
+    store.readers.track(Reader.CHECKPOINT)
+    snapshot = store.readers.snapshot(Reader.FLASH, nullcontext())
+    before = records_of(store.readers.snapshot(Reader.MOVE, nullcontext()))
     add(store, np.ones(16, np.float32), [2, 9])
     assert records_of(snapshot) == before
-    assert set(records_of(store.take(Reader.CHECKPOINT, nullcontext()))) == {2, 9}
+    assert set(records_of(store.readers.take(Reader.CHECKPOINT, nullcontext()))) == {2, 9}
 
 
 def test_changes_are_logged_for_parity() -> None:
@@ -151,7 +151,7 @@ def test_changes_are_logged_for_parity() -> None:
     add(store, np.ones(16, np.float32), [2, 9])
     (deltas,) = log.take([(0,)])
     records = deltas.reshape(2, -1)[:, 8:]
-    held = records_of(store.snapshot(Reader.FLASH, nullcontext()))
+    held = records_of(store.readers.snapshot(Reader.FLASH, nullcontext()))
     assert {record.tobytes() for record in records} == set(held.values())
 
 
@@ -160,7 +160,7 @@ def test_a_changed_row_notes_the_batch() -> None:
     store = TableStore([table])
     store.clock = 77
     add(store, np.ones(4, np.float32), [5])
-    (record,) = records_of(store.snapshot(Reader.FLASH, nullcontext())).values()
+    (record,) = records_of(store.readers.snapshot(Reader.FLASH, nullcontext())).values()
     assert store.layouts[0].fields(np.frombuffer(record, np.uint8)[None])[0]["touched"] == 77
 
 

@@ -30,7 +30,7 @@ def store(make_spec: Any, push: Push) -> TableStore:
 
 
 def rows_now(store: TableStore) -> dict[int, bytes]:
-    return records_of(store.snapshot(Reader.MOVE, NO_LOCK), 0)
+    return records_of(store.readers.snapshot(Reader.MOVE, NO_LOCK), 0)
 
 
 def leave(store: TableStore, part: int) -> None:
@@ -118,7 +118,11 @@ def test_rows_come_and_go_between_the_steps(store: TableStore, push: Push, part:
 
 def test_a_snapshot_is_of_its_moment_though_rows_move_before_and_behind_the_read(store: TableStore) -> None:
     leave(store, 4)
-    expected, snapshot, compaction = rows_now(store), store.snapshot(Reader.CHECKPOINT, NO_LOCK), Compaction(store, 0)
+    expected, snapshot, compaction = (
+        rows_now(store),
+        store.readers.snapshot(Reader.CHECKPOINT, NO_LOCK),
+        Compaction(store, 0),
+    )
     found: dict[int, bytes] = {}
     for chunk in snapshot.read(0):
         found |= {int(record[:8].view(np.int64)[0]): record.tobytes() for record in chunk}
@@ -128,13 +132,13 @@ def test_a_snapshot_is_of_its_moment_though_rows_move_before_and_behind_the_read
 
 
 def test_a_reader_of_changes_misses_nothing(store: TableStore) -> None:
-    store.track(Reader.FLASH)
-    first = store.snapshot(Reader.FLASH, NO_LOCK)
+    store.readers.track(Reader.FLASH)
+    first = store.readers.snapshot(Reader.FLASH, NO_LOCK)
     copy: dict[int, bytes] = records_of(first, 0)
     first.commit()
     leave(store, 4)
     compact(store)
-    taken = store.take(Reader.FLASH, NO_LOCK)
+    taken = store.readers.take(Reader.FLASH, NO_LOCK)
     for key in taken.retired[0].tolist():
         copy.pop(key, None)
     copy |= records_of(taken, 0)

@@ -51,7 +51,7 @@ def test_pieces_begin_with_the_given_parameters_and_are_no_rows_before_a_push(
     values = pulled(store)
     np.testing.assert_array_equal(values[: len(initial)], initial)
     assert not values[len(initial) :].any()
-    assert not records_of(store.snapshot(Reader.CHECKPOINT, nullcontext()), 1)
+    assert not records_of(store.readers.snapshot(Reader.CHECKPOINT, nullcontext()), 1)
     assert store.rows() == {"C1": 0}
 
 
@@ -86,7 +86,7 @@ def test_loaded_pieces_go_on_as_if_nothing_had_happened(rule: OptimizerType) -> 
     for gradient in gradients[:3]:
         push(steady, gradient)
         push(interrupted, gradient)
-    for chunk in interrupted.snapshot(Reader.CHECKPOINT, nullcontext()).read(0):
+    for chunk in interrupted.readers.snapshot(Reader.CHECKPOINT, nullcontext()).read(0):
         restored.load(0, chunk)
     for gradient in gradients[3:]:
         push(steady, gradient)
@@ -103,7 +103,7 @@ def test_a_record_of_a_piece_that_does_not_exist_is_refused(piece: int) -> None:
     fields["key"], fields["pushes"] = [3, piece], 1
     with pytest.raises(ValueError, match="dense pieces"):
         store.load(0, records)
-    assert not records_of(store.snapshot(Reader.CHECKPOINT, nullcontext()), 0)
+    assert not records_of(store.readers.snapshot(Reader.CHECKPOINT, nullcontext()), 0)
 
 
 def test_pieces_that_are_longer_than_a_segment_are_held() -> None:
@@ -115,7 +115,7 @@ def test_pieces_that_are_longer_than_a_segment_are_held() -> None:
     for _ in range(2):
         store.push(counts, some, ones)
     assert (pulled(store, some) == -2).all()
-    assert set(records_of(store.snapshot(Reader.CHECKPOINT, nullcontext()))) == set(some.tolist())
+    assert set(records_of(store.readers.snapshot(Reader.CHECKPOINT, nullcontext()))) == set(some.tolist())
     assert not pulled(store, np.array([2], dtype=np.int64)).any()
 
 

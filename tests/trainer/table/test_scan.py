@@ -34,7 +34,7 @@ EVEN = np.arange(BUCKETS) % 2 == 0
 def store(make_spec: Any, push: Push) -> TableStore:
     store = TableStore([make_spec(dimension=WIDE)])
     push(store, (range(ROWS), np.ones(ROWS * WIDE)))
-    store.track(Reader.MOVE)
+    store.readers.track(Reader.MOVE)
     return store
 
 
@@ -59,16 +59,16 @@ class Copy:
 
 
 def now(store: TableStore, table: int = 0) -> dict[int, bytes]:
-    return records_of(store.snapshot(Reader.CHECKPOINT, NO_LOCK), table)
+    return records_of(store.readers.snapshot(Reader.CHECKPOINT, NO_LOCK), table)
 
 
 def test_the_first_scan_is_of_all_rows_and_the_next_of_what_changed(store: TableStore, push: Push) -> None:
     copy = Copy()
-    assert copy.take(store.scan(Reader.MOVE, NO_LOCK)) == ROWS
+    assert copy.take(store.readers.scan(Reader.MOVE, NO_LOCK)) == ROWS
     push(store, ([5, ROWS], np.ones(2 * WIDE)))
-    assert copy.take(store.scan(Reader.MOVE, NO_LOCK)) == 2
+    assert copy.take(store.readers.scan(Reader.MOVE, NO_LOCK)) == 2
     assert copy.rows == now(store)
-    assert copy.take(store.scan(Reader.MOVE, NO_LOCK)) == 0
+    assert copy.take(store.readers.scan(Reader.MOVE, NO_LOCK)) == 0
 
 
 def test_rows_that_change_before_the_scan_comes_to_them_are_left_for_the_next(store: TableStore, push: Push) -> None:
@@ -77,11 +77,11 @@ def test_rows_that_change_before_the_scan_comes_to_them_are_left_for_the_next(st
     def train(_: int) -> None:
         push(store, (hot, np.ones(len(hot) * WIDE)))
 
-    first = store.scan(Reader.MOVE, NO_LOCK)
+    first = store.readers.scan(Reader.MOVE, NO_LOCK)
     assert copy.take(first, train) == ROWS - 2, "the first row was copied before it changed"
     assert first.postponed == 2
     assert copy.rows != now(store)
-    last = store.scan(Reader.MOVE, NO_LOCK)
+    last = store.readers.scan(Reader.MOVE, NO_LOCK)
     assert copy.take(last) == len(hot)
     assert last.postponed == 0
     assert copy.rows == now(store)
@@ -89,7 +89,7 @@ def test_rows_that_change_before_the_scan_comes_to_them_are_left_for_the_next(st
 
 def test_each_receiver_gets_the_rows_of_its_buckets(store: TableStore) -> None:
     odd, even = Copy(~EVEN), Copy(EVEN)
-    for whom, records in store.scan(Reader.MOVE, NO_LOCK).read(0, {0: EVEN, 1: ~EVEN}):
+    for whom, records in store.readers.scan(Reader.MOVE, NO_LOCK).read(0, {0: EVEN, 1: ~EVEN}):
         (even, odd)[whom].rows.update({int(record[:8].view(np.int64)[0]): record.tobytes() for record in records})
     expected = now(store)
     assert even.rows == {key: row for key, row in expected.items() if EVEN[buckets_of(np.array([key]))[0]]}
@@ -101,9 +101,9 @@ def test_dense_pieces_are_wanted_by_their_numbers(make_spec: Any) -> None:
     store = TableStore([make_spec()], dense)
     pieces = np.arange(DENSE_PIECES, dtype=np.int64)
     store.push(np.array([0, DENSE_PIECES], np.uint32), pieces, np.ones(8 * DENSE_PIECES, np.float32))
-    store.track(Reader.MOVE)
+    store.readers.track(Reader.MOVE)
     wanted = pieces < 5
-    found = [records for _, records in store.scan(Reader.MOVE, NO_LOCK).read(1, {0: wanted})]
+    found = [records for _, records in store.readers.scan(Reader.MOVE, NO_LOCK).read(1, {0: wanted})]
     assert [record[:8].view(np.int64)[0] for record in np.concatenate(found)] == [0, 1, 2, 3, 4]
 
 
@@ -116,43 +116,43 @@ def test_a_key_that_came_again_is_not_retired_after_its_row_was_copied(store: Ta
             store.retire(0, np.array([0, last]))
             push(store, ([last], np.ones(WIDE)))  # in the slot that this row or row 0 left
 
-    copy.take(store.scan(Reader.MOVE, NO_LOCK), come_again)
-    second = store.scan(Reader.MOVE, NO_LOCK)
+    copy.take(store.readers.scan(Reader.MOVE, NO_LOCK), come_again)
+    second = store.readers.scan(Reader.MOVE, NO_LOCK)
     assert second.retired[0].tolist() == [0]
     copy.take(second)
-    third = store.scan(Reader.MOVE, NO_LOCK)
+    third = store.readers.scan(Reader.MOVE, NO_LOCK)
     assert not len(third.retired[0])
     copy.take(third)
     assert copy.rows == now(store)
 
 
 def test_a_scan_ends_with_the_next_and_where_changes_are_forgotten(store: TableStore, push: Push) -> None:
-    first = store.scan(Reader.MOVE, NO_LOCK).read(0, {0: ALL})
+    first = store.readers.scan(Reader.MOVE, NO_LOCK).read(0, {0: ALL})
     next(first)
-    store.scan(Reader.MOVE, NO_LOCK)
+    store.readers.scan(Reader.MOVE, NO_LOCK)
     with pytest.raises(SnapshotAbandonedError):
         next(first)
     push(store, ([1], np.ones(WIDE)))
-    third = store.scan(Reader.MOVE, NO_LOCK).read(0, {0: ALL})
-    store.untrack(Reader.MOVE)
+    third = store.readers.scan(Reader.MOVE, NO_LOCK).read(0, {0: ALL})
+    store.readers.untrack(Reader.MOVE)
     with pytest.raises(SnapshotAbandonedError):
         next(third)
     with pytest.raises(ValueError, match="no changes are tracked"):
-        store.scan(Reader.MOVE, NO_LOCK)
-    store.track(Reader.MOVE)
-    assert Copy().take(store.scan(Reader.MOVE, NO_LOCK)) == ROWS
+        store.readers.scan(Reader.MOVE, NO_LOCK)
+    store.readers.track(Reader.MOVE)
+    assert Copy().take(store.readers.scan(Reader.MOVE, NO_LOCK)) == ROWS
 
 
 def test_no_change_is_lost_where_there_is_no_memory_for_a_scan(store: TableStore, push: Push) -> None:
     copy = Copy()
-    copy.take(store.scan(Reader.MOVE, NO_LOCK))
+    copy.take(store.readers.scan(Reader.MOVE, NO_LOCK))
     push(store, ([3], np.ones(WIDE)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Descriptors, "absent", refuse)
         with pytest.raises(MemoryError):
-            store.scan(Reader.MOVE, NO_LOCK)
+            store.readers.scan(Reader.MOVE, NO_LOCK)
     push(store, ([4], np.ones(WIDE)))
-    assert copy.take(store.scan(Reader.MOVE, NO_LOCK)) == 2
+    assert copy.take(store.readers.scan(Reader.MOVE, NO_LOCK)) == 2
     assert copy.rows == now(store)
 
 
@@ -177,12 +177,12 @@ def test_rows_that_a_thread_changes_meanwhile_are_never_torn(store: TableStore, 
     try:
         for _ in range(20):
             with lock:
-                scan = store.scan(Reader.MOVE, lock)
+                scan = store.readers.scan(Reader.MOVE, lock)
             copy.take(scan)
     finally:
         ends.set()
         thread.join()
-    copy.take(store.scan(Reader.MOVE, lock))
+    copy.take(store.readers.scan(Reader.MOVE, lock))
     assert copy.rows == now(store)
 
 
@@ -201,7 +201,7 @@ def test_a_copy_is_equal_after_any_changes_between_the_chunks_of_scans(
 ) -> None:
     store = TableStore([make_spec(dimension=WIDE)])
     push(store, (range(ROWS), np.ones(ROWS * WIDE)))
-    store.track(Reader.MOVE)
+    store.readers.track(Reader.MOVE)
     copy, left = Copy(EVEN), list(actions)
 
     def change(_: int = 0) -> None:
@@ -221,9 +221,9 @@ def test_a_copy_is_equal_after_any_changes_between_the_chunks_of_scans(
                 return
 
     while left:
-        copy.take(store.scan(Reader.MOVE, NO_LOCK), change)
+        copy.take(store.readers.scan(Reader.MOVE, NO_LOCK), change)
         change()
-    last = store.scan(Reader.MOVE, NO_LOCK)
+    last = store.readers.scan(Reader.MOVE, NO_LOCK)
     copy.take(last)
     assert not last.postponed
     assert copy.rows == {key: row for key, row in now(store).items() if EVEN[buckets_of(np.array([key]))[0]]}

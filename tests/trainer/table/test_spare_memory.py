@@ -29,7 +29,7 @@ def store(make_spec: Any, push: Callable[..., None]) -> TableStore:
 
 def kept_after_snapshot(store: TableStore, push: Callable[..., None]) -> Callable[[], int]:
     """Takes a snapshot for which rows are saved; returns what counts the pieces of that memory that are still there."""
-    snapshot, pieces = store.snapshot(Reader.FLASH, NO_LOCK), []
+    snapshot, pieces = store.readers.snapshot(Reader.FLASH, NO_LOCK), []
     for first in range(0, 3 * PUSHED, PUSHED):
         push(store, (range(first, first + PUSHED), np.ones(PUSHED * WIDE)))
     for records in snapshot.read(0):
@@ -84,9 +84,9 @@ def test_an_abandoned_read_keeps_no_spare_memory_of_a_store_that_is_dropped(
 ) -> None:
     kept = kept_after_snapshot(store, push)
     assert kept() == 2
-    read = store.snapshot(Reader.CHECKPOINT, NO_LOCK).read(0)
+    read = store.readers.snapshot(Reader.CHECKPOINT, NO_LOCK).read(0)
     next(read)
-    store.abandon_snapshots()
+    store.readers.abandon()
     del store
     assert kept() == 0
     with pytest.raises(SnapshotAbandonedError):
@@ -97,5 +97,5 @@ def test_memory_for_rows_that_have_left_is_not_kept(store: TableStore, push: Cal
     kept = kept_after_snapshot(store, push)
     assert kept() == 2
     store.retire(0, np.arange(PUSHES // 4 * PUSHED, PUSHES * PUSHED))
-    store.snapshot(Reader.FLASH, NO_LOCK)
+    store.readers.snapshot(Reader.FLASH, NO_LOCK)
     assert kept() == 0

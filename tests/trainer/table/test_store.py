@@ -209,7 +209,7 @@ def test_the_same_requests_give_the_same_bytes(make_spec: Any, pull: Pull, push:
             keys = [random.choice(500, 100, replace=False) for _ in store.specs]
             pull(store, *keys)
             push(store, *((table, random.standard_normal((100, 10))) for table in keys))
-        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+        snapshot = store.readers.snapshot(Reader.CHECKPOINT, nullcontext())
         return [chunk.tobytes() for table in range(len(store.specs)) for chunk in snapshot.read(table)]
 
     assert train() == train()
@@ -302,7 +302,7 @@ def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: P
     keys = range(100_000)
     push(store, (keys, np.ones(600_000)), (keys, np.ones(1_600_000)))
     push(other, ([5], np.ones(6)), ([], []))  # the load replaces this row
-    snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+    snapshot = store.readers.snapshot(Reader.CHECKPOINT, nullcontext())
     for table in range(2):
         for chunk in snapshot.read(table):
             other.load(table, chunk)
@@ -317,7 +317,7 @@ def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: P
 def test_an_index_does_not_grow_for_rows_that_are_expected(make_spec: Any, pull: Pull, push: Push, first: int) -> None:
     store, other = TableStore([make_spec(dimension=1)]), TableStore([make_spec(dimension=1)])
     push(store, (range(100_000), np.ones(100_000)))
-    [records] = store.snapshot(Reader.CHECKPOINT, nullcontext()).read(0)
+    [records] = store.readers.snapshot(Reader.CHECKPOINT, nullcontext()).read(0)
     other.load(0, records[:first])
     half = np.arange(BUCKETS) % 2 == 0
     other.expect(0, 50_000, half)

@@ -128,14 +128,14 @@ class StoreMachine(RuleBasedStateMachine):
     def track(self, reader: Reader) -> None:
         book = self.books[reader]
         if book.tracked:
-            self.store.untrack(reader)
+            self.store.readers.untrack(reader)
             book.told, book.tracked_at_begin = None, False
             if book.snapshot is not None:
                 with pytest.raises(SnapshotAbandonedError):
                     book.snapshot.commit()
                 book.snapshot = None
         else:
-            self.store.track(reader)
+            self.store.readers.track(reader)
         book.tracked = not book.tracked
 
     @rule(reader=READERS)
@@ -148,12 +148,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.begin_reading(reader, whole=False)
         elif not self.books[reader].tracked:
             with pytest.raises(ValueError, match="no changes are tracked"):
-                self.store.take(reader, nullcontext())
+                self.store.readers.take(reader, nullcontext())
 
     def begin_reading(self, reader: Reader, *, whole: bool) -> None:
         book = self.books[reader]
         superseded = book.snapshot
-        book.snapshot = (self.store.snapshot if whole else self.store.take)(reader, nullcontext())
+        book.snapshot = (self.store.readers.snapshot if whole else self.store.readers.take)(reader, nullcontext())
         if superseded is not None:
             with pytest.raises(SnapshotAbandonedError):
                 superseded.commit()
@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Checks that all rows are there, and that every reader can assemble what it should know."""
-        snapshot = self.store.snapshot(Reader.FLASH, nullcontext())
+        snapshot = self.store.readers.snapshot(Reader.FLASH, nullcontext())
         for table, rows in enumerate(self.rows):
             assert {r[:8].tobytes(): r.tobytes() for c in snapshot.read(table) for r in c} == {
                 record[:8]: record for record in rows.values()

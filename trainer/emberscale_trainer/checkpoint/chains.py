@@ -1,6 +1,6 @@
 """Incremental checkpoints: a server's part has all rows, or those that changed since an earlier checkpoint.
 
-The reader's changes are kept until the master names the checkpoint on which the next one builds (`TableStore.take`):
+The reader's changes are kept until the master names the checkpoint on which the next one builds (`Readers.take`):
 
 * the newest, which is then complete: changes before it are forgotten,
 * the one on which the newest builds: the changes in the newest are taken again, whether or not it failed,
@@ -49,19 +49,20 @@ class ChainWriter:
         The caller is within the barrier and holds `lock`, which guards the tables. `owned` is what the server owns now.
         With `tracked`, later checkpoints may build on this one. Raises MemoryError.
         """
+        readers = tables.readers
         if not tracked or self._followed is None or self._followed() is not tables:
-            tables.untrack(Reader.CHECKPOINT)
+            readers.untrack(Reader.CHECKPOINT)
             self._since = self._newest = None
             self._followed = weakref.ref(tables) if tracked else None
             if tracked:
-                tables.track(Reader.CHECKPOINT)
+                readers.track(Reader.CHECKPOINT)
         newest, self._newest = self._newest, None
         if newest is not None and newest.checkpoint == since:
-            tables.commit(Reader.CHECKPOINT)
+            readers.commit(Reader.CHECKPOINT)
             self._since = newest
         if self._since is not None and (self._since.checkpoint != since or self._since.lacks(owned)):
             self._since = None  # its files may be removed once the next one is complete
-        take = tables.snapshot if self._since is None else tables.take
+        take = readers.snapshot if self._since is None else readers.take
         return ChainDraft(take(Reader.CHECKPOINT, lock), lock, self._since, tracked)
 
     def write(

@@ -43,6 +43,7 @@ from emberscale_trainer.checkpoint.work import AbandonedError, Work, ahead
 from emberscale_trainer.checkpoint.writer import Share, parts_of
 from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.layout import KEY_BYTES
+from emberscale_trainer.table.readers import Readers
 from emberscale_trainer.table.snapshot import Changes, Lock
 
 CHUNK_BYTES = 1 << 20
@@ -130,6 +131,7 @@ class FlashWriter:
         The caller is within the barrier and holds `lock`, which guards the tables. `limit` is the number of bytes that
         this server may keep in Redis. Raises MemoryError.
         """
+        readers = tables.readers
         followed, before = None if self._followed is None else self._followed(), self._chain
         rows = tables.rows()
         sizes = [
@@ -139,15 +141,15 @@ class FlashWriter:
         ]
         if followed is tables and before is not None and _may_grow(before, limit):
             continued = before
-            if before.base is not None and before.changes is not None and _replaces(tables, before, before.changes):
-                tables.take_again(Reader.FLASH, before.changes)
+            if before.base is not None and before.changes is not None and _replaces(readers, before, before.changes):
+                readers.take_again(Reader.FLASH, before.changes)
                 continued = before.base
-            return FlashDraft(tables.take(Reader.FLASH, lock), tables, lock, before, continued, sum(sizes), limit)
+            return FlashDraft(readers.take(Reader.FLASH, lock), tables, lock, before, continued, sum(sizes), limit)
         self._chain = None
-        tables.untrack(Reader.FLASH)
-        tables.track(Reader.FLASH)
+        readers.untrack(Reader.FLASH)
+        readers.track(Reader.FLASH)
         self._followed = weakref.ref(tables)
-        return FlashDraft(tables.snapshot(Reader.FLASH, lock), tables, lock, None, None, sum(sizes), limit)
+        return FlashDraft(readers.snapshot(Reader.FLASH, lock), tables, lock, None, None, sum(sizes), limit)
 
     def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[CheckpointFile]:
         """Writes the draft, and returns all files of this server's part; `share.rows` are those when it was begun.
@@ -292,9 +294,10 @@ def _may_grow(before: _Chain, limit: int) -> bool:
     return before.increment_bytes <= base_bytes and before.bytes * _ROOM_FOR_INCREMENT <= limit
 
 
-def _replaces(tables: TableStore, before: _Chain, changes: Changes) -> bool:
+def _replaces(readers: Readers, before: _Chain, changes: Changes) -> bool:
     """Whether the next increment replaces those of the chain, which have these changes."""
-    more = tables.bytes_to_take(Reader.FLASH, changes) - tables.bytes_to_take(Reader.FLASH) + changes.retired_bytes()
+    both = readers.bytes_to_take(Reader.FLASH, changes)
+    more = both - readers.bytes_to_take(Reader.FLASH) + changes.retired_bytes()
     return _WORTH_ONE_BYTE * more <= before.increment_bytes
 
 

@@ -84,8 +84,8 @@ class PriorityWriter:
         if self._priority is RecoveryPriority.NONE:
             return
         self._follow(tables)
-        tables.untrack(Reader.PRIORITY)
-        tables.track(Reader.PRIORITY)
+        tables.readers.untrack(Reader.PRIORITY)
+        tables.readers.track(Reader.PRIORITY)
         self._counts, self._written, self._sampled = id_in(uri), ("", {}), {}
         if whole:
             self._saved, self._completed = {}, {}
@@ -139,9 +139,9 @@ class PriorityWriter:
         self._follow(tables)
         self._count(tables, since)
         try:
-            return tables.take(Reader.PRIORITY, lock)
+            return tables.readers.take(Reader.PRIORITY, lock)
         except ValueError:
-            return tables.snapshot(Reader.PRIORITY, lock)
+            return tables.readers.snapshot(Reader.PRIORITY, lock)
 
     def _count(self, tables: TableStore, since: str) -> None:
         """Counts rows as saved as of `since`."""
@@ -150,7 +150,7 @@ class PriorityWriter:
             self._completed = noted
         elif self._counts != since:
             self._saved, self._completed = {}, {}
-            tables.untrack(Reader.PRIORITY)
+            tables.readers.untrack(Reader.PRIORITY)
         self._counts = since
 
     def write(

@@ -120,7 +120,7 @@ class ServerState:
 
     def _drop_rows(self) -> None:
         if self._served.tables is not None:
-            self._served.tables.abandon_snapshots()
+            self._served.tables.readers.abandon()
         self._serve(None)
         self._changed.notify_all()
 
@@ -451,9 +451,9 @@ class ServerState:
             tables = self.tables
             self._served.eviction.finish()
             if whole:
-                tables.untrack(Reader.MOVE)
-                tables.track(Reader.MOVE)
-            return tables.scan(Reader.MOVE, self._changed), tables
+                tables.readers.untrack(Reader.MOVE)
+                tables.readers.track(Reader.MOVE)
+            return tables.readers.scan(Reader.MOVE, self._changed), tables
 
     def hand_over(self, generation: int, number: int, move: int, seconds: float) -> HandedOver:
         """As `ServerCore.hand_over`."""
@@ -483,7 +483,7 @@ class ServerState:
                 if transfer.joins:
                     self._serve(self._arriving.staged)
                 elif self._served.tables is not None:
-                    self._served.tables.untrack(Reader.MOVE)
+                    self._served.tables.readers.untrack(Reader.MOVE)
                     self._served.retirement.begin(transfer.before.without(transfer.after))
                 self._arriving.switched(transfer)
                 self._changed.notify_all()
@@ -505,7 +505,7 @@ class ServerState:
             return
         self._arriving.drop()
         if self._served.tables is not None and not transfer.joins:
-            self._served.tables.untrack(Reader.MOVE)
+            self._served.tables.readers.untrack(Reader.MOVE)
             self._served.retirement.begin(transfer.gained)
 
     def resume(self, generation: int, number: int) -> None:

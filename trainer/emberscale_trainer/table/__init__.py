@@ -1,6 +1,7 @@
 """The embedding tables of a parameter server: dynamic hash tables with fused optimizers, in compiled kernels.
 
 * `store`: TableStore: pull, push, load, retire.
+* `readers`: what each reader of the rows has yet to learn.
 * `snapshot`: consistent copies of rows while training continues.
 * `layout`: the bytes of a row.
 * `slab`: the memory of rows, and the fields of its description for kernels.

@@ -16,10 +16,10 @@ from emberscale_trainer.table.deltas import DELTA_BYTES, DeltaLog
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.descriptors import Descriptors
 from emberscale_trainer.table.layout import RowLayout, keys_of
-from emberscale_trainer.table.scan import Scan, ScannedTable
-from emberscale_trainer.table.slab import MAX_SLOTS, Reader, SpareMemory
+from emberscale_trainer.table.readers import Readers
+from emberscale_trainer.table.slab import MAX_SLOTS
 from emberscale_trainer.table.slots import Slots
-from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
+from emberscale_trainer.table.snapshot import Records
 
 _UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
 
@@ -37,7 +37,8 @@ class TableStore:
     float32, row after row in the order of the keys. Buffers may be read-only and need no alignment. The same requests
     in the same order give the same bytes.
 
-    Not thread-safe: callers hold one lock around calls. Kernels run without the interpreter's lock.
+    `readers` copy the rows, and learn of changes. Not thread-safe: callers hold one lock around calls. Kernels run
+    without the interpreter's lock.
     """
 
     def __init__(self, specs: Sequence[TableSpec], dense: DensePieces | None = None) -> None:
@@ -53,10 +54,7 @@ class TableStore:
         self._evicted = [0] * len(self.specs)
         self.slots = tuple(Slots(*one) for one in zip(self._descriptors.tables, self.layouts, strict=True))
         self._log: DeltaLog | None = None
-        self._changes: dict[Reader, Changes] = {}
-        self._snapshots: dict[Reader, Snapshot] = {}
-        self._scans: dict[Reader, Scan] = {}
-        self._spare = SpareMemory()
+        self.readers = Readers(self._descriptors, self.slots, [spec.column < 0 for spec in self.specs])
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
         self._requested_address = self._descriptors.address(self._first)
         self._scratch_address = address_of(self._scratch)
@@ -254,86 +252,8 @@ class TableStore:
 
         The old bytes that an open snapshot saves are not counted, nor is the memory that is kept for the next.
         """
-        recorded = sum(changes.allocated_bytes for changes in self._changes.values())
-        return self._descriptors.index_bytes + sum(slots.allocated_bytes for slots in self.slots) + recorded
-
-    def track(self, reader: Reader) -> None:
-        """Records changes from now on, for `take`; raises ValueError if they are recorded already."""
-        if reader in self._changes:
-            raise ValueError(f"changes are tracked for {reader.name} already")
-        self._changes[reader] = self._new_changes(reader)
-
-    def untrack(self, reader: Reader) -> None:
-        """Forgets the recorded changes of a reader, and stops recording; the reader's open snapshot ends.
-
-        Does nothing if none are recorded.
-        """
-        if reader in self._snapshots:
-            self._snapshots.pop(reader).give_back()
-        if reader in self._scans:
-            self._scans.pop(reader).end()
-        if reader in self._changes:
-            self._changes.pop(reader).stop()
-
-    def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
-        """Returns a snapshot of all rows. The reader's recorded changes, if tracked, are reset.
-
-        `lock` is re-entrant, and the caller holds it now; the snapshot takes it again briefly, and reads without it.
-        The time is proportional to the number of segments, not of rows. A reader has one snapshot at a time: a previous
-        one that has not ended is given back. Several readers may have theirs at once. Raises MemoryError, and then the
-        reader has lost no change.
-        """
-        return self._begin(reader, lock, whole=True)
-
-    def take(self, reader: Reader, lock: Lock) -> Snapshot:
-        """Returns a snapshot of the rows that changed since the reader's last snapshot, and of the keys retired since.
-
-        Otherwise as `snapshot`. Raises ValueError for a reader whose changes are not tracked.
-        """
-        if reader not in self._changes:
-            raise ValueError(f"no changes are tracked for {reader.name}")
-        return self._begin(reader, lock, whole=False)
-
-    def bytes_to_take(self, reader: Reader, earlier: Changes | None = None) -> int:
-        """Returns the bytes of the rows that `take` would yield; with `earlier`, after `take_again(reader, earlier)`.
-
-        The reader's changes are tracked. The time is proportional to the number of slots, 64 at once.
-        """
-        rows = self._changes[reader].rows(earlier)
-        return sum(count * layout.stride for count, layout in zip(rows, self.layouts, strict=True))
-
-    def take_again(self, reader: Reader, earlier: Changes) -> None:
-        """Adds the changes of an earlier snapshot of this reader to those that it takes next. Raises MemoryError."""
-        self._changes[reader].merge(earlier)
-
-    def scan(self, reader: Reader, lock: Lock) -> Scan:
-        """Returns a scan of what changed since the reader's last one, or of all rows if it is the first since `track`.
-
-        `lock` as in `snapshot`. Rows that the previous scan has not yielded are lost: a caller that has not read it to
-        its end must track anew. A reader with snapshots has no scans. Raises MemoryError, and then the reader has lost
-        no change; and ValueError as `take`.
-        """
-        if reader not in self._changes:
-            raise ValueError(f"no changes are tracked for {reader.name}")
-        tables = [
-            ScannedTable(slots.layout, tuple(slots.segments), slots.used(), dense=spec.column < 0)
-            for slots, spec in zip(self.slots, self.specs, strict=True)
-        ]
-        before, changes = self._scans.get(reader), self._changes[reader]
-        self._changes[reader] = current = self._new_changes(reader)
-        try:
-            scan = Scan(tables, lock, current, None if before is None else changes, self._descriptors.absent)
-        except MemoryError:
-            self._record_again(reader, changes)
-            raise
-        if before is not None:
-            before.end()
-        self._scans[reader] = scan
-        return scan
-
-    def commit(self, reader: Reader) -> None:
-        """Ends the reader's snapshot, which it has read, and forgets the changes before it."""
-        self._snapshots.pop(reader).commit()
+        rows = sum(slots.allocated_bytes for slots in self.slots)
+        return self._descriptors.index_bytes + rows + self.readers.allocated_bytes
 
     def log_deltas(self, lanes: int, lane_of: Callable[[int, int], int], *, merges: bool = False) -> DeltaLog:
         """Logs changes from now on, until the log is stopped; stops an earlier log. `merges` is as in `DeltaLog`."""
@@ -344,55 +264,12 @@ class TableStore:
         )
         return self._log
 
-    def abandon_snapshots(self) -> None:
-        """Gives all open snapshots back, and ends scans, so that no read keeps memory of a store that is dropped."""
-        for snapshot in self._snapshots.values():
-            snapshot.give_back()
-        for scan in self._scans.values():
-            scan.end()
-        self._spare.bound(0)
-
-    def _begin(self, reader: Reader, lock: Lock, *, whole: bool) -> Snapshot:
-        if reader in self._snapshots:
-            self._snapshots[reader].give_back()
-        if reader in self._scans:
-            self._scans.pop(reader).end()
-        taken, current = self._changes.get(reader), None
-        if taken is not None:
-            self._changes[reader] = current = self._new_changes(reader)
-        self._spare.bound(sum(slots.rows * slots.layout.stride for slots in self.slots))
-        shares: list[TableShare] = []
-        try:
-            for number, slots in enumerate(self.slots):
-                scope = None if whole or taken is None else taken.bitmap(number)
-                entry, used = self._descriptors.entry(number, reader), slots.used()
-                shares.append(TableShare(entry, slots.layout, slots.segments, used, slots.next, scope, self._spare))
-            snapshot = self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
-        except MemoryError:
-            for share in shares:
-                share.close()
-            if taken is not None:
-                self._record_again(reader, taken)
-            raise
-        return snapshot
-
-    def _new_changes(self, reader: Reader) -> Changes:
-        return Changes(self._entries(reader), [slots.count for slots in self.slots])
-
-    def _record_again(self, reader: Reader, changes: Changes) -> None:
-        """Goes on with these changes instead of newer ones, in which nothing has been recorded. Needs no memory."""
-        changes.record(self._entries(reader))
-        self._changes[reader] = changes
-
-    def _entries(self, reader: Reader) -> list[np.void]:
-        return [self._descriptors.entry(number, reader) for number in range(len(self.specs))]
-
     def remove_bucket(self, table: int, bucket: int) -> int:
         """Retires the rows of a bucket; returns how many there were. Their slots are used again."""
         keys = self._bucket_slots(table, bucket)
         self._make_room_to_retire(table, len(keys))
         retired = kernels.retire_bucket(self._descriptors.address(table), bucket, address_of(keys))
-        self._note_retired(table, keys)
+        self.readers.note_retired(table, keys)
         return retired
 
     def retire(self, table: int, keys: NDArray[np.int64]) -> int:
@@ -402,7 +279,7 @@ class TableStore:
         retired = np.empty_like(keys)
         self._make_room_to_retire(table, len(keys))
         count = kernels.retire(descriptor, address_of(keys), len(keys), address_of(retired))
-        self._note_retired(table, retired[:count])
+        self.readers.note_retired(table, retired[:count])
         return count
 
     def evict(self, table: int, keys: NDArray[np.int64]) -> int:
@@ -448,10 +325,6 @@ class TableStore:
         self._make_room(table, 0, rows)
         self.slots[table].make_room_to_free(rows)
 
-    def _note_retired(self, table: int, keys: NDArray[np.int64]) -> None:
-        for changes in self._changes.values():
-            changes.retire(table, keys)
-
     def _bucket_slots(self, table: int, bucket: int) -> NDArray[np.int64]:
         """Allocates room for the slots of a bucket. Raises IndexError for a table or a bucket that does not exist."""
         self._descriptors.address(table)
@@ -484,8 +357,7 @@ class TableStore:
         """Makes room for `new` new rows of a table, and for `changed` changes. Raises MemoryError."""
         while kernels.room(self._descriptors.address(table)) < new:
             self._add_segment(table)
-        for snapshot in self._snapshots.values():
-            snapshot.make_room(table, changed)
+        self.readers.make_room_to_save(table, changed)
         if self._log is not None:
             self._log.make_room(changed * (DELTA_BYTES + self.layouts[table].stride))
 
@@ -494,8 +366,7 @@ class TableStore:
         room = (len(slots.segments) + 1) << slots.layout.slot_bits
         if room > MAX_SLOTS:
             raise MemoryError(f"table {self.specs[table].name} has as many rows as a table can have")
-        for changes in self._changes.values():
-            changes.make_room(table, room)
+        self.readers.make_room_to_record(table, room)
         if self._log is not None:  # first: without memory for it, the segment would be used without being logged
             self._log.add_segments(table, len(slots.segments) + 1)
         slots.add_segment()

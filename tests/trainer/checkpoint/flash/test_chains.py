@@ -49,7 +49,7 @@ def test_both_tiers_restore_the_same_rows_on_any_number_of_servers(
     complete(server, "flash-00000002", 2, [file for one in trained for file in one.save("flash-00000002")])
     persistent: list[CheckpointFile] = []
     for one in trained:
-        snapshot = one.tables.snapshot(Reader.CHECKPOINT, one.lock)
+        snapshot = one.tables.readers.snapshot(Reader.CHECKPOINT, one.lock)
         persistent += write_snapshot(snapshot, one.tables.specs, one.share, str(tmp_path), Work())
     write_manifest(tmp_path, persistent, id="00000003", ps_count=2)
     rows = 0

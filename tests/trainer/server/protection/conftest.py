@@ -32,7 +32,7 @@ def tables() -> TableStore:
 
 
 def rows_of(store: TableStore) -> list[dict[int, bytes]]:
-    return [records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)]
+    return [records_of(store.readers.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)]
 
 
 class Servers:

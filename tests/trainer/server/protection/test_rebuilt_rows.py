@@ -196,7 +196,7 @@ def test_rows_that_a_lost_server_did_not_own_are_not_rebuilt(make_servers: Calla
     servers.push(servers.batch())
     other = tables()
     other.push(*servers.batch().part(Ownership.of(servers.table, 0)))
-    snapshot = other.snapshot(Reader.FLASH, threading.RLock())
+    snapshot = other.readers.snapshot(Reader.FLASH, threading.RLock())
     with servers.serving[1].state.lock:  # as in an abandoned move, or before the rows of a finished one are retired
         for number in range(TABLES + 1):
             for records in snapshot.read(number):
