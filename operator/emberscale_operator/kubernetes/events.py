@@ -9,7 +9,7 @@ import structlog
 
 from emberscale_api.job.training_job import API_VERSION, KIND
 from emberscale_operator.kubernetes import names
-from emberscale_operator.kubernetes.allowance import EVENTS_AT_ONCE, events_allowance
+from emberscale_operator.kubernetes.allowance import EVENTS_BURST, events_allowance
 from emberscale_operator.kubernetes.client import PAUSE_FACTOR, ApiClient, ApiError, ApiInternalError, path_of
 from emberscale_operator.kubernetes.job import Job
 
@@ -68,7 +68,7 @@ class EventRecorder:
         if name in self._known or not self._may_tell(job):
             return
         self._known[name] = None
-        if len(self._known) > EVENTS_AT_ONCE:
+        if len(self._known) > EVENTS_BURST:
             self._known.popitem(last=False)
         moment = datetime.now(UTC)
         event: dict[str, Any] = {
