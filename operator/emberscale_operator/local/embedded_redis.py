@@ -76,12 +76,13 @@ class _Answer(Enum):
 
 
 class RedisWatch:
-    """Asks the job's own Redis, while it runs, whether it answers; `log` is where it says why it does not start.
+    """Asks the job's own Redis, while it runs, whether it answers. Used from one event loop.
 
-    One that reads its file in `state` as it starts answers, and is not ready. Used from one event loop.
+    A Redis that is still loading its file answers, but is not ready.
     """
 
     def __init__(self, url: str, log: Path, state: Path) -> None:
+        """Redis keeps its file in the folder `state`, and writes to `log` why it does not start."""
         self._client = redis.asyncio.Redis.from_url(
             url, socket_connect_timeout=_PING_SECONDS, socket_timeout=_PING_SECONDS
         )
