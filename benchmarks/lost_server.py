@@ -37,8 +37,10 @@ from losing_job import LosingJob
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, synthesise
 
-SERVERS, WORKERS, LOST = 4, 2, 1
-"""The number of either, unless told otherwise, and the server that is lost."""
+SERVERS, WORKERS = 4, 2
+"""The number of each; `--servers` takes another one."""
+LOST = 1
+"""The index of the server that is lost."""
 SIZES = (0.1, 0.25, 0.5, 1.0)
 """GB of rows that are lost with a server."""
 SINCE_SAVED = 0.25
