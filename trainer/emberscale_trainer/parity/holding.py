@@ -142,7 +142,7 @@ class Holding(Generic[_Deltas]):
         one.received = agreed
 
     def withdraw(self, source: int) -> None:
-        """Notes that a live source has sent all its rows again, so that none of them is left in the parity."""
+        """Notes that a live source has withdrawn all its rows: none of them is left in the parity."""
         one = self._of(source)
         self._apply(source, one.received)
         one.withdrawn = True

@@ -2,8 +2,8 @@
 
 Pure, decisions without rows or threads:
 
-* `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier`, `moves`, and `adoption` (of
-  lost servers' rows).
+* `core`: requests and control calls, made of `fencing` (leases), `staleness`, `barrier`, `moves`, `adoption` (of lost
+  servers' rows), and `pressure` (pushes when memory is short).
 * `group`: the parity of other servers' rows; `lag`: the pushes that the parity of this server's rows still lacks.
 * `missing`: rows of a lost server that are served and have yet to be rebuilt.
 
@@ -18,5 +18,5 @@ Around it:
 * `protection`, `parity_group`: threads and streams around `group`; `parity_items`: what they send and take.
 * `withdrawing`: rows leave the parity so that lost ones are left in it, first those that a `demand` of their new owner
   is for.
-* `eviction`, `pressure`: rows and pushes when memory is bounded; `metrics`: Prometheus.
+* `eviction`: rows leave the tables between batches; `metrics`: Prometheus.
 """

@@ -233,7 +233,7 @@ class ServerCore:
     # Requests
 
     def admit(self, session: int, header: Header, now: float) -> Decision:
-        """Whether the staleness bound admits the pull of a batch. OK notes it as outstanding.
+        """Decides whether the staleness bound admits the pull of a batch. OK notes it as outstanding.
 
         Once the outstanding pulls are handed over, no new pull is admitted before the switch.
         """

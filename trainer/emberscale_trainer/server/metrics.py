@@ -90,10 +90,9 @@ class ServerMetrics(Collector):
 
 
 def stage_seconds(state: ServerState) -> dict[str, float]:
-    """Seconds by stage.
+    """Returns seconds by stage.
 
-    * `pull`, `push`: gathering and stepping rows under the lock, so that they never add up to more than the time.
-    * `hold`: waiting for a barrier, the staleness bound or memory, summed over the waiting requests.
+    * `pull`, `push`, `hold`: as in `Totals`.
     * `memory`: the time in which pushes waited because the server was near its memory limit.
     """
     totals = state.totals

@@ -10,9 +10,11 @@ from emberscale_api.job.running import AdmissionCounts
 class Totals:
     """A server's totals since it started.
 
-    `wanted_rows` had yet to be rebuilt when requests came for them. `pull_seconds` and `push_seconds` are spent under
-    the lock; `hold_seconds` waiting for a barrier, the staleness bound or a switch, summed over the requests that
-    waited.
+    * `wanted_rows`: rows that had yet to be rebuilt when requests came for them.
+    * `pull_seconds`, `push_seconds`: gathering and stepping rows under the lock, so that they never add up to more than
+      the time.
+    * `hold_seconds`: waiting for a barrier, the staleness bound, a switch, missing rows or memory, summed over the
+      requests that waited.
     """
 
     pulls: int = 0
