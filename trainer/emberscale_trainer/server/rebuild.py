@@ -248,17 +248,23 @@ class Rebuild(RowSending):
         def has_work() -> object:
             if self._wanted or withdrawing.has_wanted():
                 return True
-            if withdrawing.has_decodable():
-                return self._sending_pace.is_due
-            return withdrawing.has_withdrawn and withdrawing.has_only_lost_rows()
+            return withdrawing.has_withdrawn and withdrawing.has_only_lost_rows() and not withdrawing.has_decodable()
 
-        paces = [] if withdrawing.has_withdrawn else [self._withdrawal_pace]
-        paces += [self._sending_pace] if withdrawing.has_decodable() else []
-        self._wait(withdrawing, has_work, min((pace.left for pace in paces), default=None))
+        def left() -> float | None:
+            paces = [] if withdrawing.has_withdrawn else [self._withdrawal_pace]
+            paces += [self._sending_pace] if withdrawing.has_decodable() else []
+            return min((pace.left for pace in paces), default=None)
 
-    def _wait(self, withdrawing: Withdrawing, condition: Callable[[], object], seconds: float | None = None) -> None:
+        self._wait(withdrawing, has_work, left)
+
+    def _wait(
+        self,
+        withdrawing: Withdrawing,
+        condition: Callable[[], object],
+        left: Callable[[], float | None] = lambda: None,
+    ) -> None:
         """As `Withdrawing.wait_for`. Raises StreamLostError once the rebuild is closed."""
-        withdrawing.wait_for(lambda: self._closed.is_set() or condition(), seconds)
+        withdrawing.wait_for(lambda: self._closed.is_set() or condition(), left)
         if self._closed.is_set():
             raise StreamLostError("the rebuild is over")
 

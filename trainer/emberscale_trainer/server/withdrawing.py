@@ -266,14 +266,18 @@ class Withdrawing:
         """Whether `take_decoded` may return rows that are wanted."""
         return self.group.withdrawals.decodable.has_wanted
 
-    def wait_for(self, condition: Callable[[], object], seconds: float | None = None) -> None:
-        """Waits until a condition holds, or for as long; `notify`, and what others send, have it looked at again.
+    def wait_for(self, condition: Callable[[], object], left: Callable[[], float | None] = lambda: None) -> None:
+        """Waits until a condition holds or no seconds are `left`; None: there is no limit.
 
-        Raises NotHeldError once the group is over.
+        `notify`, and what others send, have both looked at again. Raises NotHeldError once the group is over.
         """
         group = self.group
         with group.changed:
-            group.changed.wait_for(lambda: group.core.is_over or condition(), seconds)
+            while not (group.core.is_over or condition()):
+                seconds = left()
+                if seconds is not None and seconds <= 0:
+                    break
+                group.changed.wait(seconds)
             group.core.require()
 
     def notify(self) -> None:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,34 @@ def test_rows_that_are_pulled_come_before_others(losing: Losing) -> None:
     assert 0 < losing.missing < before
     assert 0 < losing.successor.state.totals.wanted_rows <= before - losing.missing
     losing.go_on()
+    losing.servers.protect()
+    losing.servers.check()
+
+
+def test_rows_that_can_be_decoded_as_a_rebuild_begins_to_wait_are_sent(
+    losing: Losing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rebuild has withdrawn its own rows and seen nothing to send: the other's withdrawal comes only now."""
+    losing.switch()
+    first = unwrap(losing.servers.serving[0].mover._rebuild)
+    withdrawing, waits = unwrap(first._withdrawing), threading.Event()
+    withdraw_next, wait_for = Withdrawing.withdraw_next, Withdrawing.wait_for
+
+    def other_comes_later(self: Withdrawing) -> bool:
+        return withdraw_next(self) if self is withdrawing or waits.is_set() else False
+
+    def late(self: Withdrawing, *arguments: Any) -> None:
+        if self is withdrawing and self.has_withdrawn and not waits.is_set():
+            waits.set()
+            eventually(self.has_only_lost_rows)
+            first._sending_pace.rest(1.0)
+        wait_for(self, *arguments)
+
+    monkeypatch.setattr(Withdrawing, "withdraw_next", other_comes_later)
+    monkeypatch.setattr(Withdrawing, "wait_for", late)
+    eventually(lambda: not withdrawing.has_decodable())
+    losing.go_on()
+    eventually(lambda: not losing.missing)
     losing.servers.protect()
     losing.servers.check()
 
