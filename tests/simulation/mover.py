@@ -121,7 +121,7 @@ class SimulatedMover:
         If lost servers' rows are rebuilt here, it also returns the batches in these rows once they are sent.
         """
         world = self._server.world
-        transfer = self._server.core.wanted(move, world.now)
+        transfer = self._server.core.renew_move(move, world.now)
         if transfer.lost:
             applied = {} if transfer.joins else (yield from self._rebuilding(transfer).progress(wait))
             return transfer.joins or bool(applied), 0, applied
@@ -204,7 +204,7 @@ class SimulatedMover:
         """Sends the last changes within a barrier. Raises NotHeldError and TimeoutError."""
         world, core = self._server.world, self._server.core
         core.hand_over(generation, barrier, move, seconds, world.now)
-        outgoing = self._sending(core.wanted(move, world.now))
+        outgoing = self._sending(core.renew_move(move, world.now))
         if outgoing is not None:
             outgoing.asked += 1
             mine, deadline = outgoing.asked, world.now + wait

@@ -434,7 +434,7 @@ class ParameterServer(Process):
     def _hear_leases(self, generation: int, live: Sequence[int], next_token: int) -> None:
         if generation == self.core.known[0] and (generation, next_token) >= (self._told[0], self._told[2]):
             self._told = (generation, frozenset(live), next_token)
-        self.core.leases(generation, live, next_token)
+        self.core.hear_leases(generation, live, next_token)
         self.notify()
 
     def knows_dead(self, token: int) -> bool:

@@ -20,7 +20,7 @@ class TestLeases:
         core = serving(bound=StalenessBound(0))
         assert core.admit(1, header(0, token=1), 0.0) is Status.OK
         assert core.admit(2, header(1, token=2, shard=1), 0.0) == Wait(None)
-        core.leases(1, live=[2], next_token=3)
+        core.hear_leases(1, live=[2], next_token=3)
         assert core.admit(2, header(1, token=2, shard=1), 0.0) is Status.OK
         assert core.admit(1, header(5, token=1), 0.0) is Status.FENCED
         assert push(core, header(0, token=1), session=1) is Status.FENCED
@@ -31,7 +31,7 @@ class TestLeases:
         core.admit(1, header(0, token=1), 0.0)
         assert push(core, header(0, token=1), session=1) is Status.OK
         assert core.admit(2, header(1, token=2, shard=1), 0.0) == Wait(None)
-        core.leases(1, live=[2], next_token=3)
+        core.hear_leases(1, live=[2], next_token=3)
         assert core.admit(2, header(1, token=2, shard=1), 0.0) is Status.OK
 
     def test_no_push_is_applied_once_the_master_has_begun_another_generation(self) -> None:
@@ -43,9 +43,9 @@ class TestLeases:
 
     def test_leases_of_another_generation_or_told_late_change_nothing(self) -> None:
         core = serving(generation=2, version=2)
-        core.leases(1, live=[], next_token=100)
-        core.leases(2, live=[5], next_token=6)
-        core.leases(2, live=[1], next_token=2)
+        core.hear_leases(1, live=[], next_token=100)
+        core.hear_leases(2, live=[5], next_token=6)
+        core.hear_leases(2, live=[1], next_token=2)
         assert push(core, header(0, token=1, generation=2, version=2)) is Status.FENCED
         assert push(core, header(0, token=5, generation=2, version=2)) is Status.OK
         assert push(core, header(1, token=6, generation=2, version=2)) is Status.OK

@@ -173,7 +173,7 @@ class ServersMachine(RuleBasedStateMachine):
         everyone = self.moving[1]
         for server in self.servers:
             scan, store = server.moved_rows(self.moves, whole=self.whole)
-            given = server.wanted(self.moves).given()
+            given = server.renew_move(self.moves).given()
             for table, layout in enumerate(store.layouts):
                 dense, retired = table == STORED - 1, scan.retired[table]
                 for peer, owned in given.items():
@@ -276,7 +276,7 @@ def test_a_server_evicts_no_row_that_it_has_received_and_does_not_own_yet() -> N
     machine.push([*range(10)])
     machine.prepare(count=2)
     machine.copy()
-    gained = [server.wanted(machine.moves).gained for server in machine.servers[:2]]
+    gained = [server.renew_move(machine.moves).gained for server in machine.servers[:2]]
     stores = [server.tables for server in machine.servers[:2]]
     received = []
     for server, store, owned in zip(machine.servers[:2], stores, gained, strict=True):

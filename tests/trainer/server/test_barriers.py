@@ -106,7 +106,7 @@ class Interleavings(RuleBasedStateMachine):
     def leases_end(self, data: st.DataObject) -> None:
         self.next_token = min(8, self.next_token + data.draw(st.integers(0, 2)))
         self.live = {token for token in range(1, self.next_token) if data.draw(st.booleans())}
-        self.core.leases(self.generation, self.live, self.next_token)
+        self.core.hear_leases(self.generation, self.live, self.next_token)
 
     @rule()
     def hold(self) -> None:

@@ -364,7 +364,7 @@ def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
     servers.push()
     servers.prepare(3)
     server = servers.all[0]
-    earlier = server.state.wanted(2)
+    earlier = server.state.renew_move(2)
     table = table_of(3, [one.address for one in servers.all])
     for one in servers.all:
         if one.state.prepare(3, 1 if one.index < 2 else 0, table, one.index).joins:
@@ -373,7 +373,8 @@ def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
         assert one.state.prepared(3, SECONDS)
     servers.copied(table)
     with monkeypatch.context() as late:
-        late.setattr(server.state, "wanted", lambda number: earlier)  # as if asked before the later move was prepared
+        # as if asked before the later move was prepared
+        late.setattr(server.state, "renew_move", lambda number: earlier)
         with pytest.raises(NotHeldError, match="move 2 is over"):
             server.mover.copy(2, 0)
     servers.push()
@@ -389,15 +390,15 @@ def test_whoever_waits_for_a_move_hears_that_it_is_abandoned(
     servers = make_servers(3, 0)
     table = servers.prepare(2)
     server, asked = servers.all[2], threading.Event()
-    wanted = server.state.wanted
+    renew_move = server.state.renew_move
     assert not server.mover.copy(table.version, 0).ready
 
     def noted(number: int) -> Transfer:
-        transfer = wanted(number)
+        transfer = renew_move(number)
         asked.set()
         return transfer
 
-    monkeypatch.setattr(server.state, "wanted", noted)
+    monkeypatch.setattr(server.state, "renew_move", noted)
     wait = server.mover.hand_over if hands_over else server.mover.copy
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(wait, table.version, SECONDS)

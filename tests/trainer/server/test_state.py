@@ -354,7 +354,7 @@ def test_a_worker_that_hangs_holds_the_others_no_longer_than_its_leases_last(ser
     hanging, alive = (served.connect(session, generation=2) for session in (1, 2))
     assert hanging.admit(0, token=1) is Status.OK
     second = served.threads.submit(alive.admit, 1, 2, 1)
-    served.state.leases(2, live=[2], next_token=3)
+    served.state.hear_leases(2, live=[2], next_token=3)
     assert second.result(SECONDS) is Status.OK
     assert hanging.push(0, KEYS, ones(), token=1, version=2) is Status.FENCED
 

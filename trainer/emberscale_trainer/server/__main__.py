@@ -104,7 +104,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         state.hear_generation(reply.generation)
         memory.grant(reply.memory_bytes)
         if reply.HasField("leases"):
-            state.leases(reply.generation, reply.leases.live, reply.leases.next)
+            state.hear_leases(reply.generation, reply.leases.live, reply.leases.next)
 
     spec = TrainingJob.from_json(registered.manifest_json).spec
     rows_can_leave = spec.leaves_sizes_open and spec.scaling.mode is not ScalingMode.MANUAL

@@ -130,21 +130,21 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def _assign(self, request: master_pb2.AssignRequest, routing: RoutingTable) -> Background[_Loaded]:
         incarnations = tuple(server.incarnation for server in routing.servers)
-        wanted = Assignment(routing.generation, routing.version, request.checkpoint_uri, incarnations)
+        assignment = Assignment(routing.generation, routing.version, request.checkpoint_uri, incarnations)
         job = TrainingJob.from_json(request.manifest_json)
         with self._starting:
-            if self._state.assign(wanted) is Assigning.LOAD or self._loading is None:
+            if self._state.assign(assignment) is Assigning.LOAD or self._loading is None:
                 self._mover.stop()
                 if self._loading is not None:
                     self._loading.abandon()
                 self._saves.abandon()
                 self._loading = None  # not the one before, if no thread can be started
-                self._loading = Background("load", lambda work: self._load(wanted, routing, job, request, work))
+                self._loading = Background("load", lambda work: self._load(assignment, routing, job, request, work))
             return self._loading
 
     def _load(
         self,
-        wanted: Assignment,
+        assignment: Assignment,
         routing: RoutingTable,
         job: TrainingJob,
         request: master_pb2.AssignRequest,
@@ -154,26 +154,26 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         try:
             tables = _empty_tables(job)
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
-            if wanted.checkpoint:
-                files = self._saves.files(wanted.checkpoint, work)
+            if assignment.checkpoint:
+                files = self._saves.files(assignment.checkpoint, work)
                 applied = load_partition(files, owned, tables, tables.dense_parameters, anew=request.anew)
             loaded = _Loaded(tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
-            if not self._state.adopt(wanted, tables, owned, applied, bound):
+            if not self._state.adopt(assignment, tables, owned, applied, bound):
                 raise AbandonedError
             self._parity = _chosen_parity(request, job)
             self._prioritise(job)
             self._mover.protection.form(routing, self._index, self._parity, _lag(request))
         except BaseException as error:
-            self._state.give_up(wanted)
+            self._state.give_up(assignment)
             if not isinstance(error, AbandonedError):
-                _log.error("not_assigned", checkpoint=wanted.checkpoint, problem=str(error))
+                _log.error("not_assigned", checkpoint=assignment.checkpoint, problem=str(error))
             raise
         _log.info(
             "assigned",
-            generation=wanted.generation,
-            version=wanted.version,
-            checkpoint=wanted.checkpoint,
+            generation=assignment.generation,
+            version=assignment.version,
+            checkpoint=assignment.checkpoint,
             rows=sum(loaded.rows.values()),
             seconds=round(time.monotonic() - began, 3),
         )
@@ -208,10 +208,10 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Snapshot(self, request: master_pb2.SnapshotRequest, context: grpc.ServicerContext) -> master_pb2.SnapshotReply:
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
-        wanted = same_fields(SaveRequest, request, generation=barrier.generation, barrier=barrier.number)
+        asked = same_fields(SaveRequest, request, generation=barrier.generation, barrier=barrier.number)
 
         def take(tables: TableStore, lock: Lock, outcome: Outcome) -> None:
-            self._saves.begin(wanted, tables, lock, self._state.core.owned, outcome.applied)
+            self._saves.begin(asked, tables, lock, self._state.core.owned, outcome.applied)
 
         with self._answering(context, barrier.incarnation):
             outcome = self._state.snapshot(barrier.generation, barrier.number, take)

@@ -111,7 +111,7 @@ class ServerCore:
     """
 
     def __init__(self) -> None:
-        self._wanted: Assignment | None = None
+        self._assignment: Assignment | None = None
         self._serving: _Serving | None = None
         self.known = (0, 0)
         self._barrier = Barrier()
@@ -132,6 +132,11 @@ class ServerCore:
     def next_checkpoint(self) -> int:
         """A number greater than that of any checkpoint that the server knows, of any generation; 0 if it knows none."""
         return self._checkpoint[0] + 1 if self._checkpoint[0] else 0
+
+    @property
+    def _newest(self) -> tuple[int, int]:
+        """Generation and version of the newest table, be it only assigned."""
+        return self.known if self._assignment is None else max(self.known, _order(self._assignment))
 
     @property
     def serving(self) -> bool:
@@ -160,39 +165,39 @@ class ServerCore:
 
     # Assignment
 
-    def assign(self, wanted: Assignment) -> Assigning:
+    def assign(self, assignment: Assignment) -> Assigning:
         """Begins an assignment, or attaches to it. LOAD drops the served rows. Raises LaterError.
 
         Rows that have trained since they were loaded are later than their assignment, too. Only a master that has lost
         the end of its ledger repeats such an assignment, and it must begin another generation.
         """
-        newest = self.known if self._wanted is None else max(self.known, _order(self._wanted))
-        if _order(wanted) < newest:
+        newest = self._newest
+        if _order(assignment) < newest:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is later")
-        if self._serving is not None and self._serving.trained and _order(wanted) == newest:
+        if self._serving is not None and self._serving.trained and _order(assignment) == newest:
             raise LaterError(f"the rows of generation {newest[0]} have trained on since they were loaded")
-        if wanted == self._wanted:
+        if assignment == self._assignment:
             return Assigning.LOADING if self._serving is None else Assigning.DONE
-        self._wanted, self.known = wanted, _order(wanted)
+        self._assignment, self.known = assignment, _order(assignment)
         self._leave()
         return Assigning.LOAD
 
     def adopt(
-        self, wanted: Assignment, owned: Ownership, applied: AppliedBatches, bound: StalenessBound | None
+        self, assignment: Assignment, owned: Ownership, applied: AppliedBatches, bound: StalenessBound | None
     ) -> bool:
         """Serves the loaded rows; `bound` is None on all servers but the first.
 
         Returns False, changing nothing, if another assignment has replaced this one.
         """
-        if wanted != self._wanted or self._serving is not None:
+        if assignment != self._assignment or self._serving is not None:
             return False
-        self._serving = _Serving(wanted.generation, wanted.version, owned, applied, bound)
+        self._serving = _Serving(assignment.generation, assignment.version, owned, applied, bound)
         return True
 
-    def give_up(self, wanted: Assignment) -> None:
+    def give_up(self, assignment: Assignment) -> None:
         """Gives up an assignment whose loading failed; it may be requested again."""
-        if wanted == self._wanted and self._serving is None:
-            self._wanted = None
+        if assignment == self._assignment and self._serving is None:
+            self._assignment = None
 
     def _leave(self) -> None:
         self._serving = None
@@ -222,7 +227,7 @@ class ServerCore:
         """
         self._masters_generation = generation
 
-    def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
+    def hear_leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
         """Takes the lease tokens in force from the master; all others below `next_token` are dead."""
         serving = self._serving
         if serving is None or serving.generation != generation or not self._fence.update(live, next_token):
@@ -429,11 +434,11 @@ class ServerCore:
         """
         current, serving = self._moves.transfer, self._serving
         if current is not None and current.number == number:
-            return self._moves.wanted(number, now)
-        newest = self.known if self._wanted is None else max(self.known, _order(self._wanted))
+            return self._moves.renew(number, now)
+        newest = self._newest
         if (table.generation, table.version) <= newest:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is not earlier")
-        if serving is None and self._wanted is not None:
+        if serving is None and self._assignment is not None:
             raise NotHeldError("this server is loading rows")
         before, serves = Ownership.of_nothing(), 0
         if serving is not None and serving.generation == table.generation:
@@ -444,7 +449,7 @@ class ServerCore:
             raise NotHeldError(f"version {serves} is served here, and the move is from version {since}")
         if serving is not None and serving.generation < table.generation:  # rows of an earlier history are void
             self._leave()
-            self._wanted = None
+            self._assignment = None
         transfer = Transfer(number, table, index, before, replaces, lost, on_demand)
         self._moves.begin(transfer, now)
         return transfer
@@ -453,14 +458,14 @@ class ServerCore:
         """Returns the server's part in a move."""
         return self._moves.named(number)
 
-    def wanted(self, number: int, now: float) -> Transfer:
+    def renew_move(self, number: int, now: float) -> Transfer:
         """Returns the server's part in a move, and notes that the master still wants the move."""
-        return self._moves.wanted(number, now)
+        return self._moves.renew(number, now)
 
     def hand_over(self, generation: int, number: int, move: int, seconds: float, now: float) -> HandedOver:
         """Holds a settled barrier for `seconds` more; returns all applied batches, which do not change meanwhile."""
         serving = self._of(generation)
-        transfer = self._moves.wanted(move, now)
+        transfer = self._moves.renew(move, now)
         self._barrier.renew(number, seconds, now)
         if serving.bound is None or transfer.orders:
             return HandedOver(serving.applied.copy())
@@ -493,7 +498,7 @@ class ServerCore:
             raise NotHeldError(f"move {move} is of generation {table.generation}")
         if transfer.joins:
             self._leave()
-            self._wanted = None
+            self._assignment = None
             self._serving = serving = _Serving(generation, table.version, transfer.after, settled.copy(), None)
             outcome = self._barrier.finish_unheld(number, call, settled)
         else:

@@ -77,7 +77,7 @@ class RowMover:
         The sending rests most of the time for its first `spare_seconds`. Raises NotHeldError for a move that is not
         under way, and for one that has failed.
         """
-        transfer = self._state.wanted(move)
+        transfer = self._state.renew_move(move)
         if transfer.lost:
             return CopyProgress(ready=True) if transfer.joins else self._rebuild_of(transfer).progress(wait_seconds)
         sending = self._sending_of(transfer)
@@ -91,7 +91,7 @@ class RowMover:
 
         Raises NotHeldError as `copy` does, and TimeoutError.
         """
-        sending = self._sending_of(self._state.wanted(move))
+        sending = self._sending_of(self._state.renew_move(move))
         if sending is not None:
             sending.send_now(wait_seconds)
 
@@ -220,7 +220,7 @@ class RowMover:
         if asks_for_rows(stream):
             return self._accept_wants(move)
         try:
-            transfer = self._state.wanted(move)
+            transfer = self._state.renew_move(move)
         except NotHeldError as error:
             followed = self._state.followed
             if followed is None or followed.number != move:

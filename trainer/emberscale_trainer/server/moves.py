@@ -91,7 +91,7 @@ class Moves:
             raise NotHeldError(f"move {number} is not under way here")
         return self.transfer
 
-    def wanted(self, number: int, now: float) -> Transfer:
+    def renew(self, number: int, now: float) -> Transfer:
         """As `named`, and notes that the master still wants the move."""
         transfer = self.named(number)
         self._heard_at = now

@@ -109,10 +109,10 @@ class ServerState:
 
     # Assignment
 
-    def assign(self, wanted: Assignment) -> Assigning:
+    def assign(self, assignment: Assignment) -> Assigning:
         """As `ServerCore.assign`; if rows must be loaded, drops the served ones, and serves nothing."""
         with self._changed:
-            assigning = self.core.assign(wanted)
+            assigning = self.core.assign(assignment)
             if assigning is Assigning.LOAD:
                 self._drop_rows()
                 self._arriving.staged = None
@@ -153,7 +153,7 @@ class ServerState:
 
     def adopt(
         self,
-        wanted: Assignment,
+        assignment: Assignment,
         tables: TableStore,
         owned: Ownership,
         applied: AppliedBatches,
@@ -161,16 +161,16 @@ class ServerState:
     ) -> bool:
         """As `ServerCore.adopt`: serves these rows from now on, unless another assignment has replaced this one."""
         with self._changed:
-            adopted = self.core.adopt(wanted, owned, applied, bound)
+            adopted = self.core.adopt(assignment, owned, applied, bound)
             if adopted:
                 self._serve(tables)
                 self._changed.notify_all()
             return adopted
 
-    def give_up(self, wanted: Assignment) -> None:
+    def give_up(self, assignment: Assignment) -> None:
         """As `ServerCore.give_up`."""
         with self._changed:
-            self.core.give_up(wanted)
+            self.core.give_up(assignment)
 
     # Sessions and leases
 
@@ -187,10 +187,10 @@ class ServerState:
             self.core.hear_generation(generation)
             self._changed.notify_all()
 
-    def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
-        """As `ServerCore.leases`."""
+    def hear_leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
+        """As `ServerCore.hear_leases`."""
         with self._changed:
-            self.core.leases(generation, live, next_token)
+            self.core.hear_leases(generation, live, next_token)
             self._changed.notify_all()
 
     def fail(self, cause: BaseException) -> None:
@@ -393,10 +393,10 @@ class ServerState:
             self.core.moving(number)
             self._arriving.staged = tables
 
-    def wanted(self, number: int) -> Transfer:
-        """As `ServerCore.wanted`."""
+    def renew_move(self, number: int) -> Transfer:
+        """As `ServerCore.renew_move`."""
         with self._changed:
-            return self.core.wanted(number, self._clock())
+            return self.core.renew_move(number, self._clock())
 
     def receive(self, number: int, item: Item) -> None:
         """Takes over rows of a move that is `prepared`, or rows that are missing since; or notes rows that follow.
