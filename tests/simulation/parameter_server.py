@@ -11,7 +11,7 @@ from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
 from tests.simulation.protection import SimulatedProtection
 from tests.simulation.saves import LoadProgress, SimulatedSaves
-from tests.simulation.units import UNITS, Batch, Unit, batches_in, owner, request, touching
+from tests.simulation.units import UNITS, Batch, Unit, batches_in, named_by, owner, request, touching
 from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
@@ -166,7 +166,7 @@ class ParameterServer(Process):
             nonlocal seen, part
             if self.missing is not seen:
                 seen = self.missing
-                part = None if seen is None else seen.of_request(*request(asked.units))
+                part = None if seen is None else seen.of_request(named_by(asked.units))
                 if part is not None:
                     self.notify()
             return decide() if part is None or part.is_there() else Wait(None)

@@ -63,3 +63,9 @@ def request(units: tuple[Unit, ...]) -> tuple[NDArray[np.uint32], NDArray[np.int
     keys = np.array([number for _, number in units], dtype=np.int64)
     counts.flags.writeable = keys.flags.writeable = False
     return counts, keys
+
+
+def named_by(units: tuple[Unit, ...]) -> tuple[tuple[int, None, NDArray[np.int64]], ...]:
+    """Returns what a request for units, keys first, names: tables without sketches."""
+    counts, keys = request(units)
+    return tuple((table, None, part) for table, part in enumerate(np.split(keys, [int(counts[0])])))

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_trainer.partition import Ownership
+from emberscale_trainer.partition import Ownership, buckets_of
 from emberscale_trainer.server.missing import MissingPart, MissingRows
 from emberscale_trainer.server.moves import Transfer
 from eventually import unwrap
@@ -23,8 +23,7 @@ def missing_rows(**tables: list[tuple[int, int]]) -> MissingRows:
 
 
 def request(rows: MissingRows, *keys: list[int]) -> MissingPart | None:
-    counts = np.array([len(them) for them in keys], np.uint32)
-    return rows.of_request(counts, ints(*(key for them in keys for key in them)))
+    return rows.of_request((table, None, ints(*them)) for table, them in enumerate(keys))
 
 
 def test_a_request_waits_for_exactly_its_missing_rows() -> None:
@@ -62,7 +61,15 @@ def test_rows_that_arrive_before_the_switch_are_not_missing() -> None:
     assert rows.still_missing(4, ints(3)).tolist() == [False]
 
 
-def test_a_request_of_fewer_tables_is_left_to_be_refused() -> None:
-    rows = missing_rows(t1=[(7, 70)])
-    rows.begin(0.0)
-    assert request(rows, [7]) is None
+def test_a_request_waits_for_the_sketches_of_its_buckets() -> None:
+    """Their keys are others of these buckets."""
+    beside, elsewhere = np.flatnonzero(buckets_of(np.arange(5000)) == 7)[:2], ints(9999)
+    assert buckets_of(elsewhere) != 7
+    rows = missing_rows(t0=[(int(beside[0]), 70), (9999, 99)], t1=[(3, 30)])
+    rows.begin(1.0)
+    part = unwrap(rows.of_request([(1, 0, beside[1:])]))
+    assert rows.take_wanted().tolist() == [70]
+    rows.arrived(0, elsewhere, 2.0)
+    assert not part.is_there()
+    rows.arrived(0, beside[:1], 2.0)
+    assert part.is_there()

@@ -61,6 +61,19 @@ def test_a_sketch_is_a_row_of_the_bucket_whose_keys_it_counts(make: Callable[...
     assert [bucket_of(key) for key in sketches] == [mix64(key) for key in sketches]
 
 
+def test_requests_name_tables_behind_their_sketches(make_spec: Callable[..., TableSpec]) -> None:
+    """Also those with too few tables or keys, which are refused."""
+    specs = [make_spec(), replace(make_spec(), number=1, admission=AdmissionSpec(min_count=2))]
+    store, keys = TableStore(specs), np.array([7, 8, 9], np.int64)
+
+    def named(*counts: int) -> list[tuple[int, int | None, list[int]]]:
+        return [(*numbers, part.tolist()) for *numbers, part in store.named_by(np.array(counts, np.uint32), keys)]
+
+    assert named(1, 2) == [(1, None, [7]), (2, 0, [8, 9])]
+    assert named(2) == [(1, None, [7, 8])]
+    assert named(2, 2, 1) == [(1, None, [7, 8]), (2, 0, [9])]
+
+
 def test_a_key_gets_a_row_with_the_push_that_reaches_the_count(
     make: Callable[..., Trained], pull: Callable[..., NDArray[np.float32]]
 ) -> None:

@@ -147,7 +147,7 @@ class ArrivingRows:
             nonlocal seen, part
             if self.missing is not seen:
                 seen = self.missing
-                part = None if seen is None else seen.of_request(counts, keys)
+                part = None if seen is None else seen.of_request(self._served.require().named_by(counts, keys))
                 if part is not None:
                     self._changed.notify_all()
             return decide(now) if part is None or seen is None or part.is_there() else Wait(None)

@@ -3,15 +3,20 @@
 A request that names one of them waits until it is there, and has it sent before others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.routing import BUCKETS
+from emberscale_trainer.partition import buckets_of
 from emberscale_trainer.server.moves import Transfer
 
 _KEY, _PLACE = 0, 1
+
+Named = tuple[int, int | None, NDArray[np.int64]]
+"""A table of a request, as `TableStore.named_by` yields them: its number, that of its sketches, and keys, int64[n]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,23 @@ class _Table:
         """Returns the position of each key, and whether its row is missing."""
         positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return positions, (self.keys[positions] == keys) & self.missing[positions]
+
+    def missing_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of those of the keys whose rows are missing."""
+        positions, missing = self.positions_of(keys)
+        return positions[missing]
+
+    def missing_beside(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of the rows that are missing in the buckets of these keys."""
+        in_buckets = np.zeros(BUCKETS, np.bool_)
+        in_buckets[buckets_of(keys)] = True
+        return np.flatnonzero(self.missing & in_buckets[buckets_of(self.keys)])
+
+    def want(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the places of those rows at these positions that nobody has wanted before."""
+        new = np.unique(positions[~self.asked[positions]])
+        self.asked[new] = True
+        return self.places[new]
 
 
 class MissingRows:
@@ -69,26 +91,20 @@ class MissingRows:
             self.arrived(table, keys[self.still_missing(table, keys)], now)
         self.changed_at = now
 
-    def of_request(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> MissingPart | None:
+    def of_request(self, named: Iterable[Named]) -> MissingPart | None:
         """Returns the missing rows of a request, which are wanted from now on; None if all are there.
 
-        `counts` is uint32[tables], `keys` int64[n].
+        They include the sketches that a push of the keys may change.
         """
-        stops = np.cumsum(counts.astype(np.int64))
         found = []
-        for number, table in self._tables.items():
-            if number >= len(counts):  # a request that does not fit is refused later
-                break
-            part = keys[stops[number] - int(counts[number]) : stops[number]]
-            positions, missing = table.positions_of(part)
-            if missing.any():
-                positions = positions[missing]
-                new = np.unique(positions[~table.asked[positions]])
-                table.asked[new] = True
-                if len(new):
-                    self._wanted.append(table.places[new])
-                found.append((table, positions))
-        return MissingPart(found) if found else None
+        for number, sketches, keys in named:
+            if (table := self._tables.get(number)) is not None:
+                found.append((table, table.missing_of(keys)))
+            if sketches is not None and (table := self._tables.get(sketches)) is not None:
+                found.append((table, table.missing_beside(keys)))
+        part = [(table, positions) for table, positions in found if len(positions)]
+        self._wanted += [table.want(positions) for table, positions in part]
+        return MissingPart(part) if part else None
 
     def take_wanted(self) -> NDArray[np.int64]:
         """Returns the places of rows that have become wanted since the last call: int64[n]."""

@@ -1,6 +1,6 @@
 """All tables of one parameter server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +101,18 @@ class TableStore:
         if counts.shape != self._dimensions.shape:
             raise ValueError(f"counts has the shape {counts.shape} for {len(self._dimensions)} tables")
         return int(self._sizes(state) @ counts)
+
+    def named_by(
+        self, counts: NDArray[np.uint32], keys: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int | None, NDArray[np.int64]]]:
+        """Yields the number of each table of a request, that of its sketches, if any, and its keys: int64[n].
+
+        The request may be one that does not fit.
+        """
+        first = 0
+        for table, count in zip(range(self._first, len(self.specs)), counts.tolist(), strict=False):
+            yield table, self._sketches.get(table), keys[first : first + count]
+            first += count
 
     def pull(
         self,

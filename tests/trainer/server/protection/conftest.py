@@ -27,30 +27,41 @@ from snapshots import all_rows, records_of
 from waiting import noted_call, wait_at
 
 
-def tables() -> TableStore:
-    return trained_tables(OptimizerType.ADAM)
+def tables(min_count: int = 1) -> TableStore:
+    return trained_tables(OptimizerType.ADAM, min_count=min_count)
 
 
 def rows_of(store: TableStore) -> list[dict[int, bytes]]:
-    return [records_of(store.readers.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)]
+    return [
+        records_of(store.readers.snapshot(Reader.FLASH, threading.RLock()), number)
+        for number in range(len(store.specs))
+    ]
 
 
 class Servers:
     """Servers that protect each other, a twin of each that is never lost, and the actions of a master."""
 
     def __init__(
-        self, folder: Path, count: int, parity: int = 1, lag: LagBound | None = None, *, on_demand: bool = False
+        self,
+        folder: Path,
+        count: int,
+        parity: int = 1,
+        lag: LagBound | None = None,
+        *,
+        on_demand: bool = False,
+        min_count: int = 1,
     ) -> None:
         self._folder = folder
         self._parity = parity
         self._on_demand = on_demand
+        self._min_count = min_count
         self.lag = lag
         """Of the groups that are formed next."""
         self.made = [MovingServer(index, folder) for index in range(count)]
         self.serving = list(self.made)
         self.table = table_of(1, [server.address for server in self.serving])
-        self.stores = [tables() for _ in range(count)]
-        self.twins = [tables() for _ in range(count)]
+        self.stores = [tables(min_count) for _ in range(count)]
+        self.twins = [tables(min_count) for _ in range(count)]
         self.applied = [AppliedBatches() for _ in range(count)]
         self.random = np.random.default_rng(0)
         self.batches = 0
@@ -117,7 +128,7 @@ class Servers:
             self._prepare(server, number, self.table.version, table, lost)
         for one in joined:
             assert self._prepare(one, number, 0, table, lost).joins
-            self.stores[one.index] = store = tables()
+            self.stores[one.index] = store = tables(self._min_count)
             one.state.stage(number, store)
             assert one.mover.copy(number, SECONDS).ready
         with ThreadPoolExecutor(len(others)) as threads:
@@ -250,8 +261,8 @@ def on_demand(request: pytest.FixtureRequest) -> bool:
 def make_servers(tmp_path: Path, on_demand: bool) -> Iterator[Callable[..., Servers]]:
     made: list[Servers] = []
 
-    def make(count: int, parity: int = 1, lag: LagBound | None = None) -> Servers:
-        made.append(Servers(tmp_path, count, parity, lag, on_demand=on_demand))
+    def make(count: int, parity: int = 1, lag: LagBound | None = None, min_count: int = 1) -> Servers:
+        made.append(Servers(tmp_path, count, parity, lag, on_demand=on_demand, min_count=min_count))
         return made[-1]
 
     yield make

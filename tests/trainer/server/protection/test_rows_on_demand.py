@@ -157,6 +157,24 @@ def test_a_push_waits_for_its_rows_and_steps_them(losing: Losing) -> None:
     losing.servers.check()
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_and_sketches_are_right_to_the_bit_where_keys_are_admitted(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The tables of sketches come before those that requests name."""
+    servers = make_servers(count, min_count=2)
+    servers.protect()
+    for _ in range(20):
+        servers.push(servers.batch())
+    joined, table = servers.successors(1)
+    with held_back(monkeypatch):
+        servers.begin_switch(joined, table, 2, servers.rebuild(joined, table, 2)[0])
+        for _ in range(5):
+            servers.push(servers.batch())
+    servers.protect()
+    servers.check()
+
+
 def test_no_barrier_and_no_move_begins_while_rows_are_missing(losing: Losing) -> None:
     losing.switch()
     state = losing.successor.state
