@@ -108,6 +108,12 @@ class DecodableRows:
                     found.append(Alone(one.table, one.stripe, places))
         return found
 
+    def give_back(self, taken: Sequence[Alone]) -> None:
+        """Has `take` return these rows again, before others."""
+        for one in reversed(taken):
+            self._stripes[one.table, one.stripe].taken[one.places] = False
+            self._first.appendleft(one)
+
 
 def require_places(table: int, stripe: int, places: Places, count: int) -> None:
     """Raises ValueError for places that a stripe with so many does not have."""

@@ -207,10 +207,10 @@ class Rebuild(RowSending):
             if not withdrawing.has_withdrawn and self._withdrawal_pace.is_due:
                 self._withdraw_next(withdrawing)
             if withdrawing.has_wanted():
-                rows += self._send(lost, withdrawing.take_decoded())
+                rows += self._send_decoded(withdrawing, lost)
             elif withdrawing.has_decodable() and self._sending_pace.is_due:
                 with self._sending_pace.piece():
-                    rows += self._send(lost, withdrawing.take_decoded())
+                    rows += self._send_decoded(withdrawing, lost)
             self._await_work(withdrawing)
         self._flush()
         return rows
@@ -236,6 +236,15 @@ class Rebuild(RowSending):
             return
         if is_empty:
             withdrawing.end()
+
+    def _send_decoded(self, withdrawing: Withdrawing, lost: int) -> int:
+        """Sends a few rows that can be decoded; returns how many."""
+        try:
+            found = withdrawing.take_decoded()
+        except MemoryError as error:
+            self._pause(error)
+            return 0
+        return self._send(lost, found)
 
     def _pause(self, error: MemoryError) -> None:
         _log.warning("rows_not_withdrawn", move=self.move, problem=problem_of(error))

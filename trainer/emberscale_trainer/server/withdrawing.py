@@ -286,12 +286,20 @@ class Withdrawing:
             self.group.changed.notify_all()
 
     def take_decoded(self) -> list[Rows]:
-        """Returns a few of the lost rows that can be decoded, those that are wanted first."""
+        """Returns a few of the lost rows that can be decoded, those that are wanted first.
+
+        After a MemoryError, the next call returns them.
+        """
         group = self.group
         with group.changed:
             group.core.require()
-            alone = group.withdrawals.decodable.take(_DECODE_BYTES)
-            found = [(one.table, group.blocks.alone(one.table, one.stripe, one.places)) for one in alone]
+            decodable = group.withdrawals.decodable
+            alone = decodable.take(_DECODE_BYTES)
+            try:
+                found = [(one.table, group.blocks.alone(one.table, one.stripe, one.places)) for one in alone]
+            except MemoryError:
+                decodable.give_back(alone)
+                raise
         return [(table, rows) for table, rows in found if len(rows)]
 
 

@@ -1,5 +1,6 @@
 """Rows of one lost server that are served before they are rebuilt: those that are wanted come first."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from tests.trainer.server.protection.conftest import Servers, group_of, is_formed
 
 from emberscale_api.wire import Header, Kind, Status
-from emberscale_trainer.parity import Holding
+from emberscale_trainer.parity import Holding, ParityBlocks
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server import mover, rebuild
 from emberscale_trainer.server.barrier import NotHeldError
@@ -400,6 +401,27 @@ def test_rows_that_are_wanted_without_memory_are_tried_again_after_a_pause(
     threading.Event().wait(0.4)
     assert len(tries) == 2
     losing.go_on()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_that_are_decoded_without_memory_are_tried_again(
+    make_servers: Callable[[int], Servers], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(rebuild, "_AGAIN_SECONDS", 0.01)
+    alone, calls = ParityBlocks.alone, itertools.count()
+
+    def failing(*arguments: Any) -> NDArray[np.uint8]:
+        if next(calls) in (0, 2, 3):
+            raise MemoryError
+        return alone(*arguments)
+
+    monkeypatch.setattr(ParityBlocks, "alone", failing)
+    losing = Losing(make_servers(count), threading.Event())
+    losing.switch()
+    batch = losing.servers.batch()
+    assert np.array_equal(losing.pull(batch), losing.expected(batch))
+    losing.servers.protect()
+    losing.servers.check()
 
 
 def test_only_rows_that_follow_on_demand_are_noted_as_they_come(losing: Losing) -> None:
