@@ -52,10 +52,17 @@ class RowDemand:
             while (places := self._state.await_wanted(missing)) is not None:
                 if self._want is not None:
                     self._want(places)
-                for sender in self._senders:
-                    sender.put(Item(ItemKind.WANTED, 0, NO_RECORDS, places), STALLED_SECONDS)
-        except (StreamLostError, TimeoutError) as error:  # all rows come in time, also those that nobody asks for
-            _log.warning("rows_not_asked_for", move=self.move, problem=str(error))
+                self._senders = [sender for sender in self._senders if self._asks(sender, places)]
         finally:
             for sender in self._senders:
                 sender.close()
+
+    def _asks(self, sender: StreamSender, places: NDArray[np.int64]) -> bool:
+        """Asks one server; returns whether to go on: one that has sent all its rows takes no more of this."""
+        try:
+            sender.put(Item(ItemKind.WANTED, 0, NO_RECORDS, places), STALLED_SECONDS)
+        except (StreamLostError, TimeoutError) as error:  # all rows come in time, also those that nobody asks for
+            _log.warning("rows_not_asked_for", move=self.move, problem=str(error))
+            sender.close()
+            return False
+        return True

@@ -20,7 +20,7 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.moves import stream_of
 from emberscale_trainer.server.withdrawing import Withdrawing
-from emberscale_trainer.stream import Item, ItemKind
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
 from eventually import eventually, unwrap
 from moves import SECONDS, TABLES, Batch, MovingServer, table_of
 from snapshots import all_rows
@@ -422,6 +422,30 @@ def test_rows_that_are_decoded_without_memory_are_tried_again(
     assert np.array_equal(losing.pull(batch), losing.expected(batch))
     losing.servers.protect()
     losing.servers.check()
+
+
+def test_others_are_asked_for_rows_once_one_takes_no_more_requests(
+    losing: Losing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has sent all its rows, and another has yet to send those that it can decode."""
+    put, asked = StreamSender.put, threading.Event()
+    done, other = (losing.servers.serving[index].address for index in (0, 2))
+
+    def refused(self: StreamSender, item: Item, *arguments: Any, **named: Any) -> None:
+        if item.kind is ItemKind.WANTED and self._address == done:
+            raise StreamLostError("the rebuild is over here")
+        put(self, item, *arguments, **named)
+        if item.kind is ItemKind.WANTED and self._address == other:
+            asked.set()
+
+    monkeypatch.setattr(StreamSender, "put", refused)
+    losing.switch()
+    with ThreadPoolExecutor(1) as threads:
+        pushing = threads.submit(losing.servers.push, losing.servers.batch(), 1)
+        was_asked = asked.wait(SECONDS)
+        losing.go_on()
+        assert pushing.result(SECONDS) == [Status.OK]
+    assert was_asked
 
 
 def test_only_rows_that_follow_on_demand_are_noted_as_they_come(losing: Losing) -> None:
