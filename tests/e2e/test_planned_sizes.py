@@ -70,7 +70,7 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
     make_job: Callable[..., Job],
 ) -> None:
     remember_a_similar_job(JobShape(1, 1, 0.5, 0.5, 2 * GIB, 2 * GIB))
-    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 8}})
+    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 24}})
     finished = job.run("--brain-set", "planning.interval=1s", "--brain-set", "planner.exploration=0")
     assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
     log = (job.run_folder / "logs" / "master-0.log").read_text()
