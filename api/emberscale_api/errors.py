@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 
@@ -72,6 +73,18 @@ def is_of_storage(error: BaseException) -> bool:
     library = type(error).__module__.partition(".")[0]
     is_foreign = library != "builtins" and not library.startswith("emberscale")
     return isinstance(error, OSError) or (isinstance(error, Exception) and (is_foreign or _is_within_fsspec(error)))
+
+
+def is_there(filesystem: Any, path: str) -> bool:
+    """Whether a file or folder exists in an fsspec file system; raises the error of a look-up that fails.
+
+    The file system's own `exists` takes any error for a missing file.
+    """
+    try:
+        filesystem.info(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _is_within_fsspec(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from emberscale_api.checkpoint import (
     DamagedCheckpointError,
     number_of,
 )
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, is_there
 from emberscale_api.job import Keeper, TrainingJob, broken_fields
 
 _ID = re.compile(r"^\d{8,}$")
@@ -66,7 +66,7 @@ class CheckpointFolder:
 
     def complete(self) -> list[str]:
         """Ids of the checkpoints that have a manifest, oldest first."""
-        return [name for name in self.folders() if self._exists(self._manifest_path(name))]
+        return [name for name in self.folders() if is_there(self._filesystem, self._manifest_path(name))]
 
     def read(self, identifier: str) -> CheckpointManifest:
         """The manifest of a checkpoint. Raises DamagedCheckpointError."""
@@ -121,7 +121,7 @@ class CheckpointFolder:
         content = manifest.to_json().encode()
         path = self._manifest_path(manifest.id)
         if not isinstance(self._filesystem, LocalFileSystem):
-            if not self._exists(f"{self._root}/{manifest.id}"):
+            if not is_there(self._filesystem, f"{self._root}/{manifest.id}"):
                 raise FileNotFoundError(f"{self.uri_of(manifest.id)} is missing")
             self._create(path, content, manifest)
             return
@@ -171,7 +171,7 @@ class CheckpointFolder:
     def discard(self, identifier: str) -> None:
         """Removes an abandoned checkpoint, unless it has a manifest after all."""
         self._filesystem.invalidate_cache()
-        if not self._exists(self._manifest_path(identifier)):
+        if not is_there(self._filesystem, self._manifest_path(identifier)):
             self.delete(identifier)
 
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
@@ -206,14 +206,6 @@ class CheckpointFolder:
             return CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
         except DamagedCheckpointError:
             return None
-
-    def _exists(self, path: str) -> bool:
-        """Whether there is such a file or folder. Unlike fsspec's own method, it raises the error of a failed call."""
-        try:
-            self._filesystem.info(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
 
     def _manifest_path(self, identifier: str) -> str:
         return f"{self._root}/{identifier}/{MANIFEST_NAME}"

@@ -1,10 +1,13 @@
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.records import DataUnavailableError
 
 
@@ -72,3 +75,16 @@ def test_a_long_listing_is_cut(folder: Path) -> None:
         (folder / f"day_{number}").touch()
     with pytest.raises(DataUnavailableError, match=r"holds a\.tsv, b\.tsv, day_0, day_1, day_2 and 9 more$"):
         expand([f"{folder}/none"])
+
+
+def test_a_target_that_cannot_be_looked_up_does_not_count_as_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion would replace the file without --overwrite."""
+
+    def info(self: LocalFileSystem, path: str, **options: Any) -> dict[str, Any]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    monkeypatch.setattr(LocalFileSystem, "info", info)
+    with pytest.raises(OSError, match="tale"):
+        Target.of(f"{folder}/a.tsv").exists()

@@ -13,6 +13,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from emberscale_api.dataset import DataFile
+from emberscale_api.errors import is_there
 from emberscale_trainer.data.records import DataUnavailableError
 
 _SHOWN = 5
@@ -133,7 +134,7 @@ class Target:
 
     def exists(self) -> bool:
         """Whether a file or folder exists at the target. Raises OSError."""
-        return bool(self.filesystem.exists(self.path))
+        return is_there(self.filesystem, self.path)
 
     def is_folder(self) -> bool:
         """Whether the target is a folder. Raises OSError."""
