@@ -34,6 +34,11 @@ class DataFormat(StrEnum):
     PARQUET = "Parquet"
     CSV = "CSV"
 
+    @property
+    def ending(self) -> str:
+        """The usual ending of the names of uncompressed files."""
+        return {DataFormat.CRITEO_TSV: ".tsv", DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv"}[self]
+
 
 DataPath = Annotated[str, Field(min_length=1)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]

@@ -132,7 +132,7 @@ def _targets(
 ) -> list["Target"]:
     """Returns the target of each source, and makes the folder. Raises InvalidError and DataUnavailableError."""
     from emberscale_trainer.data.files import Target
-    from emberscale_trainer.data.formats import ENDINGS, SUFFIXES
+    from emberscale_trainer.data.formats import SUFFIXES
     from emberscale_trainer.data.streams import uncompressed_name
 
     whole = Target.of(out)
@@ -140,7 +140,7 @@ def _targets(
         if not (out.endswith("/") or whole.is_folder() or len(sources) > 1):
             targets, folder = [whole], os.path.dirname(out)
         else:
-            ending = ENDINGS[target] + ("" if target is DataFormat.PARQUET else SUFFIXES.get(compression, ""))
+            ending = target.ending + ("" if target is DataFormat.PARQUET else SUFFIXES.get(compression, ""))
             names = [Path(uncompressed_name(source.uri)).stem + ending for source in sources]
             targets, folder = [Target.of(os.path.join(out, name)) for name in names], out
         for one in targets:

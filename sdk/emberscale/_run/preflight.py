@@ -12,13 +12,12 @@ from urllib.request import url2pathname
 import fsspec
 
 from emberscale_api.errors import InvalidError, os_errors_named
-from emberscale_api.job import DataFormat, DataSpec, TrainingJob
+from emberscale_api.job import DataSpec, TrainingJob
 
 _CHECKED_FILES = 20
 _BLOCK_RECORDS = 8192
 _SMALL_BYTES = 1 << 20
 """A larger file must hold records, since no header is this long."""
-_SUFFIXES = {DataFormat.CRITEO_TSV: ".tsv", DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv"}
 
 
 def local_path(uri: str) -> Path | None:
@@ -38,7 +37,7 @@ def check_data(job: TrainingJob) -> None:
     for field, uris in (("train", job.spec.data.train), ("evaluation", job.spec.data.evaluation)):
         for number, uri in enumerate(uris):
             path = local_path(uri)
-            problem = _problem_with_uri(uri) if path is None else _problem(path, _SUFFIXES[job.spec.data.format])
+            problem = _problem_with_uri(uri) if path is None else _problem(path, job.spec.data.format.ending)
             if problem is not None:
                 problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
     if problems:
@@ -79,7 +78,7 @@ def _problem_with_uri(uri: str) -> str | None:
     return None
 
 
-def _problem(path: Path, suffix: str) -> str | None:
+def _problem(path: Path, ending: str) -> str | None:
     found = [Path(match) for match in glob.glob(str(path), recursive=True)]
     if not found:
         return (
@@ -88,7 +87,7 @@ def _problem(path: Path, suffix: str) -> str | None:
         )
     files = [match for match in found if not match.is_dir()]
     if not files:
-        return f"is a folder; name its files, such as {path / f'*{suffix}'}"
+        return f"is a folder; name its files, such as {path / f'*{ending}'}"
     for file in files:
         if not os.access(file, os.R_OK):
             return f"{file} cannot be read: permission denied"

@@ -10,7 +10,6 @@ COMPRESSIONS = {
     DataFormat.CSV: ("none", "gzip", "zstd"),
     DataFormat.CRITEO_TSV: ("none", "gzip", "zstd"),
 }
-ENDINGS = {DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv", DataFormat.CRITEO_TSV: ".tsv"}
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 """The suffixes of the names of compressed text."""
 

@@ -19,7 +19,6 @@ from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS
 from emberscale_trainer.data.calibration import RankStatistics
-from emberscale_trainer.data.formats import ENDINGS
 from emberscale_trainer.data.population import CATEGORICAL, Population, Rows, SeenIds
 from emberscale_trainer.data.records import Columns
 from emberscale_trainer.data.writers import MISSING_INTEGER, ROW_GROUP_RECORDS, criteo_lines, open_writer
@@ -71,7 +70,7 @@ class DatasetSpec:
     def files(self) -> dict[str, tuple[int, int]]:
         """Rows [start, stop) by the file that holds them."""
         bounds = [self.training_rows * part // self.parts for part in range(self.parts + 1)]
-        ending = ENDINGS[self.format]
+        ending = self.format.ending
         files = {f"train-{part:05d}{ending}": (bounds[part], bounds[part + 1]) for part in range(self.parts)}
         if self.evaluation_rows:
             files[f"evaluation{ending}"] = (self.training_rows, self.rows)
