@@ -116,15 +116,17 @@ def look_at_job(status: TrainingJobStatus, at: float) -> Look:
     )
 
 
-def check(job: str, look: Look, index: int, force: bool, later: bool = False) -> None:
-    """Raises InvalidError if a server's loss cannot be rehearsed, or costs more than time and is not forced.
-
-    `later`: the drill waits before it kills the server.
-    """
-    server = f"ps-{index}"
-    if look.phase is not JobPhase.TRAINING and not (later and waits(look)):
+def check(job: str, look: Look, index: int, force: bool) -> None:
+    """Raises InvalidError if a server's loss cannot be rehearsed now, or costs more than time and is not forced."""
+    if look.phase is not JobPhase.TRAINING:
         again = "; try again once it trains" if look.phase in _YET_TO_TRAIN else ""
         raise InvalidError(f"{job}: the job is {look.phase}; a drill needs one that is Training{again}")
+    check_server(look, index, force)
+
+
+def check_server(look: Look, index: int, force: bool) -> None:
+    """Raises InvalidError if a server does not run, or its loss costs more than time and is not forced."""
+    server = f"ps-{index}"
     check_runs(index, look.servers)
     if look.protected or force:
         return

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from emberscale._commands import convert, skew
 from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
-from emberscale._commands.options import BAD_INPUT, Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import open_console, progress_bar, stages_bar
 from emberscale_api.dataset import DataFile
 from emberscale_api.errors import InvalidError
@@ -173,9 +173,9 @@ def inspect(
         typer.echo(json.dumps(asdict(summary), indent=2))
     else:
         _show_summary(summary, "08x" if layout.format is DataFormat.CRITEO_TSV else "d")
-    if summary.examined == summary.bad_records:
-        typer.echo("error: all examined records are malformed, so there is nothing to show of the columns", err=True)
-        raise typer.Exit(BAD_INPUT)
+    with bad_input_exits():
+        if summary.examined == summary.bad_records:
+            raise InvalidError("all examined records are malformed, so there is nothing to show of the columns")
 
 
 def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:

@@ -120,8 +120,8 @@ def rehearse(
     Raises InvalidError and UnavailableError, nothing being killed.
     """
     before = [drilled.look()]
-    _drill.check(job, before[0], index, force, later=True)
     if _drill.waits(before[0]):
+        _drill.check_server(before[0], index, force)
         _say(f"{job}: waiting until the job trains; it is {before[0].phase}")
     waited_until = time.monotonic() + timeout
     while _drill.waits(before[0]) and time.monotonic() < waited_until:
