@@ -5,6 +5,7 @@ A request that names one of them waits until it is there, and has it sent before
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,12 @@ class _Table:
         """Returns the positions of the rows that are missing in the buckets of these keys."""
         in_buckets = np.zeros(BUCKETS, np.bool_)
         in_buckets[buckets_of(keys)] = True
-        return np.flatnonzero(self.missing & in_buckets[buckets_of(self.keys)])
+        return np.flatnonzero(self.missing & in_buckets[self._buckets])
+
+    @cached_property
+    def _buckets(self) -> NDArray[np.int64]:
+        """The bucket of each key."""
+        return buckets_of(self.keys)
 
     def want(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the places of those rows at these positions that nobody has wanted before."""

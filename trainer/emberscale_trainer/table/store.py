@@ -235,10 +235,8 @@ class TableStore:
         """
         each = min(rows, MAX_SLOTS) // max(1, int(np.count_nonzero(buckets)))
         wanted = np.ascontiguousarray(buckets, np.bool_)
-        if (
-            each
-            and kernels.make_room_in(self._descriptors.address(table), address_of(wanted), each) == kernels.NO_MEMORY
-        ):
+        descriptor = self._descriptors.address(table)
+        if each and kernels.make_room_in(descriptor, address_of(wanted), each) == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
     def rows(self, buckets: NDArray[np.bool_] | None = None) -> dict[str, int]:
