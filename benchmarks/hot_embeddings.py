@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
-from math import nan
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from matplotlib.figure import Figure
 import limited_links
 from emberscale_api.job.model import Architecture
 from emberscale_api.pictures import BLUE, GREY
-from reporting import Ratio, arguments, report, say
+from reporting import Ratio, arguments, report, say, standard_error
 from whole_run import EMBERSCALE, manifest, run, synthesise
 
 ENABLED, AUTO, DISABLED = "Enabled", "Auto", "Disabled"
@@ -240,8 +239,7 @@ def compare_quality(data: Path, samples: int, options: Any, command: Sequence[st
             )
             differences.append(without - ours)
             say(f"{label}, seed {seed}: AUC {ours:.5f} against {without:.5f}")
-        spread = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else nan
-        say(f"{label}: AUC lost {mean(differences):.5f} +- {spread:.5f} (standard error)")
+        say(f"{label}: AUC lost {mean(differences):.5f} +- {standard_error(differences):.5f} (standard error)")
         found[f"AUC lost / {ALLOWED_AUC:g}: {label}"] = Ratio([(mean(differences), ALLOWED_AUC)], 1.0, "max")
     return found
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,5 +69,5 @@ def report(name: str, ratios: Mapping[str, Ratio], output: str) -> None:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Returns the standard error of the mean; 0 for a single value, of which nothing is known."""
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    """Returns the standard error of the mean; NaN for a single value, of which nothing is known."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
