@@ -80,7 +80,7 @@ class RowMover:
         transfer = self._state.renew_move(move)
         if transfer.lost:
             return CopyProgress(ready=True) if transfer.joins else self._rebuild_of(transfer).progress(wait_seconds)
-        sending = self._sending_of(transfer)
+        sending = self._sending_of(transfer, spare_seconds)
         if sending is None:
             return CopyProgress(ready=True)
         sending.spare(spare_seconds)
@@ -201,7 +201,7 @@ class RowMover:
             )
             return self._rebuild
 
-    def _sending_of(self, transfer: Transfer) -> "_MoveSending | None":
+    def _sending_of(self, transfer: Transfer, spare_seconds: float = 0.0) -> "_MoveSending | None":
         with self._lock:
             newest = 0 if self._sending is None else self._sending.move
             if transfer.number < newest:
@@ -210,7 +210,7 @@ class RowMover:
                 self._sending.close("a later move has begun")
                 self._sending = None
             if self._sending is None and (given := transfer.given()):
-                self._sending = _MoveSending(self._state, transfer, given, self._token, self._context)
+                self._sending = _MoveSending(self._state, transfer, given, spare_seconds, self._token, self._context)
             return self._sending
 
     def _accept(self, stream: int, generation: int) -> Deliver:
@@ -258,6 +258,7 @@ class _MoveSending(RowSending):
         state: ServerState,
         transfer: Transfer,
         given: Mapping[int, Ownership],
+        spare_seconds: float,
         token: str,
         context: ssl.SSLContext | None,
     ) -> None:
@@ -266,7 +267,7 @@ class _MoveSending(RowSending):
         self._given = given
         self._asked = self._answered = 0
         self._began = time.monotonic()
-        self._spare_seconds = 0.0
+        self._spare_seconds = spare_seconds
         self._last_bytes = 0
         threading.Thread(target=self._run, name="move", daemon=True).start()
 
