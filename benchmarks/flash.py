@@ -11,9 +11,9 @@ and a Redis of its own, as `emberscale run` starts it, on a Unix socket.
   2 s or more are measured, until the checkpoint is long complete; the rest counts at the rate of 3 s before and after,
   since a shared machine changes its speed by more than a checkpoint does. Two threads push as fast as they can, to a
   tenth of the rows: all of it has changed by the next checkpoint, so each increment is a tenth of the rows. It is the
-  same tenth each time, or another one, so that every eleventh checkpoint or so is a base of all rows. The first dozen
-  checkpoints are not measured: a Redis that grows waits for the machine's memory, and one that replaces what it has
-  does not.
+  same tenth each time, or another one, so that the increments outgrow their base: about every tenth increment then also
+  has the rows that no other has, a tenth more. The first dozen checkpoints are not measured: a Redis that grows waits
+  for the machine's memory, and one that replaces what it has does not.
 * Recovery: from SIGKILL of a server to training again, beside a persistent checkpoint: see `flash_recovery`.
 * State: the 99th percentile of the time that a write of the master's state takes, while rows go to another Redis, and
   while they go to the same, over that without rows.
@@ -380,7 +380,7 @@ def measure(sections: Collection[str], size: float, quick: bool) -> Found:
             store = Store(Path(place) / "training")
             held.callback(store.close)
             training = Training(server, store.url)
-            for name, pairs in (("the same tenth", 20), ("another tenth", 11)):  # one of eleven writes a base
+            for name, pairs in (("the same tenth", 20), ("another tenth", 20)):  # about every tenth replaces its base
                 elsewhere = name == "another tenth"
                 found.slowdown[name] = measure_slowdown(training, server, 5 if quick else pairs, elsewhere=elsewhere)
     return found

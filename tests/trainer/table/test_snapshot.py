@@ -76,6 +76,25 @@ def test_committed_changes_are_taken_again_with_later_ones(store: TableStore, pu
     assert not records_of(store.readers.take(Reader.FLASH, NO_LOCK))
 
 
+def test_rows_that_did_not_change_are_taken_with_those_that_did(store: TableStore, push: Push) -> None:
+    store.readers.track(Reader.FLASH)
+    push(store, ([*range(100), ROWS], np.ones(101 * WIDE)))
+    store.retire(0, np.array([0, ROWS - 1]))
+    first = store.readers.take(Reader.FLASH, NO_LOCK)
+    earlier, bytes_of_a_row = first.changes, store.layouts[0].stride
+    assert earlier is not None
+    records_of(first)
+    first.commit()
+    push(store, (range(ROWS, ROWS + 1024), np.ones(1024 * WIDE)))  # two in slots of retired rows; the bitmaps grow
+    assert 0 <= store.readers.unchanged_bytes(Reader.FLASH, earlier) // bytes_of_a_row - (ROWS - 101) <= 2
+    store.readers.take_unchanged(Reader.FLASH, earlier)
+    second = store.readers.take(Reader.FLASH, NO_LOCK)
+    taken = records_of(second)
+    assert taken == {key: row for key, row in rows_now(store).items() if key >= 100}
+    second.commit()
+    assert not records_of(store.readers.take(Reader.FLASH, NO_LOCK))
+
+
 def test_a_take_that_finds_no_memory_needs_none_to_keep_the_changes(
     store: TableStore, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:

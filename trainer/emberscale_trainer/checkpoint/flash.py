@@ -8,7 +8,9 @@ emberscale:<uid>:flash:ps-<i>/inventory                  the keys of all of the 
 
 An increment has the rows that changed since the one before it. If nearly all rows of the increments so far have changed
 again, it has the rows that changed since the base and replaces them: a hot set that changes between all checkpoints is
-in Redis once, and the base stays. A server begins a new base when the increments outweigh the old one.
+in Redis once, and the base stays. When the chain takes twice the bytes of all rows, the base goes. If the increments
+have most rows, the next one also has the others, so that it and they are complete without the base; otherwise a server
+begins a new one.
 
 Nothing is compressed: on trained rows, zstd at level 1 saves an eighth, at less than half the speed at which Redis
 takes them, and LZ4 saves nothing.
@@ -49,6 +51,8 @@ from emberscale_trainer.table.snapshot import Changes, Lock
 CHUNK_BYTES = 1 << 20
 """A value in Redis ends with the chunk of records that reaches this size."""
 _ROOM_FOR_INCREMENT = 1.25
+_MOST_COPIES = 2
+"""The most bytes of a chain that another increment may follow, as a multiple of those of all rows."""
 _WORTH_ONE_BYTE = 4
 """The bytes of replaced increments for which one more byte is written; a new base writes a byte for each."""
 _MOST_INCREMENTS = 100
@@ -63,7 +67,8 @@ class _Chain:
     """The rows of one server in Redis: a base and its increments.
 
     * `files`: by table, the names of files in order. `written`: the same files by path.
-    * `increments`: the number of increments. `changes`: what they have; None if there are none.
+    * `increments`: the number of increments. `changes`: what they have; None if there are none. Rows that are not among
+      these are in the base.
     * `base`: the base alone; None: the chain is that.
     """
 
@@ -80,6 +85,13 @@ class _Chain:
     @property
     def increment_bytes(self) -> int:
         return 0 if self.base is None else self.bytes - self.base.bytes
+
+    def without_base(self, base: "_Chain") -> "_Chain":
+        """Returns the increments alone, as the base of others; `base` is the one of this chain."""
+        return _Chain(
+            tuple(files[len(old) :] for files, old in zip(self.files, base.files, strict=True)),
+            {path: file for path, file in self.written.items() if path not in base.written},
+        )
 
     def followed_by(
         self, names: Sequence[tuple[str, ...]], written: Iterable[CheckpointFile], changes: Changes | None
@@ -98,7 +110,8 @@ class _Chain:
 class FlashDraft:
     """A flash checkpoint to write: the rows as of a barrier.
 
-    `before` is the writer's chain, `continued` the one that the rows continue: the same or its base. None: a new base.
+    `before` is the writer's chain, `continued` the part of it that the rows continue: all, the base alone, or the
+    increments alone. None: a new base.
     """
 
     snapshot: Snapshot
@@ -133,23 +146,16 @@ class FlashWriter:
         """
         readers = tables.readers
         followed, before = None if self._followed is None else self._followed(), self._chain
-        rows = tables.rows()
-        sizes = [
-            rows[spec.name] * layout.stride
-            for spec, layout in zip(tables.specs, tables.layouts, strict=True)
-            if spec.name in rows
-        ]
-        if followed is tables and before is not None and _may_grow(before, limit):
-            continued = before
-            if before.base is not None and before.changes is not None and _replaces(readers, before, before.changes):
-                readers.take_again(Reader.FLASH, before.changes)
-                continued = before.base
-            return FlashDraft(readers.take(Reader.FLASH, lock), tables, lock, before, continued, sum(sizes), limit)
+        all_bytes = readers.all_bytes
+        if followed is tables and before is not None:
+            continued = _continued(readers, before, limit)
+            if continued is not None:
+                return FlashDraft(readers.take(Reader.FLASH, lock), tables, lock, before, continued, all_bytes, limit)
         self._chain = None
         readers.untrack(Reader.FLASH)
         readers.track(Reader.FLASH)
         self._followed = weakref.ref(tables)
-        return FlashDraft(readers.snapshot(Reader.FLASH, lock), tables, lock, None, None, sum(sizes), limit)
+        return FlashDraft(readers.snapshot(Reader.FLASH, lock), tables, lock, None, None, all_bytes, limit)
 
     def write(self, draft: FlashDraft, checkpoint: str, share: Share, work: Work) -> list[CheckpointFile]:
         """Writes the draft, and returns all files of this server's part; `share.rows` are those when it was begun.
@@ -195,8 +201,8 @@ class FlashWriter:
             self._chain = after
         self._unclean = False
         self._noted += len(link.written)
-        if draft.before is not None and draft.continued is not draft.before:
-            self._replaced_bytes += draft.before.increment_bytes
+        if draft.before is not None and draft.continued is not None:
+            self._replaced_bytes += draft.before.bytes - draft.continued.bytes
         return [*after.written.values(), *documents]
 
     def _renew(self, link: "_ChainLink", draft: FlashDraft, before: _Chain) -> None:
@@ -286,12 +292,28 @@ class _ChainLink:
             self.inventory.remove(self._sent)
 
 
-def _may_grow(before: _Chain, limit: int) -> bool:
-    """Whether another increment is worth more than a new base, and fits."""
-    if before.increments >= _MOST_INCREMENTS:
-        return False
-    base_bytes = before.bytes - before.increment_bytes
-    return before.increment_bytes <= base_bytes and before.bytes * _ROOM_FOR_INCREMENT <= limit
+def _continued(readers: Readers, before: _Chain, limit: int) -> _Chain | None:
+    """Returns the part of a chain that the next increment continues, and has the reader take the rows for that.
+
+    None: a new base is worth more. Raises MemoryError.
+    """
+    base, changes = before.base, before.changes
+    fits = before.bytes * _ROOM_FOR_INCREMENT <= limit
+    if fits and before.increments < _MOST_INCREMENTS and before.bytes <= _MOST_COPIES * readers.all_bytes:
+        if base is None or changes is None or not _replaces(readers, before, changes):
+            return before
+        readers.take_again(Reader.FLASH, changes)
+        return base
+    if base is None or changes is None:
+        return None
+    more = readers.bytes_to_take(Reader.FLASH) + readers.unchanged_bytes(Reader.FLASH, changes)
+    after = before.increment_bytes + more
+    leaves_room = max(before.bytes + more, after * _ROOM_FOR_INCREMENT) <= limit
+    # a new base writes all rows, and increments of as many bytes may follow
+    if not leaves_room or more > _MOST_COPIES * readers.all_bytes - after:
+        return None
+    readers.take_unchanged(Reader.FLASH, changes)
+    return before.without_base(base)
 
 
 def _replaces(readers: Readers, before: _Chain, changes: Changes) -> bool:

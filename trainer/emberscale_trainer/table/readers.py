@@ -74,6 +74,18 @@ class Readers:
         """Adds the changes of an earlier snapshot of this reader to those that it takes next. Raises MemoryError."""
         self._changes[reader].merge(earlier)
 
+    def unchanged_bytes(self, reader: Reader, earlier: Changes) -> int:
+        """Returns the most bytes of rows that changed neither in `earlier` nor since the reader's last take."""
+        changed = self._changes[reader].rows(earlier)
+        return sum(
+            (sum(slots.used()) - count) * slots.layout.stride for count, slots in zip(changed, self._slots, strict=True)
+        )
+
+    def take_unchanged(self, reader: Reader, earlier: Changes) -> None:
+        """Adds all rows that did not change in `earlier` to those that the reader takes next. Raises MemoryError."""
+        for table, slots in enumerate(self._slots):
+            self._changes[reader].add_unchanged(earlier, table, slots.used_bitmap())
+
     def scan(self, reader: Reader, lock: Lock) -> Scan:
         """Returns a scan of what changed since the reader's last one, or of all rows if it is the first since `track`.
 
@@ -111,6 +123,11 @@ class Readers:
             scan.end()
         self._spare.bound(0)
 
+    @property
+    def all_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(slots.rows * slots.layout.stride for slots in self._slots)
+
     # For the store alone
 
     @property
@@ -141,7 +158,7 @@ class Readers:
         taken, current = self._changes.get(reader), None
         if taken is not None:
             self._changes[reader] = current = self._new_changes(reader)
-        self._spare.bound(sum(slots.rows * slots.layout.stride for slots in self._slots))
+        self._spare.bound(self.all_bytes)
         shares: list[TableShare] = []
         try:
             for number, slots in enumerate(self._slots):

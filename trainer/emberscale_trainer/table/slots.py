@@ -49,6 +49,16 @@ class Slots:
         bits = self.layout.slot_bits
         return [self.layout.segment_rows] * (self.next >> bits) + [self.next & ((1 << bits) - 1)]
 
+    def used_bitmap(self) -> NDArray[np.uint8]:
+        """The slots that hold or held a row, one bit each, the lowest first."""
+        bits = np.zeros(self.count + 7 >> 3, np.uint8)
+        for number, rows in enumerate(self.used()):
+            first = number << self.layout.slot_bits >> 3
+            bits[first : first + (rows >> 3)] = 0xFF
+            if rows & 7:
+                bits[first + (rows >> 3)] = (1 << (rows & 7)) - 1
+        return bits
+
     @property
     def segments_in_use(self) -> int:
         """Segments in which a slot holds or held a row."""

@@ -81,6 +81,13 @@ class Changes:
             self._bitmaps[table][: len(bits)] |= bits
             self._retired[table] = earlier._retired[table] + self._retired[table]
 
+    def add_unchanged(self, earlier: "Changes", table: int, used: NDArray[np.uint8]) -> None:
+        """Adds the rows in `used` slots of a table, a bitmap, that did not change in `earlier`. Raises MemoryError."""
+        self.make_room(table, 8 * len(used))
+        unchanged, old = used.copy(), earlier._bitmaps[table][: len(used)]
+        unchanged[: len(old)] &= ~old
+        self._bitmaps[table][: len(used)] |= unchanged
+
     def joined(self, earlier: "Changes | None") -> "Changes":
         """Returns these changes together with earlier ones, and changes neither; each retired key is there once.
 

@@ -11,6 +11,7 @@ from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
 from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_trainer.checkpoint import CheckpointFiles, FlashUnusableError, Work, load_partition
+from emberscale_trainer.checkpoint import flash as flash_module
 from emberscale_trainer.checkpoint.work import AbandonedError
 from emberscale_trainer.table import Reader, TableStore
 from examples import examples
@@ -71,16 +72,25 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.parametrize("most_increments", [100, 1], ids=["base stays", "base goes"])
 @settings(max_examples=examples(60), deadline=None)
-@given(STEPS)
+@given(steps=STEPS)
 def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before(
-    server: FlashServer, steps: list[tuple[str, object]]
+    server: FlashServer, most_increments: int, steps: list[tuple[str, object]]
 ) -> None:
     """No row is lost by checkpoints without a manifest, or that Redis refuses, or of which it loses chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash_module, "_MOST_INCREMENTS", most_increments)
+        patch.setattr(flash_module, "_MOST_COPIES", 10)  # so that no new base is worth more
+        _save_and_restore(server, steps)
+
+
+def _save_and_restore(server: FlashServer, steps: list[tuple[str, object]]) -> None:
     server.client.flushall()
     trained, number = Trained(server.url), 0
     expected: tuple[str, Contents] | None = None
-    for kind, value in [*steps, ("push", [1, 2]), ("save", "whole"), ("save", "whole")]:
+    ending = [("push", [1, 2]), ("save", "whole"), ("push", [2, 3]), ("save", "whole"), ("save", "whole")]
+    for kind, value in [*steps, *ending]:
         if kind == "push":
             assert isinstance(value, list)
             trained.push(value)
@@ -150,6 +160,42 @@ def test_a_chain_is_replaced_when_its_increments_outweigh_its_base(server: Flash
         sizes.append(sum(file.bytes for file in trained.save(f"flash-{number:08d}")))
     assert max(sizes) < 3 * sum(file.bytes for file in base)
     assert min(sizes[1:]) < 1.1 * sum(file.bytes for file in base)
+
+
+def test_a_base_whose_rows_have_changed_goes_without_a_new_one(server: FlashServer) -> None:
+    """Another tenth of the rows changes before each checkpoint, some rows go, and others come."""
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(10_000)))
+    base = trained.save("flash-00000001")
+    base_bytes, before = sum(file.bytes for file in base), set(base)
+    last: list[CheckpointFile] = []
+    for number in range(2, 60):
+        trained.tables.retire(0, np.arange(10 * number, 10 * number + 5))
+        trained.push([(1000 * number + key) % 10_000 for key in range(1000)] + [10_000 + number])
+        last = trained.save(f"flash-{number:08d}")
+        assert sum(file.bytes for file in last if file not in before) < 0.3 * base_bytes
+        assert sum(file.bytes for file in last) < 2.3 * base_bytes
+        assert restored_once_complete(server, f"flash-{number:08d}", last) == trained.contents()
+        before = set(last)
+    assert not rows_files(base) & rows_files(last), "the first base is still there"
+
+
+def test_a_base_that_fails_to_go_stays_and_no_row_is_lost(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(10_000)))
+    base = rows_files(trained.save("flash-00000001"))
+    last: list[CheckpointFile] = []
+    for number in range(2, 16):
+        trained.push([(800 * number + key) % 10_000 for key in range(800)])
+        work = Work()
+        work.abandon()
+        with pytest.raises(AbandonedError):
+            trained.save(f"flash-{number:08d}", work)
+        trained.push([number])
+        last = trained.save(f"flash-{number:08d}")
+    assert not base & rows_files(last)
+    assert restored_once_complete(server, "flash-00000015", last) == trained.contents()
 
 
 def test_increments_that_changed_again_are_replaced_and_the_base_stays(server: FlashServer) -> None:
