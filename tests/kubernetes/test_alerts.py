@@ -75,6 +75,15 @@ def operator(name: str, values: str, namespace: str = "emberscale-system") -> di
     return {f'emberscale_{name}{{namespace="{namespace}", instance="10.0.0.1:9090"}}': values}
 
 
+def calls(answered: int, refused: int, namespace: str = "emberscale-system") -> dict[str, str]:
+    """Calls to create pods, so many between two scrapes, of which some are answered and others refused."""
+    labels = f'namespace="{namespace}", instance="10.0.0.1:9090", verb="POST", resource="pods"'
+    return {
+        f"emberscale_operator_api_calls_total{{{labels}}}": f"0+{answered + refused}{LONG}",
+        f'emberscale_operator_api_refused_total{{{labels}, status="500"}}': f"0+{refused}{LONG}",
+    }
+
+
 TRAINING = phase("Training") | up("master")
 RECOVERIES = f"emberscale_recoveries_total{{{LABELS}}}"
 STALLED = "EmberscaleTrainingStalled"
@@ -158,6 +167,9 @@ CASES = [
     Case("EmberscaleOperatorDefects", "one more", True, operator("operator_defects_total", f"0x220 1{LONG}")),
     Case("EmberscaleOperatorDefects", "a job's", False, operator("operator_defects_total", f"0x220 1{LONG}", "x")),
     Case("EmberscaleOperatorDefects", "none lately", False, operator("operator_defects_total", f"3{LONG}")),
+    Case("EmberscaleApiCallsRefused", "most", True, calls(1, 3)),
+    Case("EmberscaleApiCallsRefused", "a job says so", False, calls(1, 3, "x")),
+    Case("EmberscaleApiCallsRefused", "a few", False, calls(3, 1)),
     Case("EmberscaleRedisDown", "it is", True, operator("redis_up", f"1x100 0{LONG}")),
     Case("EmberscaleRedisDown", "a job says so", False, operator("redis_up", f"1x100 0{LONG}", "x")),
     Case("EmberscaleRedisDown", "it is not", False, operator("redis_up", f"1{LONG}")),

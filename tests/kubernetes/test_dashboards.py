@@ -41,6 +41,7 @@ OF_PROMTOOL_ALONE = {
     "EmberscaleJobNotScraped": "all pods of this cluster can be scraped",
     "EmberscaleOperatorDown": "the other jobs need the operator",
     "EmberscaleOperatorDefects": "no defect is known that could be brought about",
+    "EmberscaleApiCallsRefused": "the other jobs need the operator's rights",
     "EmberscaleRedisDown": "the other jobs need Redis",
     "EmberscaleRedisFillsUp": "the operator expels a job that stores so much within a second",
     "EmberscaleBrainDown": "the suite runs without a brain",

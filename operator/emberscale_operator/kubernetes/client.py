@@ -48,7 +48,8 @@ class ApiInternalError(ApiUnavailableError):
 class ApiClient:
     """One connection pool; each call takes at most `timeout` seconds.
 
-    `calls` counts by verb and resource, for those who tune rights and load.
+    `calls` counts by verb and resource, for those who tune rights and load. `refused` counts, also by HTTP status, the
+    calls of which the operator gets nothing, whatever the object; the status is 0 without an answer.
     """
 
     def __init__(self, configuration: kube.Configuration, timeout: float = _TIMEOUT_SECONDS) -> None:
@@ -56,6 +57,7 @@ class ApiClient:
         self._timeout = timeout
         self._slots = asyncio.Semaphore(_PARALLEL_CALLS)
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.refused: Counter[tuple[str, str, str]] = Counter()
 
     @classmethod
     async def connect(cls, timeout: float = _TIMEOUT_SECONDS) -> "ApiClient":
@@ -123,7 +125,8 @@ class ApiClient:
         accept: str = _JSON,
     ) -> dict[str, Any]:
         headers = {"Accept": accept, "Content-Type": content_type}
-        self.calls[method, _resource_of(path)] += 1
+        resource = _resource_of(path)
+        self.calls[method, resource] += 1
         async with self._slots:
             try:
                 await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
@@ -136,8 +139,16 @@ class ApiClient:
                 )
                 content = await _read(response.response, f"{method} {path}")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                self.refused[method, resource, "0"] += 1
                 raise ApiUnavailableError(f"{method} {path}: {problem_of(error)}") from error
+        if _is_refused(method, response.status):
+            self.refused[method, resource, str(response.status)] += 1
         return _answer(method, path, response.status, content)
+
+
+def _is_refused(method: str, status: int) -> bool:
+    """Whether the API server refuses more than this object. A quota or a policy forbids the creation of single ones."""
+    return status in (401, 429) or status >= 500 or (status == 403 and method != "POST")
 
 
 async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:

@@ -43,6 +43,25 @@ async def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
     assert isinstance(raised.value, ApiInternalError) is kind
 
 
+async def test_calls_that_are_refused_whatever_their_object_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [403, 404, 409, 422, 500, 200, 403]
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": "no"}, status=answers.pop(0))
+
+    async with connected(handler, tmp_path, monkeypatch) as client:
+        for _ in range(5):
+            with pytest.raises((ApiError, ApiUnavailableError)):
+                await client.get("/api/v1/namespaces/team/pods")
+        await client.get("/api/v1/namespaces/team/pods")
+        with pytest.raises(ApiError):  # a quota, for example
+            await client.create("/api/v1/namespaces/team/pods", {})
+        assert client.refused == {("GET", "pods", "403"): 1, ("GET", "pods", "500"): 1}
+        assert client.calls == {("GET", "pods"): 6, ("POST", "pods"): 1}
+
+
 async def test_an_answer_without_end_is_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_ANSWER_BYTES", 1 << 20)
     sent = 0

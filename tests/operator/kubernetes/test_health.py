@@ -23,7 +23,7 @@ def served(controller: Any = None, up: bool | None = None, fill: float | None = 
     fleet = Fleet(lambda key, uid: controller, bury)
     if controller is not None:
         fleet.controllers[KEY, "job-uid"] = controller
-    client: Any = SimpleNamespace(calls={})
+    client: Any = SimpleNamespace(calls={}, refused={})
     tenants: Any = SimpleNamespace(up=up, fill=fill, sizes={"job-uid": 7 << 20, "gone": 1})
     registry = CollectorRegistry()
     registry.register(OperatorMetrics(client, fleet, tenants))
