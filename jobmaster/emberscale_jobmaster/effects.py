@@ -12,6 +12,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.origin import RefusedCheckpoint
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.operations import HandedPull, Image
+from emberscale_jobmaster.parity import BY_MANIFEST, ParityOrder
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.tasks import Task
 
@@ -25,18 +26,13 @@ class AssignCall:
 
     * `checkpoint`: its id, or its URI if it is another job's; empty: start without rows.
     * `anew`: none of the checkpoint's batches counts as applied.
-    * `parity`: the parity to keep; 0: as the manifest's strategy says.
-    * `no_parity`: keep no parity, whatever the manifest says.
-    * `async_parity`: answer pushes before other servers hold their deltas.
     """
 
     table: RoutingTable
     checkpoint: str
     wait_seconds: float
     anew: bool = False
-    parity: int = 0
-    no_parity: bool = False
-    async_parity: bool = False
+    parity: ParityOrder = BY_MANIFEST
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,6 @@ class PrepareCall:
     * `checkpoint`: the checkpoint from which the successor of a lost server loads its rows; `priority`: the saves of
       priority rows to load over it; empty: no server is replaced.
     * `lost`: the indexes of servers whose rows the others rebuild for their new owners; empty: rows move.
-    * `parity`, `no_parity`, `async_parity`: as in `AssignCall`, under the table of the move.
     * `knows_async_parity`: the master counts as forgotten what rebuilt rows lack.
     * `on_demand`: as in `Move`.
     """
@@ -125,9 +120,7 @@ class PrepareCall:
     checkpoint: str = ""
     lost: tuple[int, ...] = ()
     priority: tuple[str, ...] = ()
-    parity: int = 0
-    no_parity: bool = False
-    async_parity: bool = False
+    parity: ParityOrder = BY_MANIFEST
     knows_async_parity: bool = False
     on_demand: bool = False
 

@@ -6,7 +6,7 @@ from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSp
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_api.job.status import JobPhase
-from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_api.routing import PsAddress
 from emberscale_jobmaster.membership import DrainPhase
 from emberscale_jobmaster.operations import Move, MovePhase, Reload, ReloadPhase
 from emberscale_jobmaster.ranges import Applied
@@ -196,13 +196,6 @@ def due_parity(state: JobState, spec: TrainingJobSpec) -> int:
     if spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING:
         return spec.fault_tolerance.parity
     return 0 if 0 < len(state.routing.table.owners) <= state.chosen_parity else state.chosen_parity
-
-
-def keeps_async(state: JobState, table: RoutingTable) -> bool:
-    """Whether the servers of a table are told to answer pushes before others hold their deltas; all must know how."""
-    processes = [state.members.process(Role.PS, one.index) for one in table.owners]
-    knows = all(process is not None and process.knows_async_parity for process in processes)
-    return state.chosen_durability is Durability.ASYNC and knows
 
 
 def loses_answered(state: JobState) -> bool:

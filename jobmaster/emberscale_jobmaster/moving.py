@@ -15,7 +15,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import Durability, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster import rebuilding, reshaping, retry, scaling
+from emberscale_jobmaster import parity, rebuilding, reshaping, retry, scaling
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (
     AbandonCall,
@@ -33,7 +33,7 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
 )
 from emberscale_jobmaster.events import AppliedReport, Prepared
-from emberscale_jobmaster.figures import keeps_async, limits_of, servers_wanted, sizes_of, wanted_shares
+from emberscale_jobmaster.figures import limits_of, servers_wanted, sizes_of, wanted_shares
 from emberscale_jobmaster.losses import recover
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
@@ -292,9 +292,7 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
             operation.table,
             WAIT_SECONDS,
             lost=operation.lost,
-            parity=state.chosen_parity,
-            no_parity=bool(state.forgone),
-            async_parity=keeps_async(state, operation.table),
+            parity=parity.ordered(state, operation.table),
             knows_async_parity=state.chosen_durability is Durability.ASYNC,
             on_demand=operation.on_demand,
         )

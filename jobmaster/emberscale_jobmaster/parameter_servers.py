@@ -115,6 +115,8 @@ class ServerChannels:
                 known["routing"] = messages.wire_routing(asked.table, ready=False)
                 known["manifest_json"] = self._manifest
                 known["checkpoint_uri"] = self._uri_of(asked.checkpoint) if asked.checkpoint else ""
+                order = asked.parity
+                known |= {"parity": order.parity, "no_parity": order.is_forgone, "async_parity": order.is_async}
             case HoldCall() | SettleCall() | SnapshotCall() | ResumeCall() | HandOverCall() | SwitchCall():
                 seconds = getattr(asked, "hold_seconds", 0.0)
                 known["barrier"] = message_of(pb.Barrier, asked, number=asked.barrier, hold_seconds=seconds, **known)

@@ -17,6 +17,7 @@ from emberscale_api.job import (
 )
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import PARITY_STEP
+from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.figures import newest_checkpoint, wanted_parity
 from emberscale_jobmaster.membership import Process
@@ -30,6 +31,23 @@ Once fewer of these roll-backs count, servers that load rows keep parity again.
 """
 PARTINGS_SECONDS = 1800.0
 """Partings count together within this time of the job's clock, and for any time without a checkpoint in between."""
+
+
+@dataclass(frozen=True)
+class ParityOrder:
+    """What a server is told of parity, from a routing table on.
+
+    * `parity`: the number of servers that may be lost at a time; 0: as the manifest's strategy says.
+    * `is_forgone`: keep none, whatever the manifest says.
+    * `is_async`: answer pushes before other servers hold their deltas.
+    """
+
+    parity: int = 0
+    is_forgone: bool = False
+    is_async: bool = False
+
+
+BY_MANIFEST = ParityOrder()
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,7 @@ def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
         message = f"without parity of rows from now on: {choice.why}"
     late = ""
     if choice.parity and spec.fault_tolerance.durability is Durability.ASYNC:
-        late = _owners_without(state, lambda process: process.knows_async_parity)
+        late = _owners_without(state.routing.table, state, _knows_async)
     if late:
         message += f"; pushes wait for it as with durability Sync, since {late} did not say that they know Async"
     may_change = was_forgone or spec.fault_tolerance.strategy is FaultToleranceStrategy.AUTO
@@ -66,6 +84,16 @@ def decide(state: JobState, spec: TrainingJobSpec) -> JobState:
     if choice.is_hindered or late:
         is_news |= [step.message for step in state.scaling.steps if step.reason == PARITY_STEP][-1:] != [message]
     return reshaping.note_step(state, PARITY_STEP, message, 0.0) if is_news else state
+
+
+def ordered(state: JobState, table: RoutingTable) -> ParityOrder:
+    """Returns what the servers of a table are told: Async only if all of them know how."""
+    is_async = state.chosen_durability is Durability.ASYNC and not _owners_without(table, state, _knows_async)
+    return ParityOrder(state.chosen_parity, bool(state.forgone), is_async)
+
+
+def _knows_async(process: Process) -> bool:
+    return process.knows_async_parity
 
 
 def _choose(state: JobState, spec: TrainingJobSpec) -> _ParityChoice:
@@ -79,15 +107,15 @@ def _choose(state: JobState, spec: TrainingJobSpec) -> _ParityChoice:
     if not can_keep_parity(servers, wanted):
         takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_DOUBLE_PARITY_SERVERS}"
         return _ParityChoice(0, f"it takes {takes} parameter servers")
-    if unable := _owners_without(state, lambda process: process.most_parity >= wanted):
+    if unable := _owners_without(state.routing.table, state, lambda process: process.most_parity >= wanted):
         why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
         return _ParityChoice(0, why, is_hindered=True)
     return _ParityChoice(wanted, "that is expected to cost least")
 
 
-def _owners_without(state: JobState, ability: Callable[[Process], bool]) -> str:
-    """Names the servers with rows that did not register with an ability; empty if all did."""
-    processes = {one.index: state.members.process(Role.PS, one.index) for one in state.routing.table.owners}
+def _owners_without(table: RoutingTable, state: JobState, ability: Callable[[Process], bool]) -> str:
+    """Names the servers with rows, by this table, that did not register with an ability; empty if all did."""
+    processes = {one.index: state.members.process(Role.PS, one.index) for one in table.owners}
     return ", ".join(
         slot_name(Role.PS, index)
         for index, process in sorted(processes.items())

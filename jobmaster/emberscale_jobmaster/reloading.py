@@ -19,7 +19,7 @@ from emberscale_api.frozen import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.readable import duration_text
 from emberscale_api.routing import PsAddress
-from emberscale_jobmaster import reshaping, retry
+from emberscale_jobmaster import parity, reshaping, retry
 from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.effects import (
     CallServer,
@@ -33,7 +33,7 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
 )
 from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
-from emberscale_jobmaster.figures import applied_batches, keeps_async, newest_flash
+from emberscale_jobmaster.figures import applied_batches, newest_flash
 from emberscale_jobmaster.forgetting import contradicts, forgotten_by
 from emberscale_jobmaster.losses import roll_back
 from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
@@ -293,9 +293,7 @@ def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerReq
                 WAIT_SECONDS,
                 checkpoint,
                 priority=operation.priority,
-                parity=state.chosen_parity,
-                no_parity=bool(state.forgone),
-                async_parity=keeps_async(state, operation.table),
+                parity=parity.ordered(state, operation.table),
             )
 
 

@@ -16,7 +16,7 @@ from emberscale_api.readable import duration_text
 from emberscale_jobmaster import parity, reshaping, retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint, InitialWanted
 from emberscale_jobmaster.events import CheckpointFound, Loaded, ServerFailed, StorageFailed
-from emberscale_jobmaster.figures import awaits_servers, keeps_async, newest_flash
+from emberscale_jobmaster.figures import awaits_servers, newest_flash
 from emberscale_jobmaster.operations import (
     STORAGE,
     Restore,
@@ -68,15 +68,7 @@ def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> t
         return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state), initial),)
     table, source = state.routing.table, operation.source
     checkpoint, anew = (source.checkpoint, source.anew) if source is not None else ("", False)
-    request = AssignCall(
-        table,
-        checkpoint,
-        WAIT_SECONDS,
-        anew,
-        state.chosen_parity,
-        no_parity=bool(state.forgone),
-        async_parity=keeps_async(state, table),
-    )
+    request = AssignCall(table, checkpoint, WAIT_SECONDS, anew, parity.ordered(state, table))
     return (CallServer(operation.id, serial, table.servers[whom], request, CALL_SECONDS),)
 
 

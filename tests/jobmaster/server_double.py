@@ -22,6 +22,7 @@ from emberscale_jobmaster.effects import (
 )
 from emberscale_jobmaster.events import AppliedReport, Loaded, Prepared, Saved, ServerAnswer
 from emberscale_jobmaster.operations import CopyReport
+from emberscale_jobmaster.parity import ParityOrder
 
 Answer = ServerAnswer | str | None
 """To a call: an answer, why it is refused, or None if nobody waits for one."""
@@ -105,10 +106,13 @@ class ServerDouble:
                     self.held = None
                 return None
 
+    def _obey(self, order: ParityOrder) -> None:
+        self.parity = 0 if order.is_forgone else order.parity
+        self.async_parity = order.is_async
+
     def _load(self, request: AssignCall) -> ServerAnswer:
         table, checkpoint = request.table, request.checkpoint
-        self.parity = 0 if request.no_parity else request.parity
-        self.async_parity = request.async_parity
+        self._obey(request.parity)
         if (table.generation, table.version) != (self.generation, self.version):
             self.generation, self.version = table.generation, table.version
             is_kept = bool(checkpoint) and (self.forgets_anew or not request.anew)
@@ -126,8 +130,7 @@ class ServerDouble:
                 return "rebuilt rows may lack batches, and this master would not know which"
             self.move, self.rebuilds = (request.move, request.table), request.lost
             self.on_demand = request.on_demand
-            self.parity = 0 if request.no_parity else request.parity
-            self.async_parity = request.async_parity
+            self._obey(request.parity)
         if self.move is None or self.move[0] != request.move:
             return _not_under_way(request.move)
         return Prepared(done=True)

@@ -473,8 +473,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
     if not server.is_meant(incarnation):
         raise CallError("FAILED_PRECONDITION", f"{incarnation} is meant")
     match request:
-        case AssignCall(table, checkpoint, wait, no_parity=no_parity, async_parity=is_async):
-            server.protection.is_forgone, server.protection.is_async = no_parity, is_async
+        case AssignCall(table, checkpoint, wait, parity=order):
+            server.protection.is_forgone, server.protection.is_async = order.is_forgone, order.is_async
             done, loading = yield from server.assign(table, checkpoint, wait)
             return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
         case HoldCall(generation, version, barrier, seconds, checkpoint):
@@ -486,11 +486,11 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return AppliedReport(ranges_of(applied), held)
-        case PrepareCall(move, since, table, _, checkpoint, lost, no_parity=no_parity, async_parity=is_async):
+        case PrepareCall(move, since, table, _, checkpoint, lost, parity=order):
             on_demand = request.on_demand
-            server.protection.is_async = is_async
+            server.protection.is_async = order.is_async
             if not since:
-                server.protection.is_forgone = no_parity
+                server.protection.is_forgone = order.is_forgone
             return Prepared((yield from server.prepare(move, since, table, checkpoint, lost, on_demand)))
         case CopyCall(move, wait, _):
             ready, rounds, rebuilt = yield from server.copy(move, wait)
