@@ -40,17 +40,18 @@ def start_command(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     largest_file: int | None = None,
+    picture: bool = False,
 ) -> "subprocess.Popen[str]":
     """Starts the real command in a folder, with stand-ins for the processes that train.
 
-    `run` draws no picture unless the arguments say so, since a picture takes half of its time.
+    `run` draws no picture unless it is asked to, since a picture takes half of its time.
     """
 
     def limit() -> None:
         if largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
-    plain = arguments[:1] == ("run",) and not {"--picture", "--no-picture"} & set(arguments)
+    plain = arguments[:1] == ("run",) and not picture
     return subprocess.Popen(
         [sys.executable, str(WITH_STAND_INS), *arguments, *(["--no-picture"] if plain else [])],
         cwd=folder,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from emberscale._cli import app
 
@@ -30,3 +31,11 @@ def test_a_paragraph_of_the_help_breaks_only_where_the_terminal_ends(name: str) 
     paragraphs = all_helps()[name].strip().split("\n\n")
     assert all(paragraphs), "it has no help"
     assert [paragraph for paragraph in paragraphs if "\n" in paragraph] == []
+
+
+@pytest.mark.parametrize("name", all_helps())
+def test_a_terminal_of_80_columns_shows_the_whole_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).stdout
+    assert "Usage: " in shown
+    assert "…" not in shown

@@ -94,7 +94,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> CompleteRun:
     """A Complete run, made once for all tests that only read it or continue from a copy."""
     folder = tmp_path_factory.mktemp("complete")
     file = write_manifest(folder)
-    return CompleteRun(folder, *finish(start_command(folder, "run", str(file), "--output", "json", "--picture")))
+    return CompleteRun(folder, *finish(start_command(folder, "run", str(file), "--output", "json", picture=True)))
 
 
 def test_a_complete_run_ends_with_its_summary_and_files(complete: CompleteRun) -> None:

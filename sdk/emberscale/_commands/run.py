@@ -76,9 +76,9 @@ def run(
     brain_settings: BrainSettings = None,
     brain_token_file: BrainTokenFile = None,
     brain_ca_file: BrainCaFile = None,
-    picture: Annotated[
-        bool, typer.Option("--picture/--no-picture", help="Draws the metrics at the end; this takes some seconds.")
-    ] = True,
+    no_picture: Annotated[
+        bool, typer.Option("--no-picture", help="Leaves out the picture of the metrics, which takes some seconds.")
+    ] = False,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Trains a manifest on this machine."""
@@ -96,7 +96,7 @@ def run(
             redis=redis,
             master_port=master_port,
             brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
-            picture=picture,
+            picture=not no_picture,
         )
         end(training, interruption, output)
 
