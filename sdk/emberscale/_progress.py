@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emberscale._console import open_console
+from emberscale_api.checkpoint import number_of
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
@@ -88,7 +89,8 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     lines.extend(_slow_remarks(old, new))
     lines.extend(_memory_remarks(old, new))
     if new.recoveries > old.recoveries:
-        went = f"training went back to checkpoint {new.checkpoint}" if new.checkpoint else "training began anew"
+        checkpoint = _newest_checkpoint(new)
+        went = f"training went back to checkpoint {checkpoint}" if checkpoint else "training began anew"
         has_reason = any(step.reason == ROLLED_BACK_STEP for step in steps)
         lines.append(went if has_reason else f"a parameter server was lost: {went}")
     if new.bad_records > old.bad_records:
@@ -102,6 +104,13 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         for result in new.evaluations[len(old.evaluations) :]
     )
     return lines
+
+
+def _newest_checkpoint(status: JobStatus) -> str:
+    """Returns the id of the newest checkpoint of either tier, or the URI of another job's; empty if there is none."""
+    flash = status.flash.checkpoint if status.flash is not None else ""
+    own = "" if "/" in status.checkpoint else status.checkpoint
+    return max((one for one in (flash, own) if one), key=number_of, default=status.checkpoint)
 
 
 def _figure(value: float | None, digits: int = 4) -> str:

@@ -12,7 +12,7 @@ from emberscale._console import open_console
 from emberscale._progress import PlainProgress, live_view, remarks
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import MemberId, Role
-from emberscale_api.job.running import JobStatus, MemberNow, ScalingStep, Sizing, SlowMember
+from emberscale_api.job.running import FlashStatus, JobStatus, MemberNow, ScalingStep, Sizing, SlowMember
 from emberscale_api.job.status import ROLLED_BACK_STEP, EvaluationResult, JobPhase
 from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
@@ -169,6 +169,21 @@ def test_the_first_malformed_record_is_told_whatever_was_found_last() -> None:
 def test_a_rollback_is_told() -> None:
     before, after = snapshot(training()), snapshot(training(recoveries=1, checkpoint="00000003"))
     assert remarks(before, after) == ["a parameter server was lost: training went back to checkpoint 00000003"]
+
+
+@pytest.mark.parametrize(
+    ("persistent", "newest"),
+    [
+        ("", "flash-00000002"),
+        ("00000001", "flash-00000002"),
+        ("00000003", "00000003"),
+        ("s3://b/a/9", "flash-00000002"),
+    ],
+)
+def test_a_rollback_goes_to_the_newest_checkpoint_of_either_tier(persistent: str, newest: str) -> None:
+    status = training(recoveries=1, checkpoint=persistent, flash=FlashStatus(checkpoint="flash-00000002"))
+    (told,) = remarks(snapshot(training()), snapshot(status))
+    assert told.endswith(f"training went back to checkpoint {newest}")
 
 
 def test_a_rollback_without_a_checkpoint_is_a_new_beginning() -> None:
