@@ -1,6 +1,7 @@
 """The examples do what they say."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,7 @@ print(json.dumps(training.summary.as_document()))
     assert summary["samples"] == 2 * 27_000
     assert summary["auc"] > 0.65
     assert [evaluation["epoch"] for evaluation in summary["evaluations"]] == [1, 2]
+    assert re.findall(r"^epoch (\d+): held-out AUC", done.stdout, re.MULTILINE) == ["1", "2"]
     assert set(summary["rows"]) == {"user", "item", "history", "user.wide", "item.wide", "history.wide"}
     assert summary["rows"]["history"] == summary["rows"]["history.wide"] > 100
     assert summary["truncated_records"] > 2_000
