@@ -1,5 +1,6 @@
 """Bad input gives a line that names the field, and exit code 2; nothing is started."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -193,3 +194,18 @@ def test_the_name_of_a_run_gets_a_hint_at_its_folder(command: str, tmp_path: Pat
     code, (line,) = invoke(*command.split())
     assert code == 2
     assert line.endswith("; did you mean runs/toy?")
+
+
+def test_a_folder_of_somebody_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def refuse(path: Path, **how: bool) -> os.stat_result:
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **how)
+
+    Path("theirs").mkdir()
+    monkeypatch.setattr(Path, "stat", refuse)
+    code, lines = invoke("checkpoints", "list", "theirs")
+    assert code == 2
+    assert lines == ["error: theirs/run.json: Permission denied"]

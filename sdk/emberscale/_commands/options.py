@@ -49,7 +49,7 @@ OutputFormat = Annotated[
 
 @contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """Reports user errors on stderr with exit code 2, and a full disk with exit code 1."""
+    """Reports user errors and files of somebody else on stderr with exit code 2, and a full disk with exit code 1."""
     try:
         yield
     except UnwritableError as error:
@@ -60,6 +60,11 @@ def bad_input_exits() -> Iterator[None]:
             typer.echo(error.trace.rstrip(), err=True)
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+    except PermissionError as error:
+        if error.filename is None:  # not of a file
+            raise
+        typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
         raise typer.Exit(BAD_INPUT) from error
 
 

@@ -124,7 +124,7 @@ class SavedCheckpoints:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise InvalidError(f"{self._uri}: cannot be read: {error}") from error
+            raise InvalidError(f"{self._uri}: cannot be read: {error.strerror or error}") from error
 
     def _sizes(self, identifier: str) -> dict[str, int]:
         """The size of each file in the folder of a checkpoint, by its path."""
@@ -213,7 +213,7 @@ class SavedCheckpoints:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise InvalidError(f"{path}: cannot be removed: {error}") from error
+                raise InvalidError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
     def tables(self, manifest: CheckpointManifest) -> list[TableRows]:
         """Returns the embedding tables, and last the dense parameters. Raises DamagedCheckpointError."""
@@ -245,7 +245,8 @@ class SavedCheckpoints:
         try:
             return sorted(self._filesystem.glob(f"{self._root}/*/{MANIFEST_NAME}"))
         except OSError as error:
-            raise InvalidError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
+            problem = error.strerror or error
+            raise InvalidError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {problem}") from error
 
 
 def check_initial(job: TrainingJob) -> tuple[str, ...]:
