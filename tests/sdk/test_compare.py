@@ -143,3 +143,21 @@ def test_only_fields_that_differ_are_told(documents: list[dict[str, Any]]) -> No
         assert values == [at(document, path) for document in documents]
         assert len(set(values)) > 1
     assert differing_fields([documents[0]] * 3) == {}
+
+
+@pytest.mark.parametrize(
+    ("picture", "told"), [("both.txt", "must end with .png, .svg, .pdf"), ("a.png", "is a folder")]
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(make_run: MakeRun, tmp_path: Path, picture: str, told: str) -> None:
+    (tmp_path / "a.png").mkdir()
+    code, printed, errors = compare(make_run("a"), make_run("b"), "--plot", tmp_path / picture)
+    assert (code, printed) == (2, "")
+    assert errors.startswith(f"error: --plot {tmp_path / picture}: {told}")
+
+
+@pytest.mark.parametrize("ending", ["svg", "pdf"])
+def test_the_ending_of_the_picture_chooses_its_format(make_run: MakeRun, tmp_path: Path, ending: str) -> None:
+    picture = tmp_path / f"both.{ending}"
+    code, _, errors = compare(make_run("a"), make_run("b"), "--plot", picture)
+    assert code == 0, errors
+    assert picture.read_bytes()[:5] == {"svg": b"<?xml", "pdf": b"%PDF-"}[ending]

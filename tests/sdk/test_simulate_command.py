@@ -67,6 +67,9 @@ def test_bad_input_is_named_and_exits_with_2(scenario: Path, tmp_path: Path) -> 
     absent = CliRunner().invoke(emberscale, ["simulate", str(tmp_path / "absent.yaml")])
     assert absent.exit_code == 2
     assert "absent.yaml: cannot be read" in absent.stderr
+    picture = CliRunner().invoke(emberscale, ["simulate", str(scenario), "--plot", str(scenario)])
+    assert picture.exit_code == 2
+    assert picture.stderr == f"error: --plot: {scenario} cannot be created: File exists\n"
 
 
 def test_a_bad_row_of_a_trace_is_named_with_file_line_and_column(scenario: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import open_console
 from emberscale._reports.comparison import FIGURES, Figure, differing_fields, figures_of, labels_of, read_run
-from emberscale._run.preflight import ensure_writable
+from emberscale._run.preflight import ensure_drawable
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError
 from emberscale_api.readable import bytes_text
@@ -36,7 +36,9 @@ def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs that have ended, two or more.")
     ],
-    plot: Annotated[Path, typer.Option(metavar="FILE", help="Picture to write (PNG).")] = Path("comparison.png"),
+    plot: Annotated[Path, typer.Option(metavar="FILE", help="Picture to write (.png, .svg or .pdf).")] = Path(
+        "comparison.png"
+    ),
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows how runs differ, and plots them together."""
@@ -45,7 +47,7 @@ def compare(
             raise InvalidError("RUN RUN...: name at least two runs to compare")
         if len({root.resolve() for root in runs}) < len(runs):
             raise InvalidError("RUN RUN...: a run is named twice")
-        ensure_writable(plot.absolute().parent, "--plot")
+        ensure_drawable(plot)
         finished = [read_run(root) for root in runs]
     # matplotlib takes a second to import, which only this moment should cost
     from emberscale._reports.pictures import draw_comparison

@@ -15,6 +15,7 @@ from emberscale._console import open_console
 from emberscale._reports.plan_report import plan_report
 from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
 from emberscale._run.hot import hot_in_words, hot_of_run
+from emberscale._run.preflight import ensure_drawable
 from emberscale._run.record import RunPaths, RunRecord, read_record
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
@@ -54,7 +55,8 @@ def explain_plan(
     brain_token_file: BrainTokenFile = None,
     brain_ca_file: BrainCaFile = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draws the fit and the Pareto front into FILE (PNG).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draws the fit and the Pareto front into FILE (.png, .svg or .pdf)."),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brain.")] = 10.0,
     output: OutputFormat = Output.TEXT,
@@ -63,6 +65,8 @@ def explain_plan(
     with bad_input_exits():
         hot: Mapping[str, Any] = {}
         root: Path | None = None
+        if plot is not None:
+            ensure_drawable(plot)
         if brain is None:
             root = _root_of(job)
             explanation, hot = _remembered(root), hot_of_run(root)

@@ -17,7 +17,7 @@ from emberscale._commands.options import (
 )
 from emberscale._console import open_console, stages_bar
 from emberscale._run.interruption import Interruption
-from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
+from emberscale._run.preflight import check_columns, check_data, check_model, ensure_drawable
 from emberscale._run.summary import finite_json
 from emberscale_api.job import load_manifest
 from emberscale_api.readable import duration_text, rate_text
@@ -54,7 +54,9 @@ def profile(
     samples: Annotated[
         int, typer.Option(min=1, help="Samples to measure, after a quarter as many to warm up.")
     ] = 400_000,
-    plot: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw the profile (PNG).")] = Path("profile.png"),
+    plot: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw the profile (.png, .svg or .pdf).")] = Path(
+        "profile.png"
+    ),
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows where a job's time goes."""
@@ -64,7 +66,7 @@ def profile(
         check_columns(job.spec.data)
         for remark in check_model(job):
             typer.echo(remark, err=True)
-        ensure_writable(plot.absolute().parent, "--plot")
+        ensure_drawable(plot)
         from emberscale._profiling.measure import ProfileFailedError, profile_job
 
         try:

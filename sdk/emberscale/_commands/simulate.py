@@ -15,6 +15,7 @@ from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import open_console, progress_bar
+from emberscale._run.preflight import ensure_writable
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.readable import count_text
 
@@ -70,6 +71,8 @@ def simulate(
         wanted = [name.strip() for name in schedulers.split(",")] if schedulers else None
         names = list(dict.fromkeys(spec.name for spec in choose_schedulers(loaded, wanted)))
         make_jobs(loaded, first, scenario.parent)  # a bad trace is found before anything starts
+        if plot is not None:
+            ensure_writable(plot, "--plot")
         outcomes = _run(loaded, names, chosen_seeds, scenario.parent, processes or os.cpu_count() or 1)
         summaries = summarize_experiment(outcomes, names)
         if plot is not None:

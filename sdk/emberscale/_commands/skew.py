@@ -18,7 +18,7 @@ from emberscale._commands.options import (
     paragraphs,
 )
 from emberscale._console import open_console, stages_bar
-from emberscale._run.preflight import check_data, ensure_writable
+from emberscale._run.preflight import check_data, ensure_drawable
 from emberscale._run.summary import finite_json
 from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import (
@@ -81,7 +81,9 @@ def skew(
     exact: Annotated[
         bool, typer.Option("--exact", help="Also counts every record, to measure the error of the sample.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draws the result into FILE (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draws the result into FILE (.png, .svg or .pdf).")
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +119,7 @@ def skew(
         if not 0 < sample <= 0.5:
             raise InvalidError(f"--sample must be above 0 and at most 0.5 (got {sample:g})")
         if plot is not None:
-            ensure_writable(plot.absolute().parent, "--plot")
+            ensure_drawable(plot)
         speeds = None if profile is None else _speeds(profile)
         job, paths = _job(paths, described.manifest, overrides)
         if job is not None and (dimension is not None or optimizer is not None):

@@ -20,7 +20,7 @@ _NAMED_TABLES = len(PALETTE)
 def draw_skew(report: "SkewReport", picture: Path) -> None:
     """Writes a PNG. Raises OSError."""
     with mpl.rc_context(STYLE):
-        skew_figure(report).savefig(picture, dpi=130, format="png")
+        skew_figure(report).savefig(picture, dpi=130)
 
 
 def skew_figure(report: "SkewReport") -> Figure:

@@ -16,6 +16,7 @@ from emberscale_api.job import DataSpec, TrainingJob
 
 _CHECKED_FILES = 20
 _BLOCK_RECORDS = 8192
+_PICTURES = (".png", ".svg", ".pdf")
 _SMALL_BYTES = 1 << 20
 """A larger file must hold records, since no header is this long."""
 
@@ -118,6 +119,15 @@ def check_model(job: TrainingJob) -> list[str]:
     if result["problem"]:
         raise InvalidError(f"spec.model.entrypoint: {entrypoint}: {result['problem']}", result["trace"])
     return [f"spec.model.entrypoint: {entrypoint}: {remark}" for remark in result["remarks"]]
+
+
+def ensure_drawable(picture: Path) -> None:
+    """Makes the folder of the picture that `--plot` names. Raises InvalidError if it cannot be drawn there."""
+    if picture.suffix not in _PICTURES:
+        raise InvalidError(f"--plot {picture}: must end with {', '.join(_PICTURES)}")
+    if picture.is_dir():
+        raise InvalidError(f"--plot {picture}: is a folder; give the name of the picture")
+    ensure_writable(picture.absolute().parent, "--plot")
 
 
 def ensure_writable(folder: Path, field: str) -> None:
