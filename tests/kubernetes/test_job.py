@@ -99,3 +99,16 @@ def test_a_job_that_is_deleted_leaves_nothing_and_its_namesake_elsewhere_goes_on
         assert_exact_so_far(second, other)
     finally:
         kubectl("delete", "namespace", other.namespace, "--wait=false")
+
+
+def test_a_job_that_is_applied_again_as_soon_as_it_is_deleted_gets_tokens_of_its_own(place: Place) -> None:
+    """Servers of the deleted job end last; while they mount its Secrets, a node must not give these to new pods."""
+    document = manifest("again", place, epochs=ENDLESS, replicas=2)
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    kubectl("delete", "tj", job.name, "-n", place.namespace, "--wait=false")
+    submit(document, place)
+    job.wait_for_samples(1)
+    status = job.status()
+    assert [status[role].get("restarts", 0) for role in ("master", "ps", "worker")] == [0, 0, 0], job.report()
+    assert_exact_so_far(job, place)

@@ -100,7 +100,7 @@ class ObjectMaker:
         """Returns the credentials in the job's Secret, which comes back with the same content if it is deleted."""
         name = _owned(job, "secrets", secret)["metadata"]["name"]
         data = secret.get("data") or {}
-        self._token_secret = job.owned("v1", "Secret", name, immutable=True, data=data)
+        self._token_secret = job.owned("v1", "Secret", name, data=data)
         return _credentials_in(data, name)
 
     async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:

@@ -131,7 +131,9 @@ def _said_in(part: TrainingJob | PodTemplate) -> str:
 def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair | None) -> dict[str, Any]:
     """Returns the Secret with the job's tokens, certificate and password of Redis.
 
-    Its pods mount the token and the certificate, if there is one; only the master mounts the operator's token.
+    Its pods mount the token and the certificate, if there is one; only the master mounts the operator's token. It is
+    not immutable: while any pod of a node mounts an immutable Secret, the kubelet gives its content to new pods, too,
+    even if another one has taken its name. A job that was deleted and created anew would never get its own tokens.
     """
     data = {
         TOKEN_KEY: credentials.token,
@@ -141,7 +143,7 @@ def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair
     if pair is not None:
         certificate = pair.certificate.decode("ascii")
         data |= {AUTHORITY_FILE: certificate, CHAIN_FILE: certificate, KEY_FILE: pair.key.decode("ascii")}
-    return job.owned("v1", "Secret", names.token_secret_name(job.key.name), immutable=True, stringData=data)
+    return job.owned("v1", "Secret", names.token_secret_name(job.key.name), stringData=data)
 
 
 def _flash_url(job: Job, settings: Settings, credentials: Credentials) -> str:
@@ -152,7 +154,8 @@ def _flash_url(job: Job, settings: Settings, credentials: Credentials) -> str:
 def build_store_secret(job: Job, objects: JobObjects, settings: Settings, credentials: Credentials) -> dict[str, Any]:
     """The Secret with Redis users and a brain token that are of no use for another job.
 
-    Parameter servers get the user of the Redis for flash checkpoints, only the master gets the rest.
+    Parameter servers get the user of the Redis for flash checkpoints, only the master gets the rest. It is not
+    immutable either.
     """
     user = user_name(settings.installation, job.uid)
     claims = JobClaims(job.uid, job.key.namespace)
@@ -163,7 +166,7 @@ def build_store_secret(job: Job, objects: JobObjects, settings: Settings, creden
         _BRAIN_CA_KEY: settings.brain_authority,
     }
     held = {name: text for name, text in data.items() if text}
-    return job.owned("v1", "Secret", objects.store_secret, immutable=True, stringData=held)
+    return job.owned("v1", "Secret", objects.store_secret, stringData=held)
 
 
 def build_manifest(job: Job, objects: JobObjects) -> dict[str, Any]:

@@ -49,8 +49,28 @@ async def test_a_secret_that_others_deleted_comes_back_as_it_was_while_the_opera
     api.sync()
     await operator.settle()
     after = api.objects[path]
-    assert (after["data"], after["immutable"]) == (before["data"], True)
+    assert after["data"] == before["data"]
     assert names_of(api.live_pods()) == WANTED
+
+
+@pytest.mark.parametrize("deleted_by_others", [False, True])
+async def test_a_node_does_not_keep_the_secrets_of_a_deleted_job_for_the_next_of_its_name(
+    deleted_by_others: bool,
+) -> None:
+    """While any pod on it mounts an immutable Secret, a kubelet gives new pods that one, whoever has its name now."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    token = "/api/v1/namespaces/team-a/secrets/ctr-token"
+    if deleted_by_others:
+        del api.objects[token]
+        api.end_pod(api.live_pod("worker-0"), 1)
+        api.sync()
+        await operator.settle()
+    secrets = [path for path in api.objects if "/secrets/" in path]
+    assert token in secrets
+    assert len(secrets) == 2
+    assert not any(api.objects[path].get("immutable") for path in secrets)
 
 
 async def test_a_secret_that_others_deleted_while_no_operator_ran_keeps_the_password_of_redis() -> None:
