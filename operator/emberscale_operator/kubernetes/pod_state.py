@@ -183,13 +183,14 @@ def _exit(
     # the clock of its node may be ahead of ours, and what follows from the end is to wait for neither
     at = min(parse_time(terminated["finishedAt"]), now) if terminated.get("finishedAt") else now
     code = int(terminated.get("exitCode", 1))
-    detail = _last_words(terminated.get("message") or status.get("message") or "")
+    said = terminated.get("message") or status.get("message") or ""
     outside = _outside_cause(status)
     if terminated.get("reason") == "OOMKilled":
         reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
     elif outside:
-        # whatever the exit code: the process was told to end
+        # whatever the exit code and the log say: the process was told to end
         reason, cause = ExitReason.KILLED, outside
+        said = status.get("message") or _condition(status, "DisruptionTarget").get("message") or said
     elif status.get("phase") == "Succeeded" or code == 0:
         reason, cause = ExitReason.COMPLETED, "Completed"
     elif code in (128 + _SIGKILL, 128 + _SIGTERM):
@@ -202,7 +203,8 @@ def _exit(
     else:
         reason, cause = ExitReason.ERROR, "Error"
     signed = 128 - code if code > 128 else code
-    return _Exit(InstanceExit(reason, signed, at, deleted=deletion is not None and not outside), cause, detail)
+    ending = InstanceExit(reason, signed, at, deleted=deletion is not None and not outside)
+    return _Exit(ending, cause, _last_words(said))
 
 
 def _last_words(said: str) -> str:

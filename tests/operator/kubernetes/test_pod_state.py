@@ -108,6 +108,30 @@ def test_an_end_has_a_class(status: dict[str, Any], reason: ExitReason, code: in
     assert (seen.instance.exit.reason, seen.instance.exit.code, seen.cause) == (reason, code, cause)
 
 
+FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
+PREEMPTED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "PreemptionByScheduler",
+    "message": "default-scheduler: preempting to accommodate a higher priority pod",
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        (ended(1), "why"),
+        (ended(137) | {"reason": "Evicted", "message": FULL}, FULL.strip()),
+        (ended(143) | {"conditions": [PREEMPTED]}, PREEMPTED["message"]),
+        (ended(137) | {"reason": "Evicted"}, "why"),
+        (ended(137, "OOMKilled") | {"conditions": [PREEMPTED]}, "why"),
+    ],
+)
+def test_an_end_is_explained_by_whoever_caused_it(status: dict[str, Any], detail: str) -> None:
+    """The last line of the log of a pod that was evicted says nothing of what for, such as a full disk."""
+    assert view(status).detail == detail
+
+
 @pytest.mark.parametrize("around", [PROXY_RUNS, PROXY_DONE])
 def test_an_end_is_that_of_the_jobs_own_process_whatever_was_injected_beside_it(around: dict[str, Any]) -> None:
     status = ended(137, "OOMKilled")
