@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.job import AdmissionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.job import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, piece_length
 from emberscale_trainer.partition import AppliedBatches, Ownership, buckets_of
 from emberscale_trainer.server.core import Assignment
@@ -41,11 +41,12 @@ def table_that_owns(owned: Ownership, version: int, generation: int = 1) -> Rout
     return RoutingTable(generation, version, servers, tuple(buckets), tuple(pieces))
 
 
-def trained_tables(optimizer: OptimizerType, *, min_count: int = 1) -> TableStore:
-    """Returns empty tables with dense pieces; the push of this number gives a key its row."""
-    rule, admission = OptimizerSpec(type=optimizer, learning_rate=0.1), AdmissionSpec(min_count=min_count)
+def trained_tables(optimizer: OptimizerType, *, min_count: int = 1, ttl_batches: int | None = None) -> TableStore:
+    """Returns empty tables with dense pieces; the push of this number gives a key its row, which may leave again."""
+    rule = OptimizerSpec(type=optimizer, learning_rate=0.1)
+    coming, leaving = AdmissionSpec(min_count=min_count), EvictionSpec(ttl_batches=ttl_batches)
     specs = [
-        TableSpec(number, f"C{number}", number, 4, rule, InitializerSpec(), seed=0, admission=admission)
+        TableSpec(number, f"C{number}", number, 4, rule, InitializerSpec(), 0, admission=coming, eviction=leaving)
         for number in range(TABLES)
     ]
     return TableStore(specs, DensePieces.of(np.zeros(_PARAMETERS, dtype=np.float32), rule))

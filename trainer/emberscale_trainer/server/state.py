@@ -486,8 +486,15 @@ class ServerState:
                     self._served.tables.readers.untrack(Reader.MOVE)
                     self._served.retirement.begin(transfer.before.without(transfer.after))
                 self._arriving.switched(transfer)
+                self._make_due(transfer, rebuilt)
                 self._changed.notify_all()
             return outcome
+
+    def _make_due(self, transfer: Transfer, rebuilt: Sequence[tuple[Ownership, AppliedBatches]]) -> None:
+        """Makes due what the last batch of lost servers had made due: they may have been lost before they swept it."""
+        if transfer.lost:
+            for owned, applied in rebuilt or [(transfer.after, self.core.applied)]:
+                self._served.eviction.applied(applied.total, owned.buckets & transfer.gained.buckets)
 
     def abandon(self, number: int) -> None:
         """Gives up all moves up to this number, and drops what was received."""

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -27,8 +28,8 @@ from snapshots import all_rows, records_of
 from waiting import noted_call, wait_at
 
 
-def tables(min_count: int = 1) -> TableStore:
-    return trained_tables(OptimizerType.ADAM, min_count=min_count)
+def tables(min_count: int = 1, ttl_batches: int | None = None) -> TableStore:
+    return trained_tables(OptimizerType.ADAM, min_count=min_count, ttl_batches=ttl_batches)
 
 
 def rows_of(store: TableStore) -> list[dict[int, bytes]]:
@@ -50,18 +51,20 @@ class Servers:
         *,
         on_demand: bool = False,
         min_count: int = 1,
+        ttl_batches: int | None = None,
     ) -> None:
+        """The twins keep rows that are due to leave."""
         self._folder = folder
         self._parity = parity
         self._on_demand = on_demand
-        self._min_count = min_count
+        self._empty_tables = partial(tables, min_count, ttl_batches)
         self.lag = lag
         """Of the groups that are formed next."""
         self.made = [MovingServer(index, folder) for index in range(count)]
         self.serving = list(self.made)
         self.table = table_of(1, [server.address for server in self.serving])
-        self.stores = [tables(min_count) for _ in range(count)]
-        self.twins = [tables(min_count) for _ in range(count)]
+        self.stores = [self._empty_tables() for _ in range(count)]
+        self.twins = [self._empty_tables() for _ in range(count)]
         self.applied = [AppliedBatches() for _ in range(count)]
         self.random = np.random.default_rng(0)
         self.batches = 0
@@ -128,7 +131,7 @@ class Servers:
             self._prepare(server, number, self.table.version, table, lost)
         for one in joined:
             assert self._prepare(one, number, 0, table, lost).joins
-            self.stores[one.index] = store = tables(self._min_count)
+            self.stores[one.index] = store = self._empty_tables()
             one.state.stage(number, store)
             assert one.mover.copy(number, SECONDS).ready
         with ThreadPoolExecutor(len(others)) as threads:
@@ -261,8 +264,8 @@ def on_demand(request: pytest.FixtureRequest) -> bool:
 def make_servers(tmp_path: Path, on_demand: bool) -> Iterator[Callable[..., Servers]]:
     made: list[Servers] = []
 
-    def make(count: int, parity: int = 1, lag: LagBound | None = None, min_count: int = 1) -> Servers:
-        made.append(Servers(tmp_path, count, parity, lag, on_demand=on_demand, min_count=min_count))
+    def make(count: int, parity: int = 1, lag: LagBound | None = None, **of_tables: int) -> Servers:
+        made.append(Servers(tmp_path, count, parity, lag, on_demand=on_demand, **of_tables))
         return made[-1]
 
     yield make

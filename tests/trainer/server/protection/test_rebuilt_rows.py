@@ -8,12 +8,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, tables, withdrawing_of
+from tests.trainer.server.protection.conftest import Servers, group_of, ranges_of, rows_of, tables, withdrawing_of
 
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server import withdrawing
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.server.withdrawing import Withdrawing
 from emberscale_trainer.stream import Item, ItemKind
@@ -237,6 +238,34 @@ def test_what_changes_without_a_push_is_sent_too(make_servers: Callable[[int], S
     assert group_of(server).lag_items == 0
     servers.replace(1)
     servers.check()
+
+
+@pytest.mark.parametrize("on_demand", [False], indirect=True)
+@pytest.mark.parametrize("lost", [(1,), (1, 2)])
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_rows_that_were_due_to_leave_lost_servers_leave_their_successors(
+    make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...], *, is_adopted: bool
+) -> None:
+    """The servers are lost after a batch, and before they sweep what it has made due."""
+    monkeypatch.setattr(BackgroundEviction, "_run", lambda *_: None)
+    servers = make_servers(4, parity=2, ttl_batches=8)
+    servers.protect()
+    for _ in range(9):  # the rows of the first are due after the last
+        servers.push(servers.batch())
+    before, gone = servers.table, [(servers.serving[index], servers.stores[index]) for index in lost]
+    servers.adopt(*lost) if is_adopted else servers.replace(*lost)
+    for server in servers.left:
+        with server.state.lock:
+            server.state._served.eviction.finish()
+    for server, store in gone:
+        rows, owned = sum(store.rows().values()), Ownership.of(before, server.index)
+        with server.state.lock:
+            server.state._served.eviction.finish()
+        assert 0 < sum(store.rows().values()) < rows
+        for number, expected in enumerate(rows_of(store)):
+            found = [one for left in servers.left for one in rows_of(servers.stores[left.index])[number].items()]
+            mine = owned.among(np.array([key for key, _ in found], np.int64), number == TABLES)
+            assert {key: row for (key, row), is_mine in zip(found, mine, strict=True) if is_mine} == expected
 
 
 @pytest.mark.parametrize("on_demand", [False], indirect=True)
