@@ -1,7 +1,9 @@
 """Parameter servers that move rows between them, over real sockets and without a master."""
 
+import socket
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -132,4 +134,6 @@ class MovingServer:
         }
 
     def close(self) -> None:
+        with suppress(OSError):  # closed already
+            self.listener.shutdown(socket.SHUT_RDWR)  # else the thread that accepts would wait for ever
         self.listener.close()

@@ -33,6 +33,7 @@ def tables(min_count: int = 1, ttl_batches: int | None = None) -> TableStore:
 
 
 def rows_of(store: TableStore) -> list[dict[int, bytes]]:
+    """Returns the rows of each table. The caller holds the lock, if threads may change them."""
     return [
         records_of(store.readers.snapshot(Reader.FLASH, threading.RLock()), number)
         for number in range(len(store.specs))
@@ -235,7 +236,9 @@ class Servers:
     def check(self) -> None:
         """Checks that all rows of servers that are left are those of the twins to the bit."""
         for server in self.left:
-            assert rows_of(self.stores[server.index]) == rows_of(self.twins[server.index])
+            with server.state.lock:
+                found = rows_of(self.stores[server.index])
+            assert found == rows_of(self.twins[server.index])
 
     def close(self) -> None:
         for server in self.made:
