@@ -35,6 +35,8 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 """`status.reason` of pods that the cluster ended."""
+_UNSEEN = "Unknown"
+"""The reason of a container whose end nobody saw: its node has started again, and it is gone. Its exit code is 255."""
 _STRIPPED_SECONDS = 30.0
 """How long a pod stays whose annotation with limits is missing: a policy may take it from each successor, too."""
 _OTHER_NOTATION = re.compile(r"(\d+(?:\.\d+)?)(Ei|[nuE]|[eE][+-]?\d{1,2})")
@@ -191,6 +193,8 @@ def _exit(
         # whatever the exit code and the log say: the process was told to end
         reason, cause = ExitReason.KILLED, outside
         said = status.get("message") or _condition(status, "DisruptionTarget").get("message") or said
+    elif terminated.get("reason") == _UNSEEN:
+        reason, cause = ExitReason.KILLED, "NodeRestarted"
     elif status.get("phase") == "Succeeded" or code == 0:
         reason, cause = ExitReason.COMPLETED, "Completed"
     elif code in (128 + _SIGKILL, 128 + _SIGTERM):

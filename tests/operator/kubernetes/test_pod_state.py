@@ -92,6 +92,8 @@ def test_a_running_pod_lives() -> None:
             0,
             "EvictionByEvictionAPI",
         ),
+        (ended(255, "Unknown"), ExitReason.KILLED, -127, "NodeRestarted"),
+        (ended(255), ExitReason.ERROR, -127, "Error"),
         ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, ExitReason.KILLED, 1, "UnexpectedAdmissionError"),
         (
             ended(1)
