@@ -284,6 +284,21 @@ def test_a_suspension_whose_master_does_not_answer_rests_without_a_checkpoint_in
     assert "resumes from its last checkpoint" in standing.message
 
 
+@pytest.mark.parametrize("standing", [TRAINING, replace(TRAINING, phase=JobPhase.PENDING)])
+def test_a_master_that_is_ready_and_does_not_answer_is_told_from_one_that_starts(standing: JobStanding) -> None:
+    """A NetworkPolicy that denies everything lets the kubelet's probes through, and keeps the operator out."""
+    unheard, ready = MasterReport(unanswered_since=5.0), replace(MASTER, ready=True)
+
+    def told(master: Instance, now: float) -> str:
+        after = look(intent(), [master, PS, WORKER], now=now, standing=standing, master=unheard).standing
+        assert (after.phase, after.reason) == (standing.phase, "WaitingForMaster")
+        return after.message
+
+    assert "NetworkPolicy" in told(ready, 20.0)
+    assert "NetworkPolicy" not in told(ready, 19.0)
+    assert "NetworkPolicy" not in told(MASTER, 20.0)
+
+
 def test_whoever_has_the_tokens_of_a_deleted_secret_is_ended_at_once() -> None:
     """Later masters and members have others: one by one, each would fail on those that are left, and count for it."""
     refuses = MasterReport(refuses=True, unanswered_since=5.0)

@@ -28,6 +28,12 @@ from emberscale_operator.machine.restarts import History, advance
 from emberscale_operator.machine.standing import JobStanding, MasterReport
 
 _WAITING = "WaitingForMaster"
+_UNHEARD_SECONDS = 15.0
+"""How long a master that accepts connections may take to answer before the status says that it does not."""
+_UNHEARD = (
+    "the master's pod is ready, but the master does not answer the operator: it hangs, or a NetworkPolicy of its "
+    "namespace keeps the operator out"
+)
 _SUSPENDED = "JobSuspended"
 _RETOLD_SECONDS = 10.0
 """How often the master is told a new reason why a server does not start."""
@@ -109,7 +115,7 @@ def _stand(
             return before
         after = _resumed(before, now)
     else:
-        after = _continue(job, before, master, live, now)
+        after = _continue(job, before, master, instances, now)
     if not after.rests and (failure := _exceeded(job.policy, after.history)):
         after = after.resting(JobPhase.FAILED, "BackoffLimitExceeded", failure, now, told=False)
     if after.phase is JobPhase.SUSPENDED:
@@ -137,7 +143,9 @@ def _applied_ps(job: JobIntent, before: JobStanding, master: MasterReport) -> in
     return role.replicas
 
 
-def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
+def _continue(
+    job: JobIntent, before: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float
+) -> JobStanding:
     """Moves an active job from one phase to the next."""
     if master.end is not None:
         end = master.end
@@ -146,7 +154,7 @@ def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: b
         reason = _SUSPENDED if end.phase is JobPhase.SUSPENDED else told.reason
         return before.resting(end.phase, reason, told.message, now, told=True)
     if job.suspend:
-        return _suspend(job, before, master, live, now)
+        return _suspend(job, before, master, any(instance.live for instance in instances), now)
     deadline = job.spec.run_policy.active_deadline
     # a master that answers counts the time itself
     if deadline is not None and not master.answers and now > _noted(before.active_since, now) + deadline:
@@ -154,9 +162,19 @@ def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: b
         return before.resting(JobPhase.FAILED, "DeadlineExceeded", text, now, told=False)
     if master.status is not None and master.answers:
         return before.at(master.status.phase, master.status.reason, master.status.message)
-    if before.phase in (JobPhase.PENDING, JobPhase.SUSPENDING):
-        return before.at(JobPhase.PENDING, _WAITING, "starting the master")
-    return before.at(before.phase, _WAITING, "the master is unavailable; parameter servers and workers continue")
+    return _unheard(before, master, instances, now)
+
+
+def _unheard(before: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float) -> JobStanding:
+    """Says what an active job waits for whose master does not answer."""
+    waits = before.phase in (JobPhase.PENDING, JobPhase.SUSPENDING)
+    phase = JobPhase.PENDING if waits else before.phase
+    connects = any(instance.ready for instance in instances if instance.id.role is Role.MASTER)
+    if connects and master.unanswered_since is not None and now >= master.unanswered_since + _UNHEARD_SECONDS:
+        return before.at(phase, _WAITING, _UNHEARD)
+    if waits:
+        return before.at(phase, _WAITING, "starting the master")
+    return before.at(phase, _WAITING, "the master is unavailable; parameter servers and workers continue")
 
 
 def _noted(since: float | None, now: float) -> float:
