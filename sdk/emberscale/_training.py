@@ -34,6 +34,8 @@ from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import RunView
 
+_ARGUMENTS = {"--resume": "resume=True", "--overwrite": "overwrite=True", "--workdir": "workdir"}
+
 
 @dataclass(frozen=True)
 class Training:
@@ -103,8 +105,16 @@ def train(
     except (InvalidError, UnavailableError, TrainingFailedError, KeyboardInterrupt) as error:
         if isinstance(error, InvalidError) and error.trace:
             error.add_note(error.trace)
+        error.args = tuple(_in_python(part) if isinstance(part, str) else part for part in error.args)
         # where in here it came to light helps nobody: what is shown is the caller's line and the message
         raise error.with_traceback(None) from None
+
+
+def _in_python(problem: str) -> str:
+    """Returns a problem that names options of `emberscale run` with the arguments of `train` instead."""
+    for option, argument in _ARGUMENTS.items():
+        problem = problem.replace(option, argument)
+    return problem
 
 
 def _whole(manifest: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:

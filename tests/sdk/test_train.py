@@ -92,4 +92,7 @@ def test_what_is_wrong_is_raised_before_anything_starts(tmp_path: Path) -> None:
     assert len(refused.traceback) == 2, "the caller's line, and one of ours"
     with pytest.raises(InvalidError, match="contradict"):
         emberscale.train({"data": {"train": ["x"]}}, resume=True, overwrite=True)
+    Path("y.tsv").write_text("\t".join(["0"] * 40) + "\n")
+    with pytest.raises(InvalidError, match=r"^resume=True: .* holds no run; start one without resume=True$"):
+        emberscale.train({"data": {"train": ["y.tsv"]}}, resume=True)
     assert not (tmp_path / "runs").exists()

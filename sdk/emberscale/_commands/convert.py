@@ -110,7 +110,8 @@ def convert(
         typer.echo(json.dumps(document, indent=2))
         return
     for path, records in zip(targets, converted.records, strict=True):
-        typer.echo(f"{path}: {records:,} records, {path.size():,} bytes")
+        remark = "" if records else ": there was none to convert"
+        typer.echo(f"{path}: {records:,} records, {path.size():,} bytes{remark}")
     if converted.truncated_records:
         typer.echo(
             f"lists of {converted.truncated_records:,} records were truncated: raise the maximum with --list COLUMN:MAX"

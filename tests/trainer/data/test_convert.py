@@ -110,7 +110,9 @@ def test_malformed_records_are_left_out_only_if_that_is_allowed(criteo: Path, tm
     lines[7] = b"what is this?\n"
     source, target = tmp_path / "a.tsv", tmp_path / "a.parquet"
     source.write_bytes(b"".join(lines))
-    with pytest.raises(InvalidError, match=r"a\.tsv:8: expected 40 fields.*\(malformed records allowed: 0\)"):
+    with pytest.raises(
+        InvalidError, match=r"a\.tsv:8: expected 40 fields.*\(malformed records allowed: 0; --max-bad-records "
+    ):
         convert(source, target, DataFormat.CRITEO_TSV, DataFormat.PARQUET, CRITEO_COLUMNS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv"]
     converted = convert(source, target, DataFormat.CRITEO_TSV, DataFormat.PARQUET, CRITEO_COLUMNS, bad=1)

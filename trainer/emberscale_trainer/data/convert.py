@@ -88,7 +88,8 @@ class _Tally:
         self.truncated_records += truncated
         self.bad_records += bad
         if len(self.bad_records) > self._allowed:
-            raise InvalidError(f"{self.bad_records[self._allowed]} (malformed records allowed: {self._allowed:,})")
+            allowed = f"malformed records allowed: {self._allowed:,}; --max-bad-records sets another number"
+            raise InvalidError(f"{self.bad_records[self._allowed]} ({allowed})")
         self._done += block.records
         self._progress("converting records", self._done, self._total)
 
