@@ -137,6 +137,7 @@ class FlashWriter:
         self._unclean = False
         self._noted = 0
         self._replaced_bytes = 0  # since the last sweep; the master removes only what a manifest named
+        self._kept_bytes = 0  # that sweep kept them for a manifest, and the chain no longer has them
 
     def begin(self, tables: TableStore, lock: Lock, limit: int) -> FlashDraft:
         """Takes the rows that changed since the last flash checkpoint, or all rows if a new base is due.
@@ -148,7 +149,7 @@ class FlashWriter:
         followed, before = None if self._followed is None else self._followed(), self._chain
         all_bytes = readers.all_bytes
         if followed is tables and before is not None:
-            continued = _continued(readers, before, limit)
+            continued = _continued(readers, before, limit - self._kept_bytes)
             if continued is not None:
                 return FlashDraft(readers.take(Reader.FLASH, lock), tables, lock, before, continued, all_bytes, limit)
         self._chain = None
@@ -183,8 +184,8 @@ class FlashWriter:
         if draft.snapshot.ended:  # a later draft may have been written, and its files have no manifest yet
             raise AbandonedError
         if draft.before is None:
-            self._make_room(link.inventory, draft)
-            self._noted = self._replaced_bytes = 0
+            self._replaced_bytes = self._make_room(link.inventory, draft)
+            self._noted = self._kept_bytes = 0
         else:
             self._renew(link, draft, draft.before)
         self._unclean = True
@@ -214,19 +215,26 @@ class FlashWriter:
             self._forget(draft)
             raise FlashUnusableError(f"Redis has lost {missing} of {len(keys)} chunks; the next one begins anew")
         is_full = before.bytes * _ROOM_FOR_INCREMENT + self._replaced_bytes > draft.limit
-        if self._unclean or is_full or self._noted > _NOTED_FOR_EACH_FILE * (len(keys) + _MOST_INCREMENTS):
-            link.inventory.sweep(keys)
+        has_many = self._noted > _NOTED_FOR_EACH_FILE * (len(keys) + _MOST_INCREMENTS)
+        if self._unclean or self._kept_bytes or is_full or has_many:
+            self._kept_bytes = link.inventory.sweep(keys)
             self._noted = self._replaced_bytes = 0
 
-    def _make_room(self, inventory: FlashInventory, draft: FlashDraft) -> None:
-        """Removes what no checkpoint needs, and also the old base if it does not fit beside the new one."""
+    def _make_room(self, inventory: FlashInventory, draft: FlashDraft) -> int:
+        """Removes what no checkpoint needs, and also the old base if it does not fit beside the new one.
+
+        Returns the bytes that are left.
+        """
         if draft.all_bytes > draft.limit:
             raise FlashUnusableError(
                 f"the rows take {bytes_text(draft.all_bytes)} here, and spec.checkpoint.flash.maxBytes gives each "
                 f"server {bytes_text(draft.limit)}: raise it"
             )
-        if inventory.sweep() + draft.all_bytes > draft.limit:
-            inventory.clear()
+        kept = inventory.sweep()
+        if kept + draft.all_bytes <= draft.limit:
+            return kept
+        inventory.clear()
+        return 0
 
     def _make_room_again(self, inventory: FlashInventory, draft: FlashDraft) -> None:
         """Handles a full Redis: the next checkpoint is a base. If this one was a base, removes the old chain."""

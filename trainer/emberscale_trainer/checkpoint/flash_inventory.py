@@ -32,9 +32,9 @@ class FlashInventory:
             self._noted = True
 
     def sweep(self, kept: Collection[str] = ()) -> int:
-        """Removes files that neither the manifest nor `kept` names; returns the bytes of those in the manifest."""
-        noted, named = self._noted_keys(), self._named()
-        self._remove(noted - named - set(kept))
+        """Removes files that neither the manifest nor `kept` names; returns the bytes that only the manifest names."""
+        noted, named = self._noted_keys() - set(kept), self._named()
+        self._remove(noted - named)
         return sum(self._redis.pipelined(("STRLEN", key) for key in sorted(noted & named)))
 
     def clear(self) -> None:

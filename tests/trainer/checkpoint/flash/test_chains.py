@@ -275,6 +275,26 @@ def test_replaced_increments_that_no_manifest_named_do_not_outgrow_the_limit(ser
         assert sum(server.client.strlen(key) for key in files_in(server)) < 1.25 * trained.room
 
 
+@pytest.mark.parametrize("copies", [2.5, 4])
+@pytest.mark.parametrize("complete_ones", [1, 7])
+def test_a_chain_that_is_replaced_beside_the_one_of_the_manifest_does_not_outgrow_the_limit(
+    server: FlashServer, complete_ones: int, copies: float
+) -> None:
+    """Another server fails for long, so that the manifest still names rows that the chain no longer has."""
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(20_000)))
+    files = trained.save("flash-00000001")
+    trained.room = int(copies * sum(file.bytes for file in files))
+    for number in range(2, 40):
+        if number <= complete_ones + 1:
+            complete(server, f"flash-{number - 1:08d}", 1, files)
+        trained.push([(2000 * number + key) % 20_000 for key in range(2000)])
+        files = trained.save(f"flash-{number:08d}")
+        assert sum(server.client.strlen(key) for key in files_in(server)) < 1.05 * trained.room
+    assert restored_once_complete(server, "flash-00000039", files) == trained.contents()
+
+
 def test_a_superseded_draft_that_is_written_late_removes_nothing(server: FlashServer) -> None:
     server.client.flushall()
     trained = Trained(server.url)
