@@ -8,9 +8,9 @@ emberscale:<uid>:flash:ps-<i>/inventory                  the keys of all of the 
 
 An increment has the rows that changed since the one before it. If nearly all rows of the increments so far have changed
 again, it has the rows that changed since the base and replaces them: a hot set that changes between all checkpoints is
-in Redis once, and the base stays. When the chain takes twice the bytes of all rows, the base goes. If the increments
-have most rows, the next one also has the others, so that it and they are complete without the base; otherwise a server
-begins a new one.
+in Redis once, and the base stays. When the chain takes twice the bytes of all rows, the base goes. The next increment
+also has the rows that no other has, so that it and they are complete without the base; a server begins a new base if
+that writes fewer bytes for each that may follow.
 
 Nothing is compressed: on trained rows, zstd at level 1 saves an eighth, at less than half the speed at which Redis
 takes them, and LZ4 saves nothing.
@@ -56,7 +56,7 @@ _MOST_COPIES = 2
 _WORTH_ONE_BYTE = 4
 """The bytes of replaced increments for which one more byte is written; a new base writes a byte for each."""
 _MOST_INCREMENTS = 100
-"""The longest chain: each increment adds files to the manifest, however few rows change."""
+"""The most increments after a base, which may be as many: each adds files to the manifest, however few rows change."""
 _NOTED_FOR_EACH_FILE = 2
 """The most names that the inventory gains for each file of the chain before it is swept of those that were replaced."""
 _READY_FILES = 3
