@@ -47,7 +47,7 @@ class ObjectMaker:
         self._present.clear()
 
     async def credentials(self, job: Job) -> Credentials:
-        """Returns the job's credentials, from a Secret that is created on first use and never changes.
+        """Returns the job's credentials, from a Secret that the operator creates on first use and never changes.
 
         So a job has TLS either from its first pod to its last or not at all, whatever the settings say meanwhile.
         Raises RefusedError and NamespaceEndsError.
@@ -106,7 +106,7 @@ class ObjectMaker:
     async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:
         name = f"{plural}/{body['metadata']['name']}"
         if name not in self._present:
-            await self._ensure(job, plural, body)
+            _check_unchanged(plural, await self._ensure(job, plural, body), body)
             self._present.add(name)
 
     async def _ensure(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +155,13 @@ def _owned(job: Job, plural: str, found: dict[str, Any]) -> dict[str, Any]:
             "TrainingJob of this name whose objects are being deleted",
         )
     return found
+
+
+def _check_unchanged(plural: str, found: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Raises RefusedError if an object lacks data: a new pod would get a token that those that run do not know."""
+    if not body.get("data", {}).items() <= (found.get("data") or {}).items():
+        name = f"{plural[:-1]} {body['metadata']['name']}"
+        raise RefusedError("ObjectChanged", f"somebody has changed {name}: delete it, and it comes back as it was")
 
 
 def _store_password_in(secret: Mapping[str, Any]) -> str:

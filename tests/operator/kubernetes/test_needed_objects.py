@@ -73,6 +73,25 @@ async def test_a_node_does_not_keep_the_secrets_of_a_deleted_job_for_the_next_of
     assert not any(api.objects[path].get("immutable") for path in secrets)
 
 
+async def test_a_secret_that_others_changed_goes_to_no_new_pod_until_it_is_as_it_was() -> None:
+    """Whoever runs already has read it: a new pod with another token could talk to none of them."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    path = "/api/v1/namespaces/team-a/secrets/ctr-token"
+    before = dict(api.objects[path]["data"])
+    api.objects[path]["data"] = before | {"token": "b3RoZXI="}
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle()
+    assert names_of(api.live_pods()) == [slot for slot in WANTED if slot != "worker-0"]
+    assert api.body["status"]["message"].startswith("worker-0: somebody has changed secret ctr-token: delete it")
+    del api.objects[path]
+    await operator.settle(20)
+    assert names_of(api.live_pods()) == WANTED
+    assert api.objects[path]["data"] == before
+
+
 async def test_a_secret_that_others_deleted_while_no_operator_ran_keeps_the_password_of_redis() -> None:
     """Masters read it in another Secret, and the Redis user gets it: with two passwords, no master could start."""
     api = new_api()
