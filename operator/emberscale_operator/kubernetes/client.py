@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections import Counter
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -21,6 +22,8 @@ _ANSWER_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 16
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_LACKS_RIGHT = re.compile(r'User "[^"]*" cannot ')
+"""What the API server says if no role allows a call, as in `User "a" cannot list resource "pods" in API group ""`."""
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 PAUSE_FACTOR = 10.0
@@ -141,14 +144,15 @@ class ApiClient:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 self.refused[method, resource, "0"] += 1
                 raise ApiUnavailableError(f"{method} {path}: {problem_of(error)}") from error
-        if _is_refused(method, response.status):
+        document = _document(content)
+        if _is_refused(response.status, str(document.get("message", ""))):
             self.refused[method, resource, str(response.status)] += 1
-        return _answer(method, path, response.status, content)
+        return _answer(method, path, response.status, document)
 
 
-def _is_refused(method: str, status: int) -> bool:
-    """Whether the API server refuses more than this object. A quota or a policy forbids the creation of single ones."""
-    return status in (401, 429) or status >= 500 or (status == 403 and method != "POST")
+def _is_refused(status: int, message: str) -> bool:
+    """Whether the API server refuses more than this object. A quota or a policy forbids single ones."""
+    return status in (401, 429) or status >= 500 or (status == 403 and _LACKS_RIGHT.search(message) is not None)
 
 
 async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
@@ -163,11 +167,16 @@ async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
     return bytes(content)
 
 
-def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, Any]:
+def _document(content: bytes) -> dict[str, Any]:
+    """Returns the JSON of an answer; text that is not JSON, as of a proxy, is its message."""
     try:
         document: dict[str, Any] = json.loads(content) if content else {}
     except ValueError:
         document = {"message": content[:200].decode(errors="replace")}
+    return document
+
+
+def _answer(method: str, path: str, status: int, document: dict[str, Any]) -> dict[str, Any]:
     if status < 300:
         return document
     if status == 429 or status >= 500:

@@ -46,20 +46,25 @@ async def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
 async def test_calls_that_are_refused_whatever_their_object_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [403, 404, 409, 422, 500, 200, 403]
+    lacks = 'pods "a" is forbidden: User "system:serviceaccount:e" cannot patch resource "pods/resize" in API group ""'
+    quota = 'pods "a" is forbidden: exceeded quota: q, requested: limits.memory=1Gi'
+    answers = [(403, lacks), (403, quota), (404, ""), (409, ""), (422, ""), (500, ""), (200, "")]
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"message": "no"}, status=answers.pop(0))
+        status, message = answers.pop(0)
+        return web.json_response({"message": message}, status=status)
 
     async with connected(handler, tmp_path, monkeypatch) as client:
-        for _ in range(5):
+        for _ in range(6):
             with pytest.raises((ApiError, ApiUnavailableError)):
-                await client.get("/api/v1/namespaces/team/pods")
-        await client.get("/api/v1/namespaces/team/pods")
-        with pytest.raises(ApiError):  # a quota, for example
+                await client.patch("/api/v1/namespaces/team/pods/a/resize", {})
+        await client.patch("/api/v1/namespaces/team/pods/a/resize", {})
+        assert client.refused == {("PATCH", "pods/resize", "403"): 1, ("PATCH", "pods/resize", "500"): 1}
+        assert client.calls == {("PATCH", "pods/resize"): 7}
+        answers.append((403, lacks.replace("patch", "create")))
+        with pytest.raises(ApiError):
             await client.create("/api/v1/namespaces/team/pods", {})
-        assert client.refused == {("GET", "pods", "403"): 1, ("GET", "pods", "500"): 1}
-        assert client.calls == {("GET", "pods"): 6, ("POST", "pods"): 1}
+        assert client.refused["POST", "pods", "403"] == 1
 
 
 async def test_an_answer_without_end_is_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
