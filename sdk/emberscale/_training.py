@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -34,7 +35,9 @@ from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import RunView
 
-_ARGUMENTS = {"--resume": "resume=True", "--overwrite": "overwrite=True", "--workdir": "workdir"}
+_ARGUMENTS = {"resume": "resume=True", "overwrite": "overwrite=True", "workdir": "workdir", "brain": "brain"}
+_OPTION = re.compile(rf"(?<!\S)--({'|'.join(_ARGUMENTS)})(?![\w/-]|\.\w)")
+"""An option as a word of its own; a path may have one in it."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,7 @@ def train(
 
 def _in_python(problem: str) -> str:
     """Returns a problem that names options of `emberscale run` with the arguments of `train` instead."""
-    for option, argument in _ARGUMENTS.items():
-        problem = problem.replace(option, argument)
-    return problem
+    return _OPTION.sub(lambda found: _ARGUMENTS[found[1]], problem)
 
 
 def _whole(manifest: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:

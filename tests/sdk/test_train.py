@@ -95,4 +95,8 @@ def test_what_is_wrong_is_raised_before_anything_starts(tmp_path: Path) -> None:
     Path("y.tsv").write_text("\t".join(["0"] * 40) + "\n")
     with pytest.raises(InvalidError, match=r"^resume=True: .* holds no run; start one without resume=True$"):
         emberscale.train({"data": {"train": ["y.tsv"]}}, resume=True)
+    with pytest.raises(InvalidError, match=r"^brain 'nobody': expected "):
+        emberscale.train({"data": {"train": ["y.tsv"]}}, brain="nobody")
+    with pytest.raises(InvalidError, match=r"^resume=True: a--resume/--workdir\.b holds no run"):
+        emberscale.train({"data": {"train": ["y.tsv"]}}, workdir="a--resume/--workdir.b", resume=True)
     assert not (tmp_path / "runs").exists()
