@@ -146,7 +146,7 @@ def test_only_fields_that_differ_are_told(documents: list[dict[str, Any]]) -> No
 
 
 @pytest.mark.parametrize(
-    ("picture", "told"), [("both.txt", "must end with .png, .svg, .pdf"), ("a.png", "is a folder")]
+    ("picture", "told"), [("both.txt", "must end with .png, .svg or .pdf"), ("a.png", "is a folder")]
 )
 def test_a_picture_that_cannot_be_drawn_is_refused(make_run: MakeRun, tmp_path: Path, picture: str, told: str) -> None:
     (tmp_path / "a.png").mkdir()
@@ -155,9 +155,9 @@ def test_a_picture_that_cannot_be_drawn_is_refused(make_run: MakeRun, tmp_path: 
     assert errors.startswith(f"error: --plot {tmp_path / picture}: {told}")
 
 
-@pytest.mark.parametrize("ending", ["svg", "pdf"])
+@pytest.mark.parametrize("ending", ["svg", "pdf", "PNG"])
 def test_the_ending_of_the_picture_chooses_its_format(make_run: MakeRun, tmp_path: Path, ending: str) -> None:
     picture = tmp_path / f"both.{ending}"
     code, _, errors = compare(make_run("a"), make_run("b"), "--plot", picture)
     assert code == 0, errors
-    assert picture.read_bytes()[:5] == {"svg": b"<?xml", "pdf": b"%PDF-"}[ending]
+    assert picture.read_bytes()[:5] == {"svg": b"<?xml", "pdf": b"%PDF-", "PNG": b"\x89PNG\r"}[ending]

@@ -18,7 +18,7 @@ _NAMED_TABLES = len(PALETTE)
 
 
 def draw_skew(report: "SkewReport", picture: Path) -> None:
-    """Writes a PNG. Raises OSError."""
+    """Draws the report into a file, whose ending chooses the format. Raises OSError."""
     with mpl.rc_context(STYLE):
         skew_figure(report).savefig(picture, dpi=130)
 

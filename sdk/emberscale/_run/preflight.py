@@ -122,9 +122,9 @@ def check_model(job: TrainingJob) -> list[str]:
 
 
 def ensure_drawable(picture: Path) -> None:
-    """Makes the folder of the picture that `--plot` names. Raises InvalidError if it cannot be drawn there."""
-    if picture.suffix not in _PICTURES:
-        raise InvalidError(f"--plot {picture}: must end with {', '.join(_PICTURES)}")
+    """Makes the folder of the picture that `--plot` names. Raises InvalidError if no picture can be written there."""
+    if picture.suffix.lower() not in _PICTURES:
+        raise InvalidError(f"--plot {picture}: must end with {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}")
     if picture.is_dir():
         raise InvalidError(f"--plot {picture}: is a folder; give the name of the picture")
     ensure_writable(picture.absolute().parent, "--plot")
