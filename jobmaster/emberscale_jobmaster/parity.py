@@ -35,7 +35,7 @@ PARTINGS_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class ParityOrder:
-    """What a server is told of parity, from a routing table on.
+    """What the servers of a routing table are told of parity.
 
     * `parity`: the number of servers that may be lost at a time; 0: as the manifest's strategy says.
     * `is_forgone`: keep none, whatever the manifest says.

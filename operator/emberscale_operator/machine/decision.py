@@ -29,7 +29,7 @@ from emberscale_operator.machine.standing import JobStanding, MasterReport
 
 _WAITING = "WaitingForMaster"
 _UNHEARD_SECONDS = 15.0
-"""How long a master that accepts connections may take to answer before the status says that it does not."""
+"""How long calls may stay unanswered by a master whose pod is ready before the status says so."""
 _UNHEARD = (
     "the master's pod is ready, but the master does not answer the operator: it hangs, or a NetworkPolicy of its "
     "namespace keeps the operator out"

@@ -49,7 +49,7 @@ OutputFormat = Annotated[
 
 @contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """Reports user errors and files of somebody else on stderr with exit code 2, and a full disk with exit code 1."""
+    """Exits with code 2 for user errors and files that the user may not access, and with code 1 for a full disk."""
     try:
         yield
     except UnwritableError as error:

@@ -52,7 +52,7 @@ CHUNK_BYTES = 1 << 20
 """A value in Redis ends with the chunk of records that reaches this size."""
 _ROOM_FOR_INCREMENT = 1.25
 _MOST_COPIES = 2
-"""The most bytes of a chain that another increment may follow, as a multiple of those of all rows."""
+"""How many times the bytes of all rows a chain may take before its base goes."""
 _WORTH_ONE_BYTE = 4
 """The bytes of replaced increments for which one more byte is written; a new base writes a byte for each."""
 _MOST_INCREMENTS = 100
@@ -301,9 +301,9 @@ class _ChainLink:
 
 
 def _continued(readers: Readers, before: _Chain, limit: int) -> _Chain | None:
-    """Returns the part of a chain that the next increment continues, and has the reader take the rows for that.
+    """Returns the part of a chain that the next increment continues, or None if a new base is worth more.
 
-    None: a new base is worth more. Raises MemoryError.
+    The reader takes the rows for that part next. Raises MemoryError.
     """
     base, changes = before.base, before.changes
     fits = before.bytes * _ROOM_FOR_INCREMENT <= limit
@@ -317,7 +317,7 @@ def _continued(readers: Readers, before: _Chain, limit: int) -> _Chain | None:
     more = readers.bytes_to_take(Reader.FLASH) + readers.unchanged_bytes(Reader.FLASH, changes)
     after = before.increment_bytes + more
     leaves_room = max(before.bytes + more, after * _ROOM_FOR_INCREMENT) <= limit
-    # a new base writes all rows, and increments of as many bytes may follow
+    # a new base costs a byte for each byte of increments that may follow it; this must not cost more
     if not leaves_room or more > _MOST_COPIES * readers.all_bytes - after:
         return None
     readers.take_unchanged(Reader.FLASH, changes)

@@ -45,7 +45,7 @@ class BackgroundEviction:
             threading.Thread(target=self._run, args=(eviction,), name="evict", daemon=True).start()
 
     def applied(self, clock: int, owned: NDArray[np.bool_]) -> None:
-        """Notes that the server's `clock`-th batch was applied; everything that was due before is swept by now."""
+        """Adds what the `clock`-th batch makes due among the `owned` buckets; `finish` sweeps it before the next."""
         if self._eviction is not None:
             self._due.extend(self._eviction.due(clock, owned))
             if self._due:

@@ -491,7 +491,10 @@ class ServerState:
             return outcome
 
     def _make_due(self, transfer: Transfer, rebuilt: Sequence[tuple[Ownership, AppliedBatches]]) -> None:
-        """Makes due what the last batch of lost servers had made due: they may have been lost before they swept it."""
+        """Makes due what the last batch of lost servers had made due: they may have been lost before they swept it.
+
+        A server that joins has no `rebuilt`: all its rows have the batches that it starts with.
+        """
         if transfer.lost:
             for owned, applied in rebuilt or [(transfer.after, self.core.applied)]:
                 self._served.eviction.applied(applied.total, owned.buckets & transfer.gained.buckets)

@@ -75,7 +75,10 @@ class Readers:
         self._changes[reader].merge(earlier)
 
     def unchanged_bytes(self, reader: Reader, earlier: Changes) -> int:
-        """Returns the most bytes of rows that changed neither in `earlier` nor since the reader's last take."""
+        """Returns at least the bytes of the rows that changed neither in `earlier` nor since the reader's last take.
+
+        Slots whose row is gone count too.
+        """
         changed = self._changes[reader].rows(earlier)
         return sum(
             (sum(slots.used()) - count) * slots.layout.stride for count, slots in zip(changed, self._slots, strict=True)
