@@ -13,7 +13,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
-from structlog.testing import capture_logs
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history import database
@@ -44,6 +43,7 @@ from emberscale_brain.planner.types import (
     SimilarJob,
     ThroughputFit,
 )
+from own_logs import own_logs
 from postgres import PostgresServer
 
 SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 300 * GIB)
@@ -136,7 +136,7 @@ def test_a_row_that_cannot_be_read_holds_up_no_other(
     with engine.begin() as connection:
         connection.execute(text(spoil))
     engine.dispose()
-    with capture_logs() as told:
+    with own_logs() as told:
         changes = store.running_jobs(10)
     assert list(dict.fromkeys(change.job for change in changes)) == running
     assert changes[-3:] == [submitted("a"), profile("a", 1), plan("a", 1)]
@@ -158,7 +158,7 @@ def test_text_that_is_no_json_holds_up_no_other(tmp_path: Path, spoilt: str) -> 
     with engine.begin() as connection:
         connection.execute(text("UPDATE jobs SET metadata = :spoilt WHERE uid = 'a'"), {"spoilt": spoilt})
     engine.dispose()
-    with capture_logs() as told:
+    with own_logs() as told:
         assert [job.id for job in store.past_jobs(10)] == ["b"]
         assert store.metadata(JobId("a")) is None
     assert [(entry["event"], entry["job_uid"]) for entry in told] == [("row_unreadable", "a")] * 2

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan
@@ -17,6 +16,7 @@ from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.machine import JobStanding
 from memory_api import START, WANTED, Operator, names_of, new_api
+from own_logs import own_logs
 
 BUDGETS = "/apis/policy/v1/namespaces/team-a/poddisruptionbudgets"
 BUDGET = f"{BUDGETS}/ctr-ps"
@@ -100,7 +100,7 @@ async def test_a_job_gets_its_budget_once_that_of_an_earlier_job_of_its_name_is_
     budget = DisruptionBudget(api)
     await budget.keep(job, 2, START)
     del api.objects[BUDGET]
-    with capture_logs() as logs:
+    with own_logs() as logs:
         for seconds in range(60):
             await budget.keep(job, 2, START + seconds)
     assert api.objects[BUDGET]["spec"]["minAvailable"] == 1

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from emberscale_api.job.roles import MAX_REPLICAS, Role
 from emberscale_api.job.running import JobPlan, ScalingStep, Sizing
@@ -13,6 +12,7 @@ from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.master_bounds import MAX_STEPS
 from memory_api import MemoryApi, new_api
+from own_logs import own_logs
 
 PODS = 2 * MAX_REPLICAS + 1
 PLANS_PER_SECOND = 10
@@ -39,7 +39,7 @@ async def test_a_master_that_makes_up_steps_without_end_fills_neither_the_cluste
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, (api, recorder) = Clock(monkeypatch), a_recorder()
-    with capture_logs() as logs:
+    with own_logs() as logs:
         for second in range(600):
             clock.now += 1.0
             for plan in range(PLANS_PER_SECOND):

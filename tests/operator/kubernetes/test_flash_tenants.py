@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
-from structlog.testing import capture_logs
 from tests.operator.kubernetes.redis_servers import FlashRedis
 
 from emberscale_jobmaster.flash_manifests import FlashManifests
 from emberscale_operator.kubernetes.roster import Roster
+from own_logs import own_logs
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_a_job_that_cannot_be_removed_is_told_of_once_and_keeps_no_other_f
         for job in jobs:
             server.admin.set(f"emberscale:{job}:flash:ps-0/1.rows", b"x")
             tenants.remove(job)
-        with capture_logs() as logs:
+        with own_logs() as logs:
             await tenants.look()
             await tenants.look()
         (kept,) = (job for job in jobs if server.user_of(job) == tried[0])
