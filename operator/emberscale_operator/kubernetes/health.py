@@ -99,7 +99,9 @@ class OperatorMetrics(Collector):
         yield labelled(GaugeMetricFamily, JOB_PHASE, text, [*labels, "phase"], phases)
         name, calls = "emberscale_operator_api_calls", dict(sorted(self._client.calls.items()))
         yield labelled(CounterMetricFamily, name, "Calls to the API server", ["verb", "resource"], calls)
-        name, refused = "emberscale_operator_api_refused", dict(sorted(self._client.refused.items()))
+        # only a series that exists from the start shows its first increase
+        none = {(verb, resource, "0"): 0 for verb, resource in calls}
+        name, refused = "emberscale_operator_api_refused", {**none, **self._client.refused}
         text, of_calls = "Calls that the API server refused, or did not answer (0)", ["verb", "resource", "status"]
         yield labelled(CounterMetricFamily, name, text, of_calls, refused)
         yield CounterMetricFamily(

@@ -79,6 +79,22 @@ def test_what_jobs_have_in_redis_is_a_metric_of_each_job_that_is_there() -> None
     assert served(controller)["emberscale_job_redis_bytes"] == {"": 7 << 20}
 
 
+def test_a_call_that_was_never_refused_has_a_series_of_refusals() -> None:
+    """Else the first refusals would make no increase, and no alert."""
+    refused = {("GET", "pods", "500"): 3}
+    client: Any = SimpleNamespace(calls={("GET", "pods"): 4, ("POST", "pods"): 1}, refused=refused)
+    fleet: Any = SimpleNamespace(controllers={}, defects=0)
+    tenants: Any = SimpleNamespace(up=None, fill=None, sizes={})
+    registry = CollectorRegistry()
+    registry.register(OperatorMetrics(client, fleet, tenants))
+
+    def value(verb: str, status: str) -> float | None:
+        labels = {"verb": verb, "resource": "pods", "status": status}
+        return registry.get_sample_value("emberscale_operator_api_refused_total", labels)
+
+    assert (value("GET", "500"), value("GET", "0"), value("POST", "0")) == (3, 0, 0)
+
+
 def test_masters_that_make_up_reasons_for_their_end_make_up_few_series() -> None:
     registry = CollectorRegistry()
     tallies = Tallies(registry)
