@@ -86,6 +86,8 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         for pod in get("pods", namespace=place.namespace):
             pods[pod["metadata"]["labels"]["emberscale.io/job-name"]].append(pod)
         statuses = {job["metadata"]["name"]: job["status"] for job in get("trainingjobs", namespace=place.namespace)}
+        if not all("does not answer" in statuses[name].get("message", "") for name in names):
+            return False  # a fake node runs no master: each job says so once, after a while
         return not [text for name in names for text in contradictions(statuses[name], pods[name])]
 
     eventually(lambda: settled() or None, "every status is true of the pods", seconds=300, every=5)
