@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from emberscale_api.checkpoint import (
     Origin,
     weight_bits_of,
 )
-from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.errors import InvalidError, UnavailableError, os_errors_named
 from emberscale_api.job import TrainingJob
 from emberscale_api.origin import FIELD, NOTHING_NEW, InitialCheckpoints, changed_file, origin_of
 
@@ -115,16 +116,15 @@ class SavedCheckpoints:
 
     def entries(self) -> tuple[SavedCheckpoint, ...]:
         """All checkpoints, the newest first, whether or not they can be restored. Raises InvalidError."""
-        try:
-            self._filesystem.invalidate_cache()
-            names = {path.rstrip("/").rpartition("/")[2] for path in self._filesystem.ls(self._root, detail=False)}
-            found = sorted(filter(_ID.fullmatch, names), key=int, reverse=True)
-            sizes = {name: self._sizes(name) for name in found}
-            return tuple(self._entry(name, sizes) for name in found)
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise InvalidError(f"{self._uri}: cannot be read: {error.strerror or error}") from error
+        with os_errors_named(f"{self._uri}: cannot be read"):
+            try:
+                self._filesystem.invalidate_cache()
+                names = {path.rstrip("/").rpartition("/")[2] for path in self._filesystem.ls(self._root, detail=False)}
+                found = sorted(filter(_ID.fullmatch, names), key=int, reverse=True)
+                sizes = {name: self._sizes(name) for name in found}
+                return tuple(self._entry(name, sizes) for name in found)
+            except FileNotFoundError:
+                return ()
 
     def _sizes(self, identifier: str) -> dict[str, int]:
         """The size of each file in the folder of a checkpoint, by its path."""
@@ -208,12 +208,8 @@ class SavedCheckpoints:
         """Removes a checkpoint, its manifest first, so that no remainder counts as complete. Raises InvalidError."""
         folder = f"{self._root}/{identifier}"
         for path in (f"{folder}/{MANIFEST_NAME}", folder):
-            try:
+            with os_errors_named(f"{path}: cannot be removed"), suppress(FileNotFoundError):
                 self._filesystem.rm(path, recursive=True)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise InvalidError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
     def tables(self, manifest: CheckpointManifest) -> list[TableRows]:
         """Returns the embedding tables, and last the dense parameters. Raises DamagedCheckpointError."""
@@ -242,11 +238,8 @@ class SavedCheckpoints:
         return [ServerRecord(applied, steps) for applied, steps in histories]
 
     def _manifests(self) -> list[str]:
-        try:
+        with os_errors_named(f"spec.checkpoint.uri: {self._uri}: cannot be read"):
             return sorted(self._filesystem.glob(f"{self._root}/*/{MANIFEST_NAME}"))
-        except OSError as error:
-            problem = error.strerror or error
-            raise InvalidError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {problem}") from error
 
 
 def check_initial(job: TrainingJob) -> tuple[str, ...]:
