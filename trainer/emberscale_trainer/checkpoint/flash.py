@@ -86,8 +86,8 @@ class _Chain:
     def increment_bytes(self) -> int:
         return 0 if self.base is None else self.bytes - self.base.bytes
 
-    def without_base(self, base: "_Chain") -> "_Chain":
-        """Returns the increments alone, as the base of others; `base` is the one of this chain."""
+    def without(self, base: "_Chain") -> "_Chain":
+        """Returns the increments alone, as the base of others."""
         return _Chain(
             tuple(files[len(old) :] for files, old in zip(self.files, base.files, strict=True)),
             {path: file for path, file in self.written.items() if path not in base.written},
@@ -149,7 +149,7 @@ class FlashWriter:
         followed, before = None if self._followed is None else self._followed(), self._chain
         all_bytes = readers.all_bytes
         if followed is tables and before is not None:
-            continued = _continued(readers, before, limit - self._kept_bytes)
+            continued = _continued(readers, before, all_bytes, limit - self._kept_bytes)
             if continued is not None:
                 return FlashDraft(readers.take(Reader.FLASH, lock), tables, lock, before, continued, all_bytes, limit)
         self._chain = None
@@ -300,14 +300,14 @@ class _ChainLink:
             self.inventory.remove(self._sent)
 
 
-def _continued(readers: Readers, before: _Chain, limit: int) -> _Chain | None:
+def _continued(readers: Readers, before: _Chain, all_bytes: int, limit: int) -> _Chain | None:
     """Returns the part of a chain that the next increment continues, or None if a new base is worth more.
 
     The reader takes the rows for that part next. Raises MemoryError.
     """
     base, changes = before.base, before.changes
     fits = before.bytes * _ROOM_FOR_INCREMENT <= limit
-    if fits and before.increments < _MOST_INCREMENTS and before.bytes <= _MOST_COPIES * readers.all_bytes:
+    if fits and before.increments < _MOST_INCREMENTS and before.bytes <= _MOST_COPIES * all_bytes:
         if base is None or changes is None or not _replaces(readers, before, changes):
             return before
         readers.take_again(Reader.FLASH, changes)
@@ -318,10 +318,10 @@ def _continued(readers: Readers, before: _Chain, limit: int) -> _Chain | None:
     after = before.increment_bytes + more
     leaves_room = max(before.bytes + more, after * _ROOM_FOR_INCREMENT) <= limit
     # a new base costs a byte for each byte of increments that may follow it; this must not cost more
-    if not leaves_room or more > _MOST_COPIES * readers.all_bytes - after:
+    if not leaves_room or more > _MOST_COPIES * all_bytes - after:
         return None
     readers.take_unchanged(Reader.FLASH, changes)
-    return before.without_base(base)
+    return before.without(base)
 
 
 def _replaces(readers: Readers, before: _Chain, changes: Changes) -> bool:

@@ -84,9 +84,9 @@ class Changes:
     def add_unchanged(self, earlier: "Changes", table: int, used: NDArray[np.uint8]) -> None:
         """Adds the rows in `used` slots of a table, a bitmap, that did not change in `earlier`. Raises MemoryError."""
         self.make_room(table, 8 * len(used))
-        unchanged, old = used.copy(), earlier._bitmaps[table][: len(used)]
-        unchanged[: len(old)] &= ~old
-        self._bitmaps[table][: len(used)] |= unchanged
+        bits, old = self._bitmaps[table], earlier._bitmaps[table][: len(used)]
+        bits[: len(old)] |= used[: len(old)] & ~old
+        bits[len(old) : len(used)] |= used[len(old) :]
 
     def joined(self, earlier: "Changes | None") -> "Changes":
         """Returns these changes together with earlier ones, and changes neither; each retired key is there once.
