@@ -39,7 +39,8 @@ from emberscale_trainer.table import DeltaLog
 
 _log = structlog.get_logger()
 
-_FILL_BYTES = 256 << 10
+_FILL_BYTES = 2 << 20
+"""Rows that are filled in at a time: each piece takes an item to every holder."""
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0

@@ -24,12 +24,12 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.parity_group import Group
 from emberscale_trainer.stream import NO_RECORDS, Item, ItemKind
 
-_WITHDRAW_BYTES = 1 << 20
+_WITHDRAW_BYTES = 2 << 20
 """Rows that are withdrawn at a time: each piece takes an item to every holder."""
 _WITHDRAW_AHEAD = 2
 """Pieces that are sent before the holders have acknowledged earlier ones; holders keep as many."""
 _COLUMNS_BYTES = 4 << 20
-_DECODE_BYTES = 1 << 20
+_DECODE_BYTES = 2 << 20
 """Lost rows that are decoded at a time: copies, made while others wait for the lock of the group."""
 
 Rows = tuple[int, NDArray[np.uint8]]
