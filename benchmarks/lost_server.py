@@ -46,6 +46,8 @@ SIZES = (0.1, 0.25, 0.5, 1.0)
 SINCE_SAVED = 0.25
 """The part of an epoch that is trained between a checkpoint and the kill."""
 LOOK_SECONDS, STEADY_SECONDS = 0.05, 8.0
+ASK_SECONDS = 0.25
+"""The pause between two questions to the master."""
 STANDSTILL = 5
 """A job that counts no batch for as long as this many take on average stands still."""
 
@@ -161,7 +163,7 @@ def lose(folder: Path, data: Path, contender: str, servers: int, size: float) ->
         first = watch.begins_again(killed) or killed
         protected = rate = 0.0
         if has_parity:
-            job.expect(lambda: job.status().protection.protected)
+            job.expect(lambda: job.status().protection.protected, every=ASK_SECONDS)
             protected = time.time() - killed
             rate = watch.rate(first, killed + protected) / watch.rate(killed - STEADY_SECONDS, killed)
         job.expect(lambda: job.latest()[0] > seconds + 5 and job.latest()[1] >= samples + SINCE_SAVED * SAMPLES)
@@ -185,7 +187,7 @@ def lose(folder: Path, data: Path, contender: str, servers: int, size: float) ->
 def _await_safety(job: LosingJob, has_parity: bool) -> None:
     """Waits until all rows are protected, or until so much is trained since a checkpoint."""
     if has_parity:
-        job.expect(lambda: job.status().protection.protected)
+        job.expect(lambda: job.status().protection.protected, every=ASK_SECONDS)
         return
     complete = len(job.logged("checkpoint_complete"))
     job.expect(lambda: len(job.logged("checkpoint_complete")) > complete)

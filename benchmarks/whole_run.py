@@ -13,6 +13,7 @@ import yaml
 
 EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
 PATIENCE_SECONDS = 240.0
+LOOK_SECONDS = 0.02
 SYNTHETIC_SEED = 1
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -85,20 +86,25 @@ class RunningJob:
         row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
         return float(row["seconds"]), int(row["samples"]), int(row["rows"] or 0)
 
-    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
-        """Waits for the condition; returns whether it holds in time. Raises RuntimeError if the job ends."""
+    def wait(
+        self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS, *, every: float = LOOK_SECONDS
+    ) -> bool:
+        """Waits for the condition; returns whether it holds in time. Raises RuntimeError if the job ends.
+
+        `every` is the pause in seconds between two looks, which take the job's CPU time if they ask its processes.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 return False
             if self._process.poll() is not None:
                 raise RuntimeError(f"the job has ended: see {self.root}/logs")
-            time.sleep(0.02)
+            time.sleep(every)
         return True
 
-    def expect(self, condition: Callable[[], bool]) -> None:
-        """Raises RuntimeError if the condition does not hold within PATIENCE_SECONDS."""
-        if not self.wait(condition):
+    def expect(self, condition: Callable[[], bool], *, every: float = LOOK_SECONDS) -> None:
+        """Waits as `wait` does. Raises RuntimeError if the condition does not hold within PATIENCE_SECONDS."""
+        if not self.wait(condition, every=every):
             raise RuntimeError(f"the job does not get on: see {self.root}/logs")
 
     def master_log(self) -> list[str]:
