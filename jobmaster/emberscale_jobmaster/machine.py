@@ -113,7 +113,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             return _registered(state, event, spec)
         case CallReceived(member=member):
             job.members.check(member)
-            return replace(state, seen=seen.heard(member)), ()
+            return replace(state, seen=_heard(state, member)), ()
         case HeartbeatReceived():
             return _heartbeat_received(state, event, spec)
         case TaskWanted(member=member):
@@ -236,7 +236,20 @@ def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) ->
     effects: tuple[Effect, ...] = ()
     if is_new and asked_at is not None and member.role is Role.WORKER:
         effects = (StartedUp(Role.WORKER, max(0.0, state.clock(event.now) - asked_at), 0.0),)
-    return replace(state, job=joined, seen=state.seen.heard(member)), effects
+    return replace(state, job=joined, seen=_heard(state, member)), effects
+
+
+def _heard(state: MasterState, member: MemberId) -> Observations:
+    return state.seen if _came_too_late(state, member) else state.seen.heard(member)
+
+
+def _came_too_late(state: MasterState, member: MemberId) -> bool:
+    """Whether the operator replaced a member before it heard that the job is over.
+
+    Such a process has no rows. What its predecessor reported last stands.
+    """
+    known = state.seen.sightings.get(member.slot)
+    return state.job.over and known is not None and known.incarnation != member.incarnation
 
 
 def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: TrainingJobSpec) -> Stepped:
@@ -245,6 +258,8 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
     job = takeover.surpass_numbers(job, event.generation, event.next_token, event.next_barrier)
     job = takeover.surpass_checkpoints(job, event.next_checkpoint)
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
+    if _came_too_late(state, member):
+        return replace(state, job=job), (LeasesVoid(tuple(dropped)),)
     seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
     if work is not None and member.role is Role.WORKER:
         if work.truncated_records and seen.is_news(member, event.sequence):

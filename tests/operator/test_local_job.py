@@ -108,7 +108,9 @@ def test_a_killed_process_is_replaced_and_the_job_goes_on(
     watch = Watch(training, kill(victim))
     outcome = run(make_local(), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    assert [(ended.name, ended.reason) for ended in unwrap(watch.last).exits] == [(victim, ExitReason.KILLED)]
+    # a server that the master has told to end may do so before the run hears that the job is over
+    exits = [ended for ended in unwrap(watch.last).exits if ended.reason is not ExitReason.COMPLETED]
+    assert [(ended.name, ended.reason) for ended in exits] == [(victim, ExitReason.KILLED)]
     role = victim.partition("-")[0]
     assert {name: count for name, count in outcome.restarts.items() if count} == ({role: 1} if role != "redis" else {})
     assert watch.left() == []
