@@ -35,6 +35,8 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 """`status.reason` of pods that the cluster ended."""
+_OWN_LIMIT = re.compile(r"exceeds the total limit of containers|local ephemeral storage limit|Usage of EmptyDir volume")
+"""What the kubelet says of a pod that it evicts for more storage than the pod itself may use, whatever its node has."""
 _UNSEEN = "Unknown"
 """The reason of a container whose end nobody saw: its node has started again, and it is gone. Its exit code is 255."""
 _STRIPPED_SECONDS = 30.0
@@ -189,6 +191,9 @@ def _exit(
     outside = _outside_cause(status)
     if terminated.get("reason") == "OOMKilled":
         reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
+    elif outside == "Evicted" and _OWN_LIMIT.search(status.get("message") or ""):
+        reason, cause, said = ExitReason.ERROR, "StorageLimitExceeded", status["message"]
+        code = code or 128 + _SIGTERM  # a process that ends in time is told to end, and has not done its work
     elif outside:
         # whatever the exit code and the log say: the process was told to end
         reason, cause = ExitReason.KILLED, outside

@@ -183,6 +183,9 @@ def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
                 f"{view.name} ended with exit code {ended.code}{detail}; it counts against spec.runPolicy.backoffLimit"
             )
             recorder.warning(job, f"Failed{noun}Pod", text, view.name)
+        case "StorageLimitExceeded":
+            text = f"{view.name} was evicted{where}{detail}; it counts against spec.runPolicy.backoffLimit"
+            recorder.warning(job, f"Failed{noun}Pod", text, view.name)
         case "OOMKilled":
             recorder.warning(job, f"OOMKilled{noun}Pod", f"{view.name} ran out of memory{where}", view.name)
         case cause:

@@ -159,3 +159,18 @@ async def test_the_report_of_an_error_is_its_last_line_with_words() -> None:
     await operator.settle()
     (event,) = (one for path, one in api.objects.items() if "/events/" in path and one["reason"] == "FailedWorkerPod")
     assert 'ended with exit code 1: details = "no valid token"; it counts' in event["message"]
+
+
+async def test_a_pod_that_outgrows_its_own_storage_counts_against_the_job() -> None:
+    """Its successors would outgrow theirs, too, for ever."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    pod = api.live_pod("worker-0")
+    api.end_pod(pod, 137)
+    said = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
+    pod["status"] |= {"reason": "Evicted", "message": said}
+    api.sync()
+    await operator.settle()
+    (event,) = (one for path, one in api.objects.items() if "/events/" in path and one["reason"] == "FailedWorkerPod")
+    assert f"was evicted: {said.strip()}; it counts against spec.runPolicy.backoffLimit" in event["message"]

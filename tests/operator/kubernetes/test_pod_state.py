@@ -73,6 +73,10 @@ def test_a_running_pod_lives() -> None:
     assert seen.instance.ready
 
 
+FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
+FULL_NODE = "The node was low on resource: ephemeral-storage. Threshold quantity: 2Gi, available: 1Gi. "
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "code", "cause"),
     [
@@ -85,6 +89,25 @@ def test_a_running_pod_lives() -> None:
         (ended(3), ExitReason.KILLED, 3, "Superseded"),
         (ended(2), ExitReason.KILLED, 2, "Unusable"),
         (ended(1) | {"reason": "Evicted"}, ExitReason.KILLED, 1, "Evicted"),
+        (ended(137) | {"reason": "Evicted", "message": FULL_NODE}, ExitReason.KILLED, -9, "Evicted"),
+        (ended(137) | {"reason": "Evicted", "message": FULL}, ExitReason.ERROR, -9, "StorageLimitExceeded"),
+        (
+            {
+                "phase": "Failed",
+                "reason": "Evicted",
+                "message": 'Usage of EmptyDir volume "data" exceeds the limit "1Gi". ',
+            },
+            ExitReason.ERROR,
+            1,
+            "StorageLimitExceeded",
+        ),
+        (
+            ended(0)
+            | {"reason": "Evicted", "message": 'Container trainer exceeded its local ephemeral storage limit "1Gi". '},
+            ExitReason.ERROR,
+            -15,
+            "StorageLimitExceeded",
+        ),
         (
             ended(0, "Completed")
             | {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
@@ -110,7 +133,6 @@ def test_an_end_has_a_class(status: dict[str, Any], reason: ExitReason, code: in
     assert (seen.instance.exit.reason, seen.instance.exit.code, seen.cause) == (reason, code, cause)
 
 
-FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
 PREEMPTED = {
     "type": "DisruptionTarget",
     "status": "True",
