@@ -15,7 +15,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.runner import LocalJob
-from emberscale_operator.local.snapshot import RunOutcome, RunView
+from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 from emberscale_operator.machine import ExitReason, Policy
 from emberscale_operator.machine.restarts import Backoff
 from eventually import unwrap
@@ -60,6 +60,10 @@ class Watch:
         if not self.done and self._when(snapshot):
             self.done = True
             self._then(snapshot)
+
+    def failures(self) -> list[MemberExit]:
+        """Returns all exits but completions: a server may end before the run hears that the job is over."""
+        return [ended for ended in unwrap(self.last).exits if ended.reason is not ExitReason.COMPLETED]
 
     def left(self) -> list[int]:
         return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
@@ -108,9 +112,7 @@ def test_a_killed_process_is_replaced_and_the_job_goes_on(
     watch = Watch(training, kill(victim))
     outcome = run(make_local(), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    # a server that the master has told to end may do so before the run hears that the job is over
-    exits = [ended for ended in unwrap(watch.last).exits if ended.reason is not ExitReason.COMPLETED]
-    assert [(ended.name, ended.reason) for ended in exits] == [(victim, ExitReason.KILLED)]
+    assert [(ended.name, ended.reason) for ended in watch.failures()] == [(victim, ExitReason.KILLED)]
     role = victim.partition("-")[0]
     assert {name: count for name, count in outcome.restarts.items() if count} == ({role: 1} if role != "redis" else {})
     assert watch.left() == []
@@ -147,7 +149,7 @@ def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeyp
     watch = Watch(training, nothing)
     outcome = run(make_local(policy=Policy(Backoff(base=0.1), backoff_limit=3, stop_grace=2.0)), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in unwrap(watch.last).exits} == {
+    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in watch.failures()} == {
         (ExitReason.OOM_KILLED, 256 << 20, 384 << 20)
     }
     assert max(peak for name, peak in outcome.peak_memory.items() if name.startswith("worker")) > 260 << 20
