@@ -57,6 +57,26 @@ def test_a_bandwidth_that_is_none_or_too_low_is_refused(given: object, problem: 
     assert problem in str(refused.value)
 
 
+@pytest.mark.parametrize("uri", ["", "s3:/bucket/job", "file:/data", "s3:bucket", "s3:"])
+@pytest.mark.parametrize("field", ["uri", "initialFrom.uri"])
+def test_a_folder_without_a_name_or_with_a_mistyped_scheme_is_refused(field: str, uri: str) -> None:
+    with pytest.raises(ManifestError) as refused:
+        checkpoint(**({"uri": uri} if field == "uri" else {"initialFrom": {"uri": uri}}))
+    assert f"spec.checkpoint.{field}: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/job", "/data/run:1", "data/run:1", "./s3:/x", "file:///data", "memory://x"]
+)
+def test_a_path_or_uri_is_taken_as_it_is(uri: str) -> None:
+    assert checkpoint(uri=uri).uri == uri
+
+
+def test_a_mistyped_scheme_says_what_is_meant() -> None:
+    with pytest.raises(ManifestError, match="s3://bucket/job"):
+        checkpoint(uri="s3:/bucket/job")
+
+
 @pytest.mark.parametrize(("interval", "taken"), [("Auto", True), ("1h30m", True), ("auto", False), ("Autos", False)])
 def test_a_cluster_takes_the_same_intervals(interval: str, taken: bool) -> None:
     assert bool(re.search(FIELDS["interval"]["pattern"], interval)) is taken

@@ -4,7 +4,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, memory_bytes
@@ -93,13 +93,29 @@ def _identifier(value: object) -> object:
     return value
 
 
+_FOLDER = r"^([^:/]*(/.*)?|[^/]+://.*)$"
+"""No colon in the first name of a path: `s3:/bucket` would be a local folder."""
+
+
+def _folder(given: str) -> str:
+    if re.search(_FOLDER, given) is None:
+        scheme, _, rest = given.partition(":")
+        raise ValueError(
+            f"a URI has '://' after its scheme: write {scheme}://{rest.lstrip('/')}, or ./{given} for a local folder"
+        )
+    return given
+
+
+Folder = Annotated[str, Field(min_length=1, json_schema_extra={"pattern": _FOLDER}), AfterValidator(_folder)]
+
+
 class InitialCheckpointSpec(ManifestPart):
     """A checkpoint of another job; this job starts with its model and optimizer state.
 
     `data.continuation` says which data the job then trains.
     """
 
-    uri: str = Field(min_length=1, description="Folder of the other job's checkpoints: a path or an fsspec URI")
+    uri: Folder = Field(description="Folder of the other job's checkpoints: a path or an fsspec URI")
     id: Annotated[str, Field(pattern=_IDENTIFIER), BeforeValidator(_identifier)] | None = Field(
         default=None, description="Id of the checkpoint, such as '00000007'; the newest restorable one if absent"
     )
@@ -116,7 +132,7 @@ class CheckpointSpec(ManifestPart):
     while it has no checkpoint of its own.
     """
 
-    uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
+    uri: Folder | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
     interval: Annotated[Annotated[Seconds, Field(gt=0)] | None, BeforeValidator(_absent_if_auto)] = Field(
         default=None, description="Interval between checkpoints; the one that the brain advises if Auto or absent"
     )

@@ -65,6 +65,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a lease that is too short": ({"sharding": {"leaseTimeout": "1s"}}, "at least twice heartbeatInterval"),
     "a duration that is none": ({"checkpoint": {"interval": "5 minutes"}}, "spec.checkpoint.interval"),
     "a checkpoint every 0 seconds": ({"checkpoint": {"interval": 0}}, "must be above 0"),
+    "a folder without a name": ({"checkpoint": {"uri": ""}}, "spec.checkpoint.uri"),
+    "a scheme without slashes": ({"checkpoint": {"uri": "s3:/bucket/job"}}, "spec.checkpoint.uri"),
     "a start in its own checkpoints": (
         {"checkpoint": {"uri": "/own", "initialFrom": {"uri": "/own"}}},
         "initialFrom.uri must differ from uri",
