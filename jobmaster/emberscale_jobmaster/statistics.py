@@ -32,7 +32,7 @@ def auc(positives: npt.ArrayLike, negatives: npt.ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over evaluated samples; the histograms count predictions in equal bins of [0, 1], by label."""
+    """Sums over evaluated samples; the histograms count predictions in ascending bins, by label."""
 
     samples: int = 0
     loss_sum: float = 0.0

@@ -5,8 +5,10 @@ import time
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
+from sklearn.metrics import roc_auc_score
 
 from emberscale_api.job.rounds import RoundsDecision
+from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.rpc import master_pb2
 from emberscale_api.rpc.codec import same_fields
 from emberscale_trainer.worker.messages import report_work
@@ -35,9 +37,26 @@ def test_a_batch_that_was_there_already_cost_no_wait() -> None:
 
 def test_predictions_are_counted_by_label_and_none_falls_outside() -> None:
     counts = np.zeros((2, 4), dtype=np.int64)
-    probabilities = np.array([0, 0.26, 0.99, 1, np.nan], dtype=np.float32)
+    probabilities = np.array([0, 0.51, 0.99, 1, np.nan], dtype=np.float32)
     add_to_histogram(probabilities, np.array([0, 1, 1, 0, 0], dtype=np.float32), counts)
-    assert counts.tolist() == [[2, 0, 0, 1], [0, 1, 0, 1]]
+    assert counts.tolist() == [[2, 0, 0, 1], [0, 0, 2, 0]]
+
+
+@pytest.mark.parametrize(("centre", "spread"), [(-7, 1), (-1, 1), (-3, 7)], ids=["rare clicks", "usual", "overfitted"])
+@pytest.mark.parametrize(("bins", "error"), [(PROGRESS_BINS, 5e-4), (EVALUATION_BINS, 2e-5)])
+def test_the_bins_tell_rare_and_overconfident_predictions_apart(
+    bins: int, error: float, centre: float, spread: float
+) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(centre, spread, 300_000)
+    labels = generator.random(len(logits)) < 1 / (1 + np.exp(-(centre + (logits - centre) / spread)))
+    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    counts = np.zeros((2, bins), dtype=np.int64)
+    add_to_histogram(probabilities, labels.astype(np.float32), counts)
+    negatives, positives = counts
+    below = np.cumsum(negatives) - negatives
+    found = (positives * (below + negatives / 2)).sum() / (positives.sum() * negatives.sum())
+    assert found == pytest.approx(roc_auc_score(labels, probabilities), abs=error)
 
 
 def test_rounds_are_told_to_the_master_and_served_as_metrics() -> None:

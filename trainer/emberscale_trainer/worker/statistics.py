@@ -23,14 +23,22 @@ from emberscale_trainer.worker.rounds import RoundFigures
 Span = tuple[float, float]
 """Begin and end of a span, by time.perf_counter."""
 
+_LOGITS = 48.0
+"""The range of logits that bins tell apart, around 0; the float32 next to 1 has the logit 16.6."""
+
 
 @typed_kernel("void(f4[::1], f4[::1], i8[:, ::1])")
 def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-def]  # Numba infers the types
-    """Adds predictions float32 in [0, 1] to `counts` int64 [2, bins] by label float32; row 1 holds the positives."""
+    """Adds predictions float32 in [0, 1] to `counts` int64 [2, bins] by label float32; row 1 holds the positives.
+
+    The bins are equal in logits, as rare clicks, and a model that overfits, leave few bins of [0, 1] in use.
+    """
     # Numba types this from the signature above.
     bins = counts.shape[1]
     for sample in range(len(labels)):
-        cell = max(0, min(np.int64(probabilities[sample] * np.float32(bins)), bins - 1))  # NaN is 0
+        probability = np.float64(probabilities[sample])
+        position = (0.5 + (np.log(probability) - np.log(1.0 - probability)) / _LOGITS) * bins
+        cell = np.int64(min(position, bins - 1.0) if position > 0 else 0.0)  # NaN is 0
         counts[1 if labels[sample] > 0 else 0, cell] += 1
 
 
