@@ -256,7 +256,7 @@ class BrainLink:
         request = pb.ReportOutcomeRequest(
             job_uid=self._runtime.job_uid,
             phase=phase_of(state, self._runtime.spec).value,
-            rows=sum(seen.rows().values()),
+            rows=sum(seen.rows(state.routing.table.owners).values()),
         )
         sizes = sizes_of(state, self._runtime.spec)
         if sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None:

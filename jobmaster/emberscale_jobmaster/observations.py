@@ -9,15 +9,16 @@ still while training cannot move: in a barrier, and until the servers are assign
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
 from emberscale_api.frozen import replace
-from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.job.running import AdmissionCounts, Traffic, total_admission
-from emberscale_api.routing import ParityTrouble
+from emberscale_api.routing import ParityTrouble, PsAddress
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership
 from emberscale_jobmaster.reports import ServerReport, Vitals, WorkReport
@@ -391,14 +392,14 @@ class Observations:
             for seen in self.sightings.values()
         )
 
-    def rows(self) -> dict[str, int]:
-        """Returns the rows per table over all parameter servers."""
-        total: dict[str, int] = {}
-        for name, seen in self.sightings.items():
-            if seen.server is not None and name.startswith(Role.PS.value):
-                for table, rows in seen.server.rows.items():
-                    total[table] = total.get(table, 0) + rows
-        return total
+    def rows(self, owners: Iterable[PsAddress]) -> dict[str, int]:
+        """Returns the rows per table of the servers that own some; one that gave its rows away may still have them."""
+        total: Counter[str] = Counter()
+        for owner in owners:
+            seen = self.sightings.get(slot_name(Role.PS, owner.index))
+            if seen is not None and seen.server is not None:
+                total.update(seen.server.rows)
+        return dict(total)
 
     def admission(self) -> Mapping[str, AdmissionCounts]:
         """Returns the counts of all parameter servers, roll-backs included, by table with admission or eviction."""

@@ -73,7 +73,7 @@ def moment(
             role: max((s.vitals.memory_bytes for name, s in sightings.items() if live[name].role is role), default=0)
             for role in (Role.PS, Role.WORKER)
         },
-        rows=sum(seen.rows().values()),
+        rows=sum(seen.rows(state.routing.table.owners).values()),
         total_samples=spec.training.epochs * state.training_records,
         failures=state.recoveries + state.reloads + state.rebuilt.count,
     )

@@ -55,7 +55,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         eta_seconds=eta_seconds(expected - samples, speed) if expected else -1.0,
         evaluations=[wire_evaluation(result) for result in state.evaluations],
         members=_members(state, seen, spec, now),
-        rows=seen.rows(),
+        rows=seen.rows(state.routing.table.owners),
         generation=state.routing.table.generation,
         routing_version=state.routing.table.version,
         training_seconds=state.clock.training_seconds,

@@ -7,10 +7,11 @@ from tests.jobmaster.driven import Driven
 from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.test_rescaling import edit
 
+from emberscale_api.frozen import replace
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import draining, progress, status
-from emberscale_jobmaster.events import DrainWanted
+from emberscale_jobmaster.events import DrainWanted, HeartbeatReceived
 from emberscale_jobmaster.figures import servers_wanted
 from emberscale_jobmaster.membership import DrainPhase
 from emberscale_jobmaster.state import Stage
@@ -70,6 +71,20 @@ def test_a_drained_server_goes_and_its_successor_gets_its_share_without_a_roll_b
         "JoinedServer",
         "ReplacedServer",
     ]
+
+
+def test_rows_count_once_while_the_server_that_gave_them_away_still_has_them() -> None:
+    driven = training()
+    drain(driven, 0)
+    driven.pass_time(5)
+    assert owners(driven) == {1}
+    for index, rows in ((0, 7), (1, 12)):
+        served = driven.state.seen.sightings[f"ps-{index}"].server
+        assert served is not None
+        report = replace(served, rows={"C1": rows})
+        driven.tell(HeartbeatReceived(now=driven.now, member=driven.ps[index].member, served=report))
+    told = status.job_status(driven.job, driven.state.seen, driven.spec, driven.now)
+    assert dict(told.rows) == {"C1": 12}
 
 
 def test_the_plan_names_a_drained_server_until_its_successor_has_its_share() -> None:

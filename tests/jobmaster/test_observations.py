@@ -5,6 +5,7 @@ import pytest
 
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.running import AdmissionCounts, Traffic
+from emberscale_api.routing import PsAddress
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, Observations
@@ -162,7 +163,9 @@ def test_rows_are_summed_over_servers_and_repeats_over_their_incarnations() -> N
     seen = Observations().heard(SERVER).served(SERVER, served(10, repeated=3))
     seen = seen.heard(other).served(other, served(20, repeated=1))
     seen = seen.heard(again).served(again, served(7, repeated=2))
-    assert seen.rows() == {"C1": 27}
+    owners = [PsAddress(index, "", "", "") for index in (0, 1)]
+    assert seen.rows(owners) == {"C1": 27}
+    assert seen.rows(owners[:1]) == {"C1": 7}
     assert seen.repeated_batches() == 6
 
 
