@@ -86,6 +86,8 @@ class BrainLink:
     def start(self) -> None:
         """Begins. A new job without sizes waits for its first plan from here on."""
         self._begun = self._heard_at = time.monotonic()
+        # an earlier master submitted a job that is over, and may have ended before it told the outcome
+        self._submitted = self._runtime.snapshot()[0].over
         self._sizer.start()
         self._thread.start()
 

@@ -338,6 +338,19 @@ def test_the_outcome_is_told_although_the_store_refuses_the_end_at_first(
     cluster.completes()
 
 
+def test_a_master_that_finds_its_job_over_tells_the_outcome(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(ps=SIZED, worker=SIZED)
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0)
+    cluster.completes()
+    cluster.stop_master()  # as if it had ended before the brain heard of it
+    cluster.brain_address = advisor.address
+    cluster.start_master()
+    advisor.until(lambda: advisor.outcomes, "the outcome", seconds=20)
+    assert [outcome.phase for outcome in advisor.outcomes] == ["Complete"]
+
+
 def test_a_brain_that_has_forgotten_the_job_gets_to_know_it_again(cluster: Cluster, advisor: PlanningBrain) -> None:
     cluster.configure(**OPEN)
     cluster.brain_address = advisor.address
