@@ -164,6 +164,19 @@ def test_an_exit_is_kept_while_there_is_no_master_to_hear_of_it() -> None:
     assert Forget(died.id) not in found
 
 
+def test_a_member_that_completed_is_replaced_once_the_master_was_told_and_still_wants_it() -> None:
+    done = exited(WORKER, ExitReason.COMPLETED, 0, at=0.0)
+    successor = Create(InstanceId(Role.WORKER, 0, 2), WORKER.resources)
+    assert successor not in actions(intent(), [MASTER, PS, done])  # the plan may be from before the job's end
+    past = advance(History(), [done], POLICY.backoff).with_reported(done.id)
+    standing = replace(TRAINING, history=past)
+    assert successor in actions(intent(), [MASTER, PS, done], standing=standing)
+    unheard = replace(HEARD, plan_heard=False)
+    assert successor not in actions(intent(), [MASTER, PS, done], standing=standing, master=unheard)
+    over = replace(HEARD, end=PhaseNews(JobPhase.COMPLETE))
+    assert successor not in actions(intent(), [MASTER, PS, done], standing=standing, master=over)
+
+
 def test_an_edit_replaces_the_master_and_what_does_not_run_yet() -> None:
     job = intent(revisions={Role.MASTER: "new", Role.WORKER: "new", Role.PS: "new"})
     master, ps = (replace(instance, revision="old") for instance in (MASTER, PS))

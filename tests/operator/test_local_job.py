@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from emberscale_api.errors import UnavailableError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_operator.local.backend import LocalBackend
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.runner import LocalJob
-from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
+from emberscale_operator.local.snapshot import RunOutcome, RunView
 from emberscale_operator.machine import ExitReason, Policy
 from emberscale_operator.machine.restarts import Backoff
-from eventually import unwrap
+from eventually import eventually, unwrap
 
 Commands = Mapping[Role, tuple[str, ...]]
 MakeJob = Callable[..., LocalJob]
@@ -60,10 +62,6 @@ class Watch:
         if not self.done and self._when(snapshot):
             self.done = True
             self._then(snapshot)
-
-    def failures(self) -> list[MemberExit]:
-        """Returns all exits but completions: a server may end before the run hears that the job is over."""
-        return [ended for ended in unwrap(self.last).exits if ended.reason is not ExitReason.COMPLETED]
 
     def left(self) -> list[int]:
         return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
@@ -112,10 +110,33 @@ def test_a_killed_process_is_replaced_and_the_job_goes_on(
     watch = Watch(training, kill(victim))
     outcome = run(make_local(), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    assert [(ended.name, ended.reason) for ended in watch.failures()] == [(victim, ExitReason.KILLED)]
+    assert [(ended.name, ended.reason) for ended in unwrap(watch.last).exits] == [(victim, ExitReason.KILLED)]
     role = victim.partition("-")[0]
     assert {name: count for name, count in outcome.restarts.items() if count} == ({role: 1} if role != "redis" else {})
     assert watch.left() == []
+
+
+def test_a_run_that_hears_late_of_the_end_replaces_nobody_and_tells_of_no_exit(
+    make_local: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe = LocalBackend.observe
+
+    async def observe_late(backend: LocalBackend, now: float) -> object:
+        if watch.done and not waited:
+            members = [one.pid for one in unwrap(watch.last).processes if one.name.startswith(("ps", "worker"))]
+            waited.extend(members)
+            eventually(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in members), "the end")
+        return await observe(backend, now)
+
+    waited: list[int] = []
+    monkeypatch.setattr(LocalBackend, "observe", observe_late)
+    monkeypatch.setenv("STAND_IN_SAMPLES", "200000")
+    watch = Watch(training, nothing)
+    outcome = run(make_local(), watch)
+    assert outcome.phase is JobPhase.COMPLETE
+    assert unwrap(watch.last).exits == ()
+    assert len(waited) == 4
+    assert len(watch.pids) == 7
 
 
 def test_the_master_hears_of_a_member_that_ended(
@@ -149,7 +170,7 @@ def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeyp
     watch = Watch(training, nothing)
     outcome = run(make_local(policy=Policy(Backoff(base=0.1), backoff_limit=3, stop_grace=2.0)), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in watch.failures()} == {
+    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in unwrap(watch.last).exits} == {
         (ExitReason.OOM_KILLED, 256 << 20, 384 << 20)
     }
     assert max(peak for name, peak in outcome.peak_memory.items() if name.startswith("worker")) > 260 << 20

@@ -195,13 +195,19 @@ class LocalBackend:
     def _note_exits(self) -> None:
         for instance in self._observed:
             ended = instance.exit
-            if ended is None or ended.deleted or instance.id in self._exits:
+            if ended is None or ended.deleted or instance.id in self._exits or self._may_be_through(instance):
                 continue
             limit = instance.resources.memory_bytes
             grows = ended.reason is ExitReason.OOM_KILLED and limit is not None
             grown = self._standing.grown.get(instance.id.role) if grows else None
             full = ended.reason is ExitReason.ERROR and shutil.disk_usage(self._folder.logs).free < _FULL_BYTES
             self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown, full)
+
+    def _may_be_through(self, instance: Instance) -> bool:
+        """Whether a member may have completed because the job has ended, as far as the run has heard."""
+        completed = instance.exit is not None and instance.exit.reason is ExitReason.COMPLETED
+        goes_on = not self._standing.rests and instance.id in self._standing.history.reported
+        return completed and instance.id.role in (Role.PS, Role.WORKER) and not goes_on
 
     def _snapshot(self, now: float) -> RunView:
         return RunView(

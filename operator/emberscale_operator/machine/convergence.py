@@ -44,7 +44,8 @@ def converge(
 
     What ended starts again after its back-off. `observed` is ascending by id.
 
-    Completed members are not replaced until the master is known to want members: they may be done because the job is.
+    Completed members may be done because the job is. They are not replaced until the master knows of their end and its
+    plan is heard: an earlier plan may be from before the end of the job.
     """
     live: defaultdict[tuple[Role, int], list[Instance]] = defaultdict(list)
     done: set[tuple[Role, int]] = set()
@@ -52,7 +53,7 @@ def converge(
         slot = (instance.id.role, instance.id.index)
         if instance.live:
             live[slot].append(instance)
-        elif instance.exit is not None and instance.exit.reason is ExitReason.COMPLETED and slot[0] in _MEMBERS:
+        elif _may_be_through(instance, history, plan_heard):
             done.add(slot)
     wanted = {(demand.role, index): demand.resources for demand in demands for index in range(demand.replicas)}
     for slot in sorted(live.keys() - wanted.keys()):
@@ -66,8 +67,16 @@ def converge(
                 yield from _resize(newest, resources)
         elif now < past.ready_at:
             yield WaitUntil(past.ready_at)
-        elif plan_heard or slot not in done:
+        elif slot not in done:
             yield Create(InstanceId(*slot, past.last_incarnation + 1), resources)
+
+
+def _may_be_through(instance: Instance, history: History, plan_heard: bool) -> bool:
+    """Whether a member may have completed because the job has ended, as far as the master has told."""
+    ended = instance.exit
+    if ended is None or ended.reason is not ExitReason.COMPLETED or instance.id.role not in _MEMBERS:
+        return False
+    return not plan_heard or not (ended.deleted or instance.id in history.reported)
 
 
 def report_exits(observed: Sequence[Instance], history: History) -> Iterable[Action]:
