@@ -7,6 +7,7 @@ import numpy as np
 
 from emberscale_api.job import RecoveryPriority, TrainingJobSpec
 from emberscale_api.job.rounds import BUDGET_PROBLEMS
+from emberscale_api.job.status import BINNED_LOGITS
 from emberscale_api.job.units import memory_quantity
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.figures import checkpoint_interval, committed_samples, wanted_workers
@@ -22,7 +23,7 @@ _SKIPPED = {
 _TRUNCATED_SHARE = 0.01
 _ENOUGH_SAMPLES = 1000
 _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
-"""The sigmoids of 0 and 1: a model that returns probabilities cannot predict anything outside this range."""
+"""The sigmoids of 0 and 1: the range of the predictions of a model that returns probabilities for logits."""
 
 
 def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> tuple[str, ...]:
@@ -119,7 +120,7 @@ def _are_sigmoids_of_probabilities(window: ProgressiveWindow) -> bool:
         return False
     positives = np.sum([part.positives for part in window.slices], axis=0)
     total = positives + np.sum([part.negatives for part in window.slices], axis=0)
-    count, edges = total.sum(), np.arange(len(total) + 1) / len(total)
-    if count < _ENOUGH_SAMPLES or total[(edges[1:] <= _OF_ZERO) | (edges[:-1] > _OF_ONE)].any():
+    count, edges = total.sum(), BINNED_LOGITS * (np.arange(len(total) + 1) / len(total) - 0.5)
+    if count < _ENOUGH_SAMPLES or total[(edges[1:] <= 0) | (edges[:-1] > 1)].any():
         return False
     return not _OF_ZERO <= positives.sum() / count <= _OF_ONE

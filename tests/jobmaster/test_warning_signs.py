@@ -9,7 +9,7 @@ from tests.jobmaster.driven import Driven
 from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.pure import Pure
 
-from emberscale_api.job.status import EvaluationResult
+from emberscale_api.job.status import PROGRESS_BINS, EvaluationResult
 from emberscale_jobmaster import lifecycle
 from emberscale_jobmaster.checkpointing import SAVE_SECONDS
 from emberscale_jobmaster.observations import Observations
@@ -17,6 +17,7 @@ from emberscale_jobmaster.operations import CHECKPOINT_NOT_WRITTEN, CheckpointPu
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.statistics import ProgressiveWindow
 from emberscale_jobmaster.warning_signs import warning_signs
+from emberscale_trainer.worker.statistics import add_to_histogram
 
 NOTHING = Observations()
 
@@ -35,12 +36,13 @@ def evaluated(normalized_entropy: float) -> EvaluationResult:
 
 
 def predicted(logits: np.ndarray[Any, Any], positive: float) -> Observations:
-    """A window of predictions, `positive` of which have the label 1."""
-    counts, _ = np.histogram(1 / (1 + np.exp(-logits)), bins=1024, range=(0, 1))
-    ones = (counts * positive).astype(int)
-    return replace(
-        NOTHING, window=ProgressiveWindow().add(len(logits), 1.0, ones.tolist(), (counts - ones).tolist(), 0)
-    )
+    """A window of predictions, `positive` of which have the label 1, as a worker counts them."""
+    counts = np.zeros((2, PROGRESS_BINS), np.int64)
+    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    labels = np.arange(len(logits)) % 20 < 20 * positive
+    add_to_histogram(probabilities, labels.astype(np.float32), counts)
+    zeros, ones = counts.tolist()
+    return replace(NOTHING, window=ProgressiveWindow().add(len(logits), 1.0, ones, zeros, 0))
 
 
 def test_a_job_that_goes_well_has_no_warnings() -> None:

@@ -16,7 +16,10 @@ PROGRESS_BINS = 1024
 """Bins of the histograms of predictions that travel with every heartbeat."""
 
 EVALUATION_BINS = 16384
-"""Bins of an evaluation shard's histograms, equal in logits: AUC to about 1e-5."""
+"""Bins of an evaluation shard's histograms: AUC to about 1e-5."""
+
+BINNED_LOGITS = 48.0
+"""The logits that the bins of predictions cover, equally, around 0. The float32 next to 1 has the logit 16.6."""
 
 MAX_COUNT = 1 << 53
 """The largest integer that processes report: JSON holds it exactly, and sums of a thousand such stay below 2^64. The

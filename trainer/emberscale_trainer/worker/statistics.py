@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from emberscale_api import metrics
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.running import Traffic
-from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
+from emberscale_api.job.status import BINNED_LOGITS, EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.telemetry import labelled
 from emberscale_trainer.jit import typed_kernel
@@ -22,9 +22,6 @@ from emberscale_trainer.worker.rounds import RoundFigures
 
 Span = tuple[float, float]
 """Begin and end of a span, by time.perf_counter."""
-
-_LOGITS = 48.0
-"""The range of logits that bins tell apart, around 0; the float32 next to 1 has the logit 16.6."""
 
 
 @typed_kernel("void(f4[::1], f4[::1], i8[:, ::1])")
@@ -37,7 +34,7 @@ def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-
     bins = counts.shape[1]
     for sample in range(len(labels)):
         probability = np.float64(probabilities[sample])
-        position = (0.5 + (np.log(probability) - np.log(1.0 - probability)) / _LOGITS) * bins
+        position = (0.5 + (np.log(probability) - np.log(1.0 - probability)) / BINNED_LOGITS) * bins
         cell = np.int64(min(position, bins - 1.0) if position > 0 else 0.0)  # NaN is 0
         counts[1 if labels[sample] > 0 else 0, cell] += 1
 
