@@ -63,6 +63,12 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             f"spec.training.batchSize is {batch:,} and the training data has {records:,} records: an epoch is a single "
             "step; choose a smaller batch"
         )
+    trained = {file.uri for file in state.training_files}
+    if both := [file.uri for file in state.evaluation_files if file.uri in trained]:
+        yield (
+            f"spec.data.evaluation has {len(both):,} of the files that are trained on, such as {both[0]}: the "
+            "evaluation then tells little of new data; keep some files for it alone"
+        )
     last = state.evaluations[-1] if state.evaluations else None
     if last is not None and (last.normalized_entropy or 0.0) > 1:
         better = [one for one in state.evaluations if (one.normalized_entropy or 1.0) < 1]

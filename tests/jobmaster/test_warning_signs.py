@@ -142,6 +142,15 @@ def test_a_model_of_ones_own_that_seems_to_return_probabilities_is_told(
     assert ["own:model seems to return probabilities" in sign for sign in signs] == [True] * told
 
 
+def test_files_that_are_trained_on_and_evaluated_are_told() -> None:
+    pure = trained()
+    (file,) = pure.state.training_files
+    other = replace(file, uri="other.tsv")
+    assert warning_signs(replace(pure.state, evaluation_files=(other,)), NOTHING, pure.spec) == ()
+    (sign,) = warning_signs(replace(pure.state, evaluation_files=(other, file)), NOTHING, pure.spec)
+    assert f"has 1 of the files that are trained on, such as {file.uri}:" in sign
+
+
 def test_damaged_checkpoints_are_told() -> None:
     pure = trained()
     damaged = {"00000002": "00000002/ps-0: was altered", "00000001": "00000001: is missing"}
