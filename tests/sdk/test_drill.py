@@ -402,7 +402,8 @@ def test_a_wrong_name_without_a_cluster_says_where_it_looked(tmp_path: Path, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     code, output = drill("typo", "--kill", "ps-1")
-    assert (code, output.startswith("error: typo: runs/typo holds no run, and no cluster: ")) == (2, True), output
+    where = "runs/typo holds no run (one elsewhere is named by its folder), and no cluster: "
+    assert (code, output.startswith(f"error: typo: {where}")) == (2, True), output
 
 
 @pytest.mark.usefixtures("master")

@@ -242,6 +242,7 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     (csv("words.csv"), ["words.csv:2: the label, y, is 'yes', neither 0 nor 1"]),
     (csv("nan.csv"), ["nan.csv:2: x is 'nan', not a finite number"]),
     ([csv("a.csv"), "spec.data.csv.delimiter=tab"], ["spec.data.csv.delimiter: must be one ASCII character"]),
+    ([csv("a.csv"), r"spec.data.csv.delimiter='\t'"], [r'a tab: YAML reads "\t" in double quotes as a tab']),
     ([csv("a.csv"), "spec.data.csv.delimiter='|'"], ["delimiter and listSeparator must differ"]),
     # --set itself
     ("spec.training.epochs", ["--set 'spec.training.epochs': expected dotted.path=value"]),

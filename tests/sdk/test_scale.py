@@ -146,7 +146,7 @@ def test_without_a_run_the_cluster_is_asked(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     code, said = scale("ctr", "ps=2")
     assert code == 2
-    assert "ctr: runs/ctr holds no run, and no cluster" in said
+    assert "ctr: runs/ctr holds no run (one elsewhere is named by its folder), and no cluster" in said
     assert "runs/ctr holds no run" not in scale("ctr", "ps=2", "--namespace", "ads")[1]
     assert "./ctr: holds no run" in scale("./ctr", "ps=2")[1]
 

@@ -15,7 +15,8 @@ _ASCII = r"^[\t !#-~]$"
 
 def _one_character(text: str) -> str:
     if not re.fullmatch(_ASCII, text):
-        raise ValueError("must be one ASCII character other than a quote, such as a comma or a tab")
+        hint = r""": YAML reads "\t" in double quotes as a tab""" if text == r"\t" else ""
+        raise ValueError(f"must be one ASCII character other than a quote, such as a comma or a tab{hint}")
     return text
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from emberscale import _drill
 from emberscale._commands.drain import read_server
 from emberscale._commands.options import Namespace, Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale._commands.scale import JobOrRun, folder_of
+from emberscale._commands.scale import JobOrRun, folder_of, no_run_here
 from emberscale._console import open_console
 from emberscale._drill import DrillReport, Look
 from emberscale_api.errors import InvalidError, UnavailableError
@@ -159,7 +159,7 @@ class _DrilledOnCluster:
         from emberscale._client import ClusterError, TrainingJobClient
 
         self._name = name
-        self._here = "" if namespace is not None else f"runs/{name} holds no run, and "
+        self._here = no_run_here(name, namespace)
         try:
             self._client = TrainingJobClient(namespace)
         except ClusterError as error:

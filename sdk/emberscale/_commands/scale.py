@@ -120,13 +120,18 @@ def folder_of(job: str) -> Path | None:
     return None
 
 
+def no_run_here(name: str, namespace: str | None) -> str:
+    """Returns the beginning of an error of the cluster: that there is no such run, if one was looked for."""
+    return "" if namespace is not None else f"runs/{name} holds no run (one elsewhere is named by its folder), and "
+
+
 @contextmanager
 def job_on_cluster(name: str, namespace: str | None) -> Iterator["TrainingJobClient"]:
     """A client for a job that is no run here; what the cluster refuses is an InvalidError with the name of the job."""
     # the Kubernetes client takes a second to import, which only commands that use it should cost
     from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
 
-    here = f"{name}: " if namespace is not None else f"{name}: runs/{name} holds no run, and "
+    here = f"{name}: {no_run_here(name, namespace)}"
     try:
         yield TrainingJobClient(namespace)
     except JobNotFoundError as error:
