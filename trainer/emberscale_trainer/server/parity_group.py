@@ -41,6 +41,8 @@ _log = structlog.get_logger()
 
 _FILL_BYTES = 2 << 20
 """Rows that are filled in at a time: each piece takes an item to every holder."""
+_REMOVED_BYTES = 256 << 10
+"""Changes of removed or moved rows that are gathered before they are sent. A push that comes before sends them, too."""
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
 _SLOW_SECONDS = 5.0
@@ -251,7 +253,7 @@ class Group:
 
     def catch_up(self) -> None:
         """Sends pending changes if they are large, and waits as `await_holders` does, but for nobody presumed lost."""
-        if self.log.pending_bytes >= _FILL_BYTES and self._send_pending():
+        if self.log.pending_bytes >= _REMOVED_BYTES and self._send_pending():
             self._await(self.core.put_count, but=lambda: self._presumed_lost)
 
     def presume_lost(self, servers: Collection[int]) -> None:

@@ -75,7 +75,7 @@ def test_rows_that_an_undone_move_has_brought_are_removed_without_the_lost_serve
     make_servers: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gave its rows away as it died, so the others remove those that they adopt next."""
-    monkeypatch.setattr(parity_group, "_FILL_BYTES", 256)  # a removal soon waits for the holders of parity
+    monkeypatch.setattr(parity_group, "_REMOVED_BYTES", 256)  # a removal soon waits for the holders of parity
     monkeypatch.setattr(parity_group, "_WAIT_SECONDS", 0.1)
     waits = noted_call(monkeypatch, StreamSender, "reach", thread="retire")
     servers = make_servers(3)
