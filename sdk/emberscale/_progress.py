@@ -24,7 +24,7 @@ from emberscale_api.checkpoint import number_of
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import MemberId
 from emberscale_api.job.running import JobStatus, ScalingStep, SlowMember
-from emberscale_api.job.status import RECOVERY_STEPS, ROLLED_BACK_STEP, STARTED_STEP, JobPhase
+from emberscale_api.job.status import ENDED, RECOVERY_STEPS, ROLLED_BACK_STEP, STARTED_STEP, JobPhase
 from emberscale_api.readable import bytes_text, duration_text, rate_text
 from emberscale_operator.local.snapshot import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
@@ -59,8 +59,7 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     """Returns remarks on what happened from one snapshot to the next."""
     lines = []
     if after.suspending and (before is None or not before.suspending):
-        what = "taking a checkpoint" if _has_rows(after.status) else "there is nothing new to save"
-        lines.append(f"stopping: {what}; Ctrl-C again stops at once")
+        lines.append(f"stopping: {_stop_of(after.status)}; Ctrl-C again stops at once")
     if after.unforked and (before is None or not before.unforked):
         waiting = ", ".join(after.unforked)
         if_new = "kernels that are new are compiled first, which takes minutes"
@@ -145,9 +144,13 @@ def slow_remark(member: MemberId, slowness: SlowMember) -> str:
     return f"{member.slot} is {slowness.factor:g} times slower than its peers{remedy}"
 
 
-def _has_rows(status: JobStatus | None) -> bool:
-    """Whether servers hold rows that no checkpoint may have."""
-    return status is not None and status.phase in (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
+def _stop_of(status: JobStatus | None) -> str:
+    """Says what a stop waits for."""
+    phase = status.phase if status is not None else None
+    if phase in ENDED:
+        return "the job is over, and its processes end"
+    saves = phase in (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)  # no checkpoint may have their rows yet
+    return "taking a checkpoint" if saves else "there is nothing new to save"
 
 
 def _new_steps(old: JobStatus, new: JobStatus) -> list[ScalingStep]:

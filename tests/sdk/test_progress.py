@@ -233,6 +233,12 @@ def test_ctrl_c_promises_no_checkpoint_where_there_is_nothing_to_save(status: Jo
     assert "nothing new to save" in line
 
 
+def test_ctrl_c_at_the_end_says_that_the_job_is_over() -> None:
+    status = JobStatus(phase=JobPhase.COMPLETE)
+    (line,) = remarks(snapshot(status), snapshot(status, suspending=True))
+    assert "the job is over, and its processes end" in line
+
+
 @pytest.mark.parametrize(
     "status", [None, training(), training(0, expected_samples=0), JobStatus(phase=JobPhase.EVALUATING)]
 )
