@@ -9,7 +9,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.training_job import API_VERSION, PLURAL
 from emberscale_operator.kubernetes import stories
 from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, ApiInternalError, path_of
-from emberscale_operator.kubernetes.creation import QUOTA_EXCEEDED, ObjectMaker, RefusedError
+from emberscale_operator.kubernetes.creation import NAME_TAKEN, QUOTA_EXCEEDED, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.observation import Observation
@@ -104,7 +104,7 @@ class Actuator:
                     if instance.role in refused:
                         continue
                     if before is not None and before.holds(pods, now):
-                        refused.add(instance.role)
+                        refused.update(_refused_with(instance.role, before.problem[0]))
                         self.problems[instance.role, instance.index] = before.problem
                     else:
                         await self._create(job, objects, instance, resources, refused)
@@ -134,7 +134,7 @@ class Actuator:
         try:
             pod = await self._makes.pod(job, objects, instance, resources, self._observation.silent_nodes)
         except RefusedError as error:
-            refused.add(instance.role)
+            refused.update(_refused_with(instance.role, error.reason))
             self.problems[instance.role, instance.index] = (error.reason, str(error))
             stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
         else:
@@ -195,6 +195,14 @@ class Actuator:
             if final:
                 self._resizes[view.uid] = _ResizeAttempt(resources, streak, math.inf)
         return self._resizes[view.uid].until - now
+
+
+def _refused_with(role: Role, reason: str) -> frozenset[Role]:
+    """Returns the roles that get no pods while one of a role is refused for a reason.
+
+    While the master of an earlier job of this name runs, members would call it, be refused, and end.
+    """
+    return frozenset(Role) if role is Role.MASTER and reason == NAME_TAKEN else frozenset((role,))
 
 
 def _wait_after(streak: int) -> float:

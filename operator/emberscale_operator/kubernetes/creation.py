@@ -17,6 +17,7 @@ from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.machine import InstanceId, Resources
 
 QUOTA_EXCEEDED = "QuotaExceeded"
+NAME_TAKEN = "NameTaken"
 
 
 class RefusedError(Exception):
@@ -150,7 +151,7 @@ def _owned(job: Job, plural: str, found: dict[str, Any]) -> dict[str, Any]:
     """Returns an object that is the job's. Raises RefusedError for that of somebody else."""
     if not names.is_owned_by(found, job.uid):
         raise RefusedError(
-            "NameTaken",
+            NAME_TAKEN,
             f"{plural[:-1]} {found['metadata']['name']} exists and belongs to something else, perhaps to an earlier "
             "TrainingJob of this name whose objects are being deleted",
         )

@@ -44,6 +44,29 @@ async def test_pods_that_no_watch_shows_are_not_made_again() -> None:
     assert api.body["status"]["worker"]["summary"] == "3/3"
 
 
+async def test_no_member_starts_while_the_master_of_an_earlier_job_of_this_name_runs() -> None:
+    """Members would call that one, which refuses their tokens."""
+    former = new_api()
+    await Operator(former).settle()
+    path = "/api/v1/namespaces/team-a/pods/ctr-master-0-1"
+    earlier = former.objects[path]
+    earlier["metadata"]["ownerReferences"][0]["uid"] = "earlier"
+
+    api = new_api()
+    api.objects[path] = earlier
+    operator = Operator(api)
+    for _ in range(8):
+        await operator.step(1.0)
+    assert [pod["metadata"]["name"] for pod in api.all_pods()] == ["ctr-master-0-1"]
+    assert api.body["status"]["reason"] == "NameTaken"
+    del api.objects[path]
+    api.sync()
+    for _ in range(8):
+        await operator.step(1.0)
+    assert names_of(api.live_pods()) == WANTED
+    assert all(pod["metadata"]["name"].endswith("-1") for pod in api.live_pods())
+
+
 @pytest.mark.parametrize(("ready", "lost_after"), [("True", 85.0), ("False", 15.0)])
 async def test_a_server_that_leaves_has_its_time_though_our_clock_is_ahead(ready: str, lost_after: float) -> None:
     api = new_api()
