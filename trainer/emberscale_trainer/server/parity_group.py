@@ -41,7 +41,7 @@ _log = structlog.get_logger()
 
 _FILL_BYTES = 2 << 20
 """Rows that are filled in at a time: each piece takes an item to every holder."""
-_REMOVED_BYTES = 256 << 10
+_REMOVED_BYTES = 2 << 20
 """Changes of removed or moved rows that are gathered before they are sent. A push that comes before sends them, too."""
 _UNBOUNDED = 1 << 62
 _WAIT_SECONDS = 5.0
