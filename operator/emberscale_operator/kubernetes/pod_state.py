@@ -193,7 +193,7 @@ def _exit(
         reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
     elif outside == "Evicted" and _OWN_LIMIT.search(status.get("message") or ""):
         reason, cause, said = ExitReason.ERROR, "StorageLimitExceeded", status["message"]
-        code = code or 128 + _SIGTERM  # a process that ends in time is told to end, and has not done its work
+        code = code or 128 + _SIGTERM  # one that exits with 0 was told to end: its work is not done
     elif outside:
         # whatever the exit code and the log say: the process was told to end
         reason, cause = ExitReason.KILLED, outside

@@ -205,9 +205,8 @@ class LocalBackend:
 
     def _may_be_through(self, instance: Instance) -> bool:
         """Whether a member may have completed because the job has ended, as far as the run has heard."""
-        completed = instance.exit is not None and instance.exit.reason is ExitReason.COMPLETED
         goes_on = not self._standing.rests and instance.id in self._standing.history.reported
-        return completed and instance.id.role in (Role.PS, Role.WORKER) and not goes_on
+        return instance.has_completed and not goes_on
 
     def _snapshot(self, now: float) -> RunView:
         return RunView(

@@ -21,7 +21,7 @@ from emberscale_operator.machine.actions import (
     ShutDown,
     WaitUntil,
 )
-from emberscale_operator.machine.instances import ExitReason, Instance, InstanceId, InstanceState, Resources
+from emberscale_operator.machine.instances import Instance, InstanceId, InstanceState, Resources
 from emberscale_operator.machine.intent import Demand, JobIntent, Policy
 from emberscale_operator.machine.restarts import History
 from emberscale_operator.machine.standing import JobStanding, MasterReport
@@ -73,10 +73,9 @@ def converge(
 
 def _may_be_through(instance: Instance, history: History, plan_heard: bool) -> bool:
     """Whether a member may have completed because the job has ended, as far as the master has told."""
-    ended = instance.exit
-    if ended is None or ended.reason is not ExitReason.COMPLETED or instance.id.role not in _MEMBERS:
-        return False
-    return not plan_heard or not (ended.deleted or instance.id in history.reported)
+    deleted = instance.exit is not None and instance.exit.deleted
+    goes_on = plan_heard and (deleted or instance.id in history.reported)
+    return instance.has_completed and not goes_on
 
 
 def report_exits(observed: Sequence[Instance], history: History) -> Iterable[Action]:

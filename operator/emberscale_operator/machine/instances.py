@@ -98,6 +98,12 @@ class Instance:
     unplaced: bool = False
 
     @property
+    def has_completed(self) -> bool:
+        """Whether this is a member that ended because its work is done."""
+        ended = self.exit
+        return self.id.role in (Role.PS, Role.WORKER) and ended is not None and ended.reason is ExitReason.COMPLETED
+
+    @property
     def as_member(self) -> MemberId:
         """Returns how the master names it."""
         return MemberId(self.id.role, self.id.index, self.name)
