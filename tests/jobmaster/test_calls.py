@@ -399,10 +399,11 @@ def test_status_adds_up_what_servers_hold_and_ignored(cluster: Cluster, worker: 
         caller = cluster.caller(pb.PS, index, server.incarnation)
         caller.register(data_address="tcp://a", control_address=server.address)
         counts = pb.AdmissionCounts(admitted=index, refused=10, evicted=1 + index)
-        caller.heartbeat(ps=pb.PsReport(rows={"C1": 5 + index, "C2": 1}, repeated_batches=3, admission={"C1": counts}))
+        rows = {"C1": 5 + index, "C2": 1, "C3": 1 << 52}
+        caller.heartbeat(ps=pb.PsReport(rows=rows, repeated_batches=3, admission={"C1": counts}))
         server.stop()
     status = worker.status()
-    assert dict(status.rows) == {"C1": 11, "C2": 2}
+    assert dict(status.rows) == {"C1": 11, "C2": 2, "C3": 1 << 53}
     assert dict(status.admission) == {"C1": pb.AdmissionCounts(admitted=1, refused=20, evicted=3)}
     assert status.repeated_batches == 6
 

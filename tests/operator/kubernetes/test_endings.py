@@ -5,7 +5,7 @@ import asyncio
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Policy
 from emberscale_operator.machine.restarts import Backoff
-from memory_api import WANTED, Operator, names_of, new_api, slot_of
+from memory_api import WANTED, MemoryApi, Operator, names_of, new_api, slot_of
 
 
 def test_errors_of_its_own_fail_a_job_and_evictions_do_not() -> None:
@@ -143,6 +143,12 @@ async def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
     assert api.live_pods() == []
 
 
+def said_of_failure(api: MemoryApi) -> str:
+    """Returns the message of the only Event of a failed worker."""
+    (event,) = (one for path, one in api.objects.items() if "/events/" in path and one["reason"] == "FailedWorkerPod")
+    return str(event["message"])
+
+
 async def test_the_report_of_an_error_is_its_last_line_with_words() -> None:
     """That of a failed call ends with a bracket alone."""
     api = new_api()
@@ -157,8 +163,7 @@ async def test_the_report_of_an_error_is_its_last_line_with_words() -> None:
     (member,) = (one for one in api.body["status"]["members"] if (one["role"], one["index"]) == ("worker", 0))
     assert (member["reason"], member["message"]) == ("Error", 'details = "no valid token"')
     await operator.settle()
-    (event,) = (one for path, one in api.objects.items() if "/events/" in path and one["reason"] == "FailedWorkerPod")
-    assert 'ended with exit code 1: details = "no valid token"; it counts' in event["message"]
+    assert 'ended with exit code 1: details = "no valid token"; it counts' in said_of_failure(api)
 
 
 async def test_a_pod_that_outgrows_its_own_storage_counts_against_the_job() -> None:
@@ -172,5 +177,4 @@ async def test_a_pod_that_outgrows_its_own_storage_counts_against_the_job() -> N
     pod["status"] |= {"reason": "Evicted", "message": said}
     api.sync()
     await operator.settle()
-    (event,) = (one for path, one in api.objects.items() if "/events/" in path and one["reason"] == "FailedWorkerPod")
-    assert f"was evicted: {said.strip()}; it counts against spec.runPolicy.backoffLimit" in event["message"]
+    assert f"was evicted: {said.strip()}; it counts against spec.runPolicy.backoffLimit" in said_of_failure(api)
