@@ -129,6 +129,11 @@ def test_data_that_is_elsewhere_does_not_make_a_manifest_invalid(manifest: Path)
     assert "note: spec.data.train.0: gone.tsv: no such file" in result.stderr
     remote = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=['memory://bucket/x.tsv']"])
     assert (remote.exit_code, remote.stderr) == (0, "")
+    stores = ("spec.checkpoint.uri=xyz://a", "spec.checkpoint.initialFrom.uri=zyx://b")
+    result = CliRunner().invoke(app, ["validate", str(manifest), *(f"--set={store}" for store in stores)])
+    assert result.exit_code == 0
+    assert "note: spec.checkpoint.uri: xyz://a: no file system for it" in result.stderr
+    assert "note: spec.checkpoint.initialFrom.uri: zyx://b: no file system for it" in result.stderr
 
 
 def test_a_new_run_does_not_go_on_from_checkpoints_that_it_finds(manifest: Path, tmp_path: Path) -> None:

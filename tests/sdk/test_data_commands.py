@@ -225,3 +225,11 @@ def test_inspect_shows_texts_and_not_their_hashes(tmp_path: Path) -> None:
         frequent = {one["text"]: one["share"] for one in told["categorical"][0]["top"]}
         assert frequent["Anna"] == 0.5
         assert ("7" in frequent) == (name == "a.parquet"), "in CSV an integer is its own id"
+
+
+def test_inspect_hints_at_whole_numbers_that_are_written_as_decimals(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("y,u,v\n" + "1,12.0,3.5\n0,13.0,7\n" * 3)
+    options = [str(tmp_path / "a.csv"), "--label", "y", "--categorical", "u", "--categorical", "v"]
+    printed = CliRunner().invoke(data_app, ["inspect", *options]).stdout
+    assert "u: '12.0' is not the id '12'" in printed
+    assert "v: " not in printed

@@ -67,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = "1,2,a\n0,3,b\n" * 20
     (folder / "a.csv").write_text("y,x,u\n" + rows)
     (folder / "semicolons.csv").write_text("y,x,u\n".replace(",", ";") + rows.replace(",", ";"))
+    (folder / "returns.csv").write_text(("y,x,u\n" + rows).replace("\n", "\r"))
     (folder / "latin.csv").write_bytes(("y,x,u\n" + rows.replace("a", "M\u00fcller")).encode("latin-1"))
     (folder / "wide.csv").write_bytes(("y,x,u\n" + rows).encode("utf-16"))
     (folder / "words.csv").write_text("y,x,u\n" + "yes,2,a\n" * 20)
@@ -282,6 +283,7 @@ COMMANDS: list[tuple[str, Sequence[str]]] = [
     ("data inspect a.parquet --label y --dense x", ["name at least one column in categorical or lists"]),
     ("data inspect a.parquet --from csv --label y --categorical u", ["is a Parquet file", "--from parquet"]),
     ("data convert latin.csv b.parquet --label y --dense x --categorical u", ["latin.csv:2: u is not UTF-8 text"]),
+    ("data inspect returns.csv --label y --categorical u", ["returns.csv: its lines end in carriage returns alone"]),
     ("data inspect .", ["is a folder"]),
     ("data inspect tabs.tsv", ["found 3", "--from csv --delimiter '\\t'"]),
     ("data inspect semicolons.csv", ["pass --delimiter ';'", "--label"]),

@@ -1,6 +1,7 @@
 """`emberscale data`: makes, inspects and converts data sets."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisResult
 
 _SHOWN_CHARACTERS = 32
+_WHOLE_DECIMAL = re.compile(r"-?\d+\.0+")
 HELP = "Makes synthetic data sets, inspects data files before training, measures their skew, and converts them."
 
 SYNTH_HELP = paragraphs("""\
@@ -224,6 +226,11 @@ def _show_summary(summary: "DataSummary", id_format: str) -> None:
             top = "  ".join(f"{_shown_id(one, id_format)} {one.share:5.1%}" for one in ids.top)
             categorical.add_row(ids.name, f"{ids.missing:.1%}", f"{ids.distinct:,}", top)
         console.print(categorical)
+        for ids in summary.categorical:
+            decimal = next((one.text for one in ids.top if one.text and _WHOLE_DECIMAL.fullmatch(one.text)), None)
+            if decimal is not None:
+                whole = decimal.partition(".")[0]
+                typer.echo(f"{ids.name}: {decimal!r} is not the id {whole!r}; write whole numbers without a fraction")
     if summary.lists:
         lists = _table("lists", "empty", "ids a record", "longest", "truncated", "distinct ids", "most frequent")
         for one in summary.lists:

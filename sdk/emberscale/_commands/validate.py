@@ -3,7 +3,7 @@
 import typer
 
 from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
-from emberscale._run.preflight import check_columns, check_data, check_model
+from emberscale._run.preflight import check_columns, check_data, check_model, stores_without_file_system
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 
@@ -36,6 +36,8 @@ def validate(file: ManifestFile, overrides: Overrides = None) -> None:
     else:
         with bad_input_exits():
             check_columns(job.spec.data)
+    for remark in stores_without_file_system(job):
+        typer.echo(f"note: {remark}", err=True)
     with bad_input_exits():
         for remark in check_model(job):
             typer.echo(f"note: {remark}", err=True)

@@ -45,6 +45,16 @@ def check_data(job: TrainingJob) -> None:
         raise InvalidError("\n".join(problems))
 
 
+def stores_without_file_system(job: TrainingJob) -> list[str]:
+    """Returns a remark for each place of checkpoints in the manifest whose file system is not installed here."""
+    checkpoint, remarks = job.spec.checkpoint, []
+    initial = checkpoint.initial_from
+    for field, uri in (("uri", checkpoint.uri), ("initialFrom.uri", None if initial is None else initial.uri)):
+        if uri is not None and local_path(uri) is None and (problem := _problem_with_uri(uri)) is not None:
+            remarks.append(f"spec.checkpoint.{field}: {uri}: {problem}")
+    return remarks
+
+
 def check_columns(data: DataSpec) -> None:
     """Raises InvalidError if local files lack columns of the manifest, have other types, or contain no records.
 

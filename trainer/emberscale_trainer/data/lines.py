@@ -245,6 +245,11 @@ def index_lines(
     indexer = LineIndexer(file_number, block_records, delimiter, header)
     with closing(TextStream(file.uri)) as stream:
         while chunk := stream.read(CHUNK_BYTES):
+            if b"\r" in chunk[:-1] and b"\n" not in chunk:
+                raise DataUnavailableError(
+                    file.uri,
+                    "its lines end in carriage returns alone; convert it, for example with `tr '\\r' '\\n'`",
+                )
             indexer.feed(chunk)
             if indexer.line_bytes > MAX_LINE_BYTES:
                 raise DataUnavailableError(
