@@ -11,7 +11,7 @@ from emberscale_jobmaster.figures import switching
 from emberscale_jobmaster.losses import holders, recover
 from emberscale_jobmaster.progress import unowned, unroute
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import JobState, Routing, Stage
+from emberscale_jobmaster.state import JobEnd, JobState, Routing, Stage
 
 _LOST_NUMBERS = 10_000
 LOST_CHECKPOINTS = _LOST_VERSIONS = 100
@@ -38,7 +38,8 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
     """Continues a job under a new master; `wall` is the present, in seconds since 1970.
 
     A suspended job becomes active again: its processes were told to exit, so it waits for new ones and assigns those.
-    So does a job whose master is `alone`: all processes ended with the previous master, and so did its suspension.
+    So does a job whose master is `alone`: all processes ended with the previous master, and so did its suspension. If
+    it was Complete, it becomes active only for epochs that its manifest has got since.
     """
     state = replace(
         state,
@@ -55,12 +56,22 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
             next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS,
             next_version=state.next_version + _LOST_VERSIONS,
         )
-    if state.outcome is None and alone:
-        state = replace(state, suspending_since=None, troubles={})
-    elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
+    if not _begins_anew(state, spec, alone):
         return state
+    state = replace(state, outcome=None, suspending_since=None, troubles={})
     scaling = replace(state.scaling, target=None)
-    return unroute(replace(state, outcome=None, members=state.members.silenced(), scaling=scaling), spec)
+    return unroute(replace(state, members=state.members.silenced(), scaling=scaling), spec)
+
+
+def _begins_anew(state: JobState, spec: TrainingJobSpec, alone: bool) -> bool:
+    """Whether a job waits for new processes."""
+    match state.outcome:
+        case None:
+            return alone
+        case JobEnd(phase=JobPhase.COMPLETE):  # its run ended before it had noted that
+            return alone and spec.training.epochs > state.epoch + 1
+        case JobEnd(phase=phase):
+            return phase is JobPhase.SUSPENDED
 
 
 def _with_fresh_generation(state: JobState, wall: float) -> JobState:

@@ -256,6 +256,38 @@ def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     assert pure.phases[-2:] == [JobPhase.RESTORING, JobPhase.TRAINING]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_that_goes_on_trains_the_epochs_that_it_has_got_since_its_job_was_complete(epochs: int) -> None:
+    """A run that is killed while it writes its model does not know yet that its job is Complete."""
+    driven = Driven()
+    driven.start()
+    driven.storage.behaviour = "hangs"
+    driven.train_all()
+    assert phase_of(driven.job, driven.spec) is JobPhase.SAVING
+    driven.suspend()
+    driven.storage.behaviour = "works"
+    driven.pass_time(60)
+    assert phase_of(driven.job, driven.spec) is JobPhase.COMPLETE
+    training = driven.spec.training.model_copy(update={"epochs": epochs})
+    driven.spec = driven.spec.model_copy(update={"training": training})
+
+    driven.master_dies()
+    assert phase_of(driven.job, driven.spec) is JobPhase.COMPLETE
+    driven.all_die()
+
+    if epochs > 1:
+        assert phase_of(driven.job, driven.spec) is JobPhase.PENDING
+        for index in range(driven.servers):
+            driven.join(Role.PS, index)
+        driven.join(Role.WORKER, 0)
+        driven.pass_time(2)
+        assert (driven.job.stage, driven.job.epoch) == (Stage.TRAIN, 1)
+        driven.train_all()
+        driven.pass_time(2)
+    assert phase_of(driven.job, driven.spec) is JobPhase.COMPLETE
+    assert committed_samples(driven.job, driven.spec) == epochs * driven.records
+
+
 def test_an_epoch_without_data_fails_the_job() -> None:
     pure = Pure()
     pure.register(Role.WORKER, 0, WORKER.incarnation)
