@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from emberscale_api.errors import UnavailableError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_operator.local import runner
 from emberscale_operator.local.backend import LocalBackend
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.runner import LocalJob
@@ -217,6 +220,32 @@ def test_killing_does_not_wait_for_the_state_to_be_saved(make_local: MakeJob, mo
         outcome = local.run(observe)
     assert outcome.phase is None
     assert watch.left() == []
+
+
+FORKS_SLEEPERS = """
+import signal, socket
+from emberscale_trainer.fork_server import ForkServer
+ForkServer(socket.socket(fileno=0), {"ps": signal.pause, "worker": signal.pause}).serve()
+"""
+
+
+def test_killing_does_not_wait_for_a_fork_server_that_hangs(
+    make_local: MakeJob, stand_ins: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_FORK_SERVER", (sys.executable, "-c", FORKS_SLEEPERS))
+    local = make_local(commands={Role.MASTER: stand_ins[Role.MASTER]})
+    killed_at: list[float] = []
+
+    def kill_job(snapshot: RunView) -> None:
+        worker = next(process.pid for process in snapshot.processes if process.name == "worker-0")
+        unwrap(psutil.Process(worker).parent()).suspend()
+        killed_at.append(time.monotonic())
+        local.kill()
+
+    watch = Watch(lambda snapshot: any(process.name == "worker-0" for process in snapshot.processes), kill_job)
+    assert run(local, watch).phase is None
+    assert time.monotonic() - killed_at[0] < 20
+    eventually(lambda: watch.left() == [])  # init reaps what the server has forked
 
 
 def test_members_that_do_not_listen_are_killed_after_the_grace(

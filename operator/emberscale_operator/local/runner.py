@@ -164,15 +164,16 @@ class LocalJob:
             )
             launcher = self._launcher(environment, (redis, flash_redis), forks, configuration)
             processes = JobProcesses(launcher, folder.logs, self._policy.stop_grace)
-            cleanup.callback(forks.close)
             cleanup.callback(processes.kill_all)
+            cleanup.callback(forks.close)
             if not self._commands.keys() >= {Role.PS, Role.WORKER}:
                 forks.prepare()
-            return asyncio.run(self._control(processes, environment, redis, token, observer))
+            return asyncio.run(self._control(processes, forks, environment, redis, token, observer))
 
     async def _control(
         self,
         processes: JobProcesses,
+        forks: ForkServerClient,
         environment: JobEnvironment,
         redis: EmbeddedRedis | None,
         token: str,
@@ -208,6 +209,7 @@ class LocalJob:
             await asyncio.gather(running, return_exceptions=True)
             if watch is not None:
                 await watch.close()
+            forks.close()  # first: one that hangs would not tell that what it forked has ended
             processes.kill_all()
             if environment.brain.address and not backend.ended_by_master:
                 await end_claim(environment.brain, self._uid)
