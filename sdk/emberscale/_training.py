@@ -168,8 +168,9 @@ def run_job(
                 problem = disk_problem(error)
                 if problem is None:
                     raise
+                again = "continue with --resume" if held.paths.record.exists() else "start it again"
                 raise UnwritableError(
-                    f"{held.paths.root}: cannot be written: {problem}; free some space, then continue with --resume"
+                    f"{held.paths.root}: cannot be written: {problem}; free some space, then {again}"
                 ) from error
     except CompleteAlreadyError:
         _warn(f"{root}: the run is Complete; there is nothing to resume")

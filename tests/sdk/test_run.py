@@ -249,8 +249,9 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line(start: Start, manifest: Pat
     code, out, err = finish(start("run", str(manifest), largest_file=1500))
     assert (code, out) == (1, "")
     told = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert told == ["error: runs/toy: cannot be written: File too large; free some space, then continue with --resume"]
+    assert told == ["error: runs/toy: cannot be written: File too large; free some space, then start it again"]
     assert "Traceback" not in err
+    assert list((manifest.parent / "runs" / "toy").iterdir()) == []
 
 
 def test_a_port_that_is_taken_is_named(manifest: Path, tmp_path: Path) -> None:

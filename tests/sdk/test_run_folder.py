@@ -1,5 +1,6 @@
 """Which run owns a folder, and when another may replace it."""
 
+import errno
 import json
 import re
 import shutil
@@ -295,6 +296,28 @@ def test_a_folder_with_anything_else_in_it_is_never_touched(root: Path, job: Tra
     with pytest.raises(InvalidError, match=r"not empty and holds no run\.json"):
         begin(root, job, overwrite=True)
     assert [path.name for path in root.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_whose_first_record_could_not_be_written_leaves_nothing(
+    root: Path, job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_part(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text[:5].encode(encoding))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_part)
+    with pytest.raises(OSError, match="No space left"):
+        begin(root, job)
+    assert list(root.iterdir()) == []
+
+
+def test_a_run_that_was_killed_as_it_wrote_its_first_record_does_not_stand_in_the_way(
+    root: Path, job: TrainingJob
+) -> None:
+    begin(root, job)
+    (root / "run.json").rename(root / ".run.json.new")
+    begin(root, job)
+    assert [path.name for path in root.iterdir()] == ["run.json"]
 
 
 def test_files_that_are_not_the_runs_outlive_it(root: Path, job: TrainingJob) -> None:

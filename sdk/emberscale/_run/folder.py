@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from emberscale._run.preflight import ensure_writable, local_path
-from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, write_atomically
+from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, unfinished, write_atomically
 from emberscale._run.resumption import (
     refuse_another_job,
     refuse_changes_of_a_complete_run,
@@ -136,7 +136,7 @@ def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool
     newest, paths = (beside, home.next) if beside is not None else (there, home)
     if resume and newest is not None:
         return Run(home, paths, _resumed(paths, newest, job), lock, scaled_numbers(paths, newest, job))
-    if newest is None and any(home.root.iterdir()):
+    if newest is None and any(path != unfinished(home.record) for path in home.root.iterdir()):
         raise InvalidError(f"{home.root} is not empty and holds no run.json: choose another folder with --workdir")
     if newest is not None and newest.status not in _ENDED and not overwrite:
         raise InvalidError(

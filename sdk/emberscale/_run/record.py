@@ -125,9 +125,18 @@ def record_if_any(paths: RunPaths) -> RunRecord | None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file so that readers see either the old text or the new one."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    beside = unfinished(path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def unfinished(path: Path) -> Path:
+    """Returns the file that `write_atomically` writes first, and leaves only if the process is killed."""
+    return path.with_name(f".{path.name}.new")
 
 
 def located(place: str) -> tuple[str, str]:
