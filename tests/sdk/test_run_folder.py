@@ -172,6 +172,17 @@ def test_a_resumed_run_may_have_other_processes(root: Path, job: TrainingJob, ma
     assert begin(root, wider, resume=True).job.spec.ps.replicas == 5
 
 
+def test_a_resumed_run_is_refused_what_contradicts_the_number_that_it_was_scaled_to(
+    root: Path, job: TrainingJob, manifest: Path
+) -> None:
+    leave(root, job, RunStatus.SUSPENDED)
+    coded = load_manifest(manifest, ["spec.faultTolerance.strategy=ErasureCoding", "spec.ps.replicas=3"])
+    with open_run(root, coded, resume=True, overwrite=False) as held:
+        held.scaled = {"ps": 1}
+        with pytest.raises(InvalidError, match=r"^ps=1: faultTolerance\.parity \(1\) needs at least 2"):
+            _ = held.job
+
+
 @pytest.mark.parametrize(
     "override",
     [

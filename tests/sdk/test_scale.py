@@ -115,6 +115,13 @@ def test_numbers_out_of_bounds_are_refused_with_the_bound(held: Path, number: in
     assert problem in said
 
 
+def test_numbers_that_contradict_another_field_are_refused_in_a_line(held: Path) -> None:
+    run_of(held, ps={"replicas": 2}, faultTolerance={"strategy": "ErasureCoding"})
+    problem = "faultTolerance.parity (1) needs at least 2 parameter servers: set ps.replicas to at least 2"
+    assert scale(str(held), "ps=1") == (2, f"error: ps=1: {problem}\n")
+    assert spec_of(held).ps.replicas == 2
+
+
 def test_a_number_takes_the_place_of_bounds(held: Path) -> None:
     run_of(held, worker={"minReplicas": 2, "maxReplicas": 8})
     assert "workers 2..8 -> 5" in scale(str(held), "worker=5")[1]

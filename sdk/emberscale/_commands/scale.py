@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emberscale._commands.options import Namespace, bad_input_exits, paragraphs
-from emberscale._run.scaling import scale_run
+from emberscale._run.scaling import resized, scale_run
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJobSpec
 
@@ -56,10 +56,10 @@ def scale(
         wanted = read_numbers(numbers)
         folder = None if namespace is not None else folder_of(job)
         if folder is not None:
-            before, after = scale_run(folder, lambda spec: resized(spec, wanted))
+            before, after = scale_run(folder, lambda spec: resized_within_bounds(spec, wanted))
         else:
             with job_on_cluster(job, namespace) as client:
-                before, after = client.scale(job, lambda spec: resized(spec, wanted))
+                before, after = client.scale(job, lambda spec: resized_within_bounds(spec, wanted))
         typer.echo(f"{job}: {describe(before, after)}")
 
 
@@ -81,8 +81,8 @@ def read_numbers(words: Sequence[str]) -> dict[str, int]:
     return numbers
 
 
-def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpec:
-    """The spec with these numbers. Raises InvalidError for one that is out of its bounds."""
+def resized_within_bounds(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpec:
+    """The spec with these numbers. Raises InvalidError for one out of its bounds, or that no manifest may have."""
     for role, number in numbers.items():
         bounds: RoleSpec = getattr(spec, role)
         least, most = bounds.min_replicas, bounds.max_replicas
@@ -90,7 +90,7 @@ def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpe
             raise InvalidError(f"{role}={number}: spec.{role}.minReplicas is {least}; give {least} or more")
         if most is not None and number > most:
             raise InvalidError(f"{role}={number}: spec.{role}.maxReplicas is {most}; give {most} or fewer")
-    return spec.resized(numbers.get("ps"), numbers.get("worker"))
+    return resized(spec, numbers)
 
 
 def describe(before: TrainingJobSpec, after: TrainingJobSpec) -> str:

@@ -18,7 +18,7 @@ from emberscale._run.resumption import (
     refuse_changes_of_a_complete_run,
     refuse_fewer_epochs_than_begun,
 )
-from emberscale._run.scaling import scaled_numbers
+from emberscale._run.scaling import resized, scaled_numbers
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local.edits import end_edits
@@ -57,9 +57,9 @@ class Run:
 
     @property
     def job(self) -> TrainingJob:
-        """The manifest as this run resolved it, with the numbers that it was scaled to."""
+        """The manifest as this run resolved it, with the numbers that it was scaled to. Raises InvalidError."""
         job = self.record.job(self.paths)
-        return job.model_copy(update={"spec": job.spec.resized(**self.scaled)})
+        return job.model_copy(update={"spec": resized(job.spec, self.scaled)})
 
     def begin(self) -> None:
         """Writes run.json; a new run first removes what an earlier one left, a resumed run the picture of its past."""

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -32,6 +32,16 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
 
     before, after = edit_manifest(folder.manifest, edited)
     return before.spec, after.spec
+
+
+def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpec:
+    """Returns the spec with these numbers, by role. Raises InvalidError for numbers that no manifest may have."""
+    try:
+        return spec.resized(**numbers)
+    except ValidationError as error:
+        wanted = " ".join(f"{role}={number}" for role, number in numbers.items())
+        problems = "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors())
+        raise InvalidError(f"{wanted}: {problems}") from error
 
 
 def folder_under_way(root: Path, hint: str = "") -> RunFolder:
