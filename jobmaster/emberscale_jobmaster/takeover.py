@@ -39,8 +39,11 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
 
     A suspended job becomes active again: its processes were told to exit, so it waits for new ones and assigns those.
     So does a job whose master is `alone`: all processes ended with the previous master, and so did its suspension. If
-    it was Complete, it becomes active only for epochs that its manifest has got since.
+    it was Complete, it becomes active only for epochs that its manifest has got since. If it had Failed, what may have
+    been its reason, such as a deadline, counts anew; only its checkpoints stay.
     """
+    if alone and state.outcome is not None and state.outcome.phase is JobPhase.FAILED:
+        state = initial(wall)
     state = replace(
         state,
         next_token=state.next_token + _LOST_NUMBERS,

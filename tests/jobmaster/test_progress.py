@@ -7,7 +7,7 @@ from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 from emberscale_api.job.roles import MemberId, Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, takeover, tasks
-from emberscale_jobmaster.events import SuspensionWanted
+from emberscale_jobmaster.events import FailureReported, SuspensionWanted
 from emberscale_jobmaster.figures import committed_samples, phase_of
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import Stage
@@ -286,6 +286,27 @@ def test_a_run_that_goes_on_trains_the_epochs_that_it_has_got_since_its_job_was_
         driven.pass_time(2)
     assert phase_of(driven.job, driven.spec) is JobPhase.COMPLETE
     assert committed_samples(driven.job, driven.spec) == epochs * driven.records
+
+
+def test_a_run_that_goes_on_tries_a_job_again_that_had_failed() -> None:
+    """A run that is killed before it has noted the failure of its job cannot give it another uid."""
+    driven = Driven(interval=5)
+    driven.start()
+    driven.train_for(8, every=1)
+    driven.tell(FailureReported(now=driven.now, member=driven.workers[0], reason="Bad", message="no", fatal=True))
+    driven.master_dies()
+    assert phase_of(driven.job, driven.spec) is JobPhase.FAILED
+
+    driven.all_die()
+
+    assert (phase_of(driven.job, driven.spec), driven.job.clock.active_seconds) == (JobPhase.PENDING, 0.0)
+    driven.start()
+    driven.pass_time(2)
+    assert (driven.job.stage, driven.job.checkpoint) == (Stage.TRAIN, "00000001")
+    assert driven.job.ledger.done_count > 0
+    driven.train_all()
+    assert phase_of(driven.job, driven.spec) is JobPhase.COMPLETE
+    assert committed_samples(driven.job, driven.spec) == driven.records
 
 
 def test_an_epoch_without_data_fails_the_job() -> None:
