@@ -78,6 +78,14 @@ class Double(Good):
         super().__init__(features)
         self.double()
 
+class Lazy(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.LazyLinear(1)
+
+    def forward(self, dense, embeddings):
+        return self.linear(torch.cat([dense, *embeddings.values()], dim=1))[:, 0]
+
 def number(features):
     return 3
 
@@ -133,6 +141,7 @@ def test_a_model_that_returns_probabilities_is_remarked_on(job: Callable[[str], 
         ("own:Normalised", "the module keeps norm.num_batches_tracked, norm.running_mean, norm.running_var"),
         ("own:Empty", "the module has no parameters"),
         ("own:Double", "the parameter linear.weight is a float64 tensor"),
+        ("own:Lazy", "the parameter linear.weight has no shape yet; expected layers with sizes, such as nn.Linear"),
         ("own:number", "the factory returned an object of type int; expected a torch.nn.Module"),
         ("own:text", "text is an object of type str"),
         ("own:absent", "has no absent; what can be called there: Good, OneColumn"),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from emberscale_api.job import ResolvedModel
 from emberscale_api.job.model import Features
@@ -95,6 +96,12 @@ def _made(entrypoint: str, features: Features) -> nn.Module:
     if not parameters:
         raise EntrypointError(entrypoint, "the module has no parameters; expected at least one, such as a bias")
     for name, parameter in parameters.items():
+        if is_lazy(parameter):
+            raise EntrypointError(
+                entrypoint,
+                f"the parameter {name} has no shape yet; expected layers with sizes, such as nn.Linear instead of "
+                "nn.LazyLinear",
+            )
         if parameter.dtype != torch.float32:
             raise EntrypointError(entrypoint, f"the parameter {name} is {described(parameter)}; expected float32")
     kept = module.state_dict().keys() - parameters.keys()
