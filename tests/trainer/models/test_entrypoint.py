@@ -32,6 +32,11 @@ class Probabilities(Good):
     def forward(self, dense, embeddings):
         return torch.sigmoid(super().forward(dense, embeddings))
 
+class Takes(Good):
+    def forward(self, dense, embeddings):
+        c = embeddings.pop("c")
+        return super().forward(dense, {"c": c, **embeddings})
+
 class Column(Good):
     def forward(self, dense, embeddings):
         return self.linear(torch.cat([dense, *embeddings.values()], dim=1))
@@ -119,6 +124,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Trai
 
 def test_a_sound_model_passes(job: Callable[[str], TrainingJob]) -> None:
     assert rehearse(job("own:Good")) == []
+
+
+def test_a_model_may_take_embeddings_out_of_their_dict(job: Callable[[str], TrainingJob]) -> None:
+    assert rehearse(job("own:Takes")) == []
 
 
 def test_columns_that_a_model_does_not_use_are_remarked_on(job: Callable[[str], TrainingJob]) -> None:

@@ -36,11 +36,10 @@ def rehearse(job: TrainingJob) -> list[str]:
     for samples in (_SAMPLES, 1):
         dense = torch.randn(samples, len(resolved.columns.dense))
         vectors = [torch.randn(samples, table.dimension, requires_grad=True) for table in resolved.embeddings]
-        embeddings = dict(zip(names, vectors, strict=True))
-        logits = model.train().call(dense, embeddings)
+        logits = model.train().call(dense, dict(zip(names, vectors, strict=True)))
         unused = _backward(entrypoint, logits, vectors, names)
         with torch.no_grad():
-            model.eval().call(dense, embeddings)
+            model.eval().call(dense, dict(zip(names, vectors, strict=True)))  # theirs to change: a new one each time
     remarks = [f"the model does not use {', '.join(unused)}"] if unused else []
     dimensions = {table.name: table.dimension for table in resolved.embeddings}
     if _returns_probabilities(model, len(resolved.columns.dense), dimensions):
