@@ -37,6 +37,10 @@ class Takes(Good):
         c = embeddings.pop("c")
         return super().forward(dense, {"c": c, **embeddings})
 
+class NotANumber(Good):
+    def forward(self, dense, embeddings):
+        return super().forward(dense, embeddings) * float("nan")
+
 class Column(Good):
     def forward(self, dense, embeddings):
         return self.linear(torch.cat([dense, *embeddings.values()], dim=1))
@@ -128,6 +132,10 @@ def test_a_sound_model_passes(job: Callable[[str], TrainingJob]) -> None:
 
 def test_a_model_may_take_embeddings_out_of_their_dict(job: Callable[[str], TrainingJob]) -> None:
     assert rehearse(job("own:Takes")) == []
+
+
+def test_a_model_that_returns_no_numbers_is_remarked_on(job: Callable[[str], TrainingJob]) -> None:
+    assert rehearse(job("own:NotANumber")) == ["some outputs for random inputs are NaN or infinite, which ends a job"]
 
 
 def test_columns_that_a_model_does_not_use_are_remarked_on(job: Callable[[str], TrainingJob]) -> None:

@@ -33,14 +33,18 @@ def rehearse(job: TrainingJob) -> list[str]:
     entrypoint = job.spec.model.entrypoint or ""
     names = [table.name for table in resolved.embeddings]
     unused: list[str] = []
+    finite = True
     for samples in (_SAMPLES, 1):
         dense = torch.randn(samples, len(resolved.columns.dense))
         vectors = [torch.randn(samples, table.dimension, requires_grad=True) for table in resolved.embeddings]
         logits = model.train().call(dense, dict(zip(names, vectors, strict=True)))
+        finite = finite and bool(torch.isfinite(logits).all())
         unused = _backward(entrypoint, logits, vectors, names)
         with torch.no_grad():
             model.eval().call(dense, dict(zip(names, vectors, strict=True)))  # theirs to change: a new one each time
     remarks = [f"the model does not use {', '.join(unused)}"] if unused else []
+    if not finite:
+        remarks.append("some outputs for random inputs are NaN or infinite, which ends a job")
     dimensions = {table.name: table.dimension for table in resolved.embeddings}
     if _returns_probabilities(model, len(resolved.columns.dense), dimensions):
         remarks.append(
