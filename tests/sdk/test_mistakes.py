@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two.yaml").write_text(text + "---\n" + text)
     (folder / "pod.yaml").write_text(text.replace("emberscale.io/v1alpha1", "v1"))
     (folder / "own.py").write_text(OWN_MODELS)
+    (folder / "queue.py").write_text(OWN_MODELS)
     (folder / "runs" / "ended").mkdir(parents=True)
     (folder / "runs" / "ended" / "run.json").write_text("{}")
     table = pa.table(
@@ -184,6 +185,8 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     ("spec.model={entrypoint: 'nowhere:factory'}", ["there is no module nowhere"]),
     ("spec.model={entrypoint: 'own:missing'}", ["has no missing; what can be called there: linear, nothing"]),
     ("spec.model={entrypoint: 'own:nothing'}", ["returned an object of type NoneType; expected a torch.nn.Module"]),
+    ("spec.model={entrypoint: 'queue:linear'}", ["queue.py has no linear", "queue.py here has its name: rename it"]),
+    ("spec.model={entrypoint: 'time:linear'}", ["the module time has no linear; what can be called there: "]),
     ("spec.model={entrypoint: 'own:linear'}", ["forward(dense, embeddings) with dense [B, 13]", "raised TypeError"]),
     # data
     ("spec.data.train=good.tsv", ["spec.data.train: must be a list, such as [good.tsv]"]),

@@ -114,7 +114,7 @@ def check_model(job: TrainingJob) -> list[str]:
     if entrypoint is None:
         return []
     done = subprocess.run(
-        [sys.executable, "-m", "emberscale_trainer.models.rehearsal"],
+        [sys.executable, "-P", "-m", "emberscale_trainer.models.rehearsal"],
         input=job.to_json(),
         capture_output=True,
         text=True,

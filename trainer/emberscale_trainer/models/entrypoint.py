@@ -122,10 +122,19 @@ def _factory(entrypoint: str) -> Callable[[Features], object]:
     if factory is None:
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         found = ", ".join(there) or "nothing"
-        raise EntrypointError(entrypoint, f"{module.__file__} has no {name}; what can be called there: {found}")
+        place = getattr(module, "__file__", None) or f"the module {module_name}"
+        raise EntrypointError(
+            entrypoint, f"{place} has no {name}; what can be called there: {found}{_hidden(module_name, place)}"
+        )
     if not callable(factory):
         raise EntrypointError(entrypoint, f"{name} is {described(factory)}; expected a function of the features")
     return factory  # type: ignore[no-any-return]  # arbitrary user code; its result is checked
+
+
+def _hidden(name: str, place: str) -> str:
+    """Says that the module at `place` was loaded instead of the file of that name in the working directory, if so."""
+    file = Path.cwd() / f"{name.replace('.', '/')}.py"
+    return f"; {file.name} here has its name: rename it" if file.exists() and file != Path(place) else ""
 
 
 def _imported(entrypoint: str, name: str) -> ModuleType:
