@@ -22,6 +22,8 @@ _SKIPPED = {
 }
 _TRUNCATED_SHARE = 0.01
 _ENOUGH_SAMPLES = 1000
+_MANY_SAMPLES = 10_000
+"""So many that labels as rare as one in a thousand are among them, but for a chance of 0.00005."""
 _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
 """The sigmoids of 0 and 1: the range of the predictions of a model that returns probabilities for logits."""
 
@@ -69,7 +71,14 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             f"spec.data.evaluation has {len(both):,} of the files that are trained on, such as {both[0]}: the "
             "evaluation then tells little of new data; keep some files for it alone"
         )
+    if (label := _only_label(seen.window)) is not None:
+        yield f"all samples trained lately have the label {label}: check the labels of spec.data.train, or shuffle it"
     last = state.evaluations[-1] if state.evaluations else None
+    if last is not None and last.samples and last.auc is None:
+        yield (
+            "all records of spec.data.evaluation have the same label, so there is no AUC or normalised entropy: "
+            "take records with both labels"
+        )
     if last is not None and (last.normalized_entropy or 0.0) > 1:
         better = [one for one in state.evaluations if (one.normalized_entropy or 1.0) < 1]
         best = min(better, key=lambda one: one.normalized_entropy or 1.0, default=None)
@@ -118,6 +127,13 @@ def _wanted_bandwidth(state: JobState, seen: Observations, spec: TrainingJobSpec
     if most > allowed and not state.most_written:
         most = max([most, *(one.server.table_bytes for one in seen.sightings.values() if one.server is not None)])
     return memory_quantity(1 << math.ceil(math.log2(most / interval))) if most > allowed else ""
+
+
+def _only_label(window: ProgressiveWindow) -> int | None:
+    """The label of all of the many latest samples; None if they have both, or are few."""
+    ones = sum(int(part.positives.sum()) for part in window.slices)
+    zeros = sum(int(part.negatives.sum()) for part in window.slices)
+    return int(zeros == 0) if ones + zeros >= _MANY_SAMPLES and not (ones and zeros) else None
 
 
 def _are_sigmoids_of_probabilities(window: ProgressiveWindow) -> bool:

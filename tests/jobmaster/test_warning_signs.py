@@ -59,6 +59,24 @@ def test_an_evaluation_worse_than_the_mean_label_is_told(entropy: float, told: b
     assert ["worse than always predicting the mean label" in sign for sign in signs] == [True] * told
 
 
+def test_an_evaluation_whose_labels_are_all_alike_is_told() -> None:
+    pure = trained()
+    alike = EvaluationResult(epoch=1, samples=100, logloss=0.1)
+    (sign,) = warning_signs(replace(pure.state, evaluations=(alike,)), NOTHING, pure.spec)
+    assert sign.startswith("all records of spec.data.evaluation have the same label, so there is no AUC")
+    empty = alike.model_copy(update={"samples": 0})
+    assert warning_signs(replace(pure.state, evaluations=(empty,)), NOTHING, pure.spec) == ()
+
+
+@pytest.mark.parametrize(
+    ("samples", "positive", "told"), [(20_000, 0, "0"), (20_000, 1, "1"), (20_000, 0.05, ""), (2_000, 0, "")]
+)
+def test_training_data_whose_labels_are_all_alike_is_told(samples: int, positive: float, told: str) -> None:
+    pure = trained()
+    signs = warning_signs(pure.state, predicted(np.linspace(-5, 1, samples), positive), pure.spec)
+    assert [f"all samples trained lately have the label {told}:" in sign for sign in signs] == [True] * bool(told)
+
+
 def test_a_model_that_was_better_before_overfits_and_says_which_epoch_was_best() -> None:
     pure = trained()
     results = [evaluated(entropy).model_copy(update={"epoch": n}) for n, entropy in enumerate((0.9, 0.8, 1.2, 1.3), 1)]
