@@ -108,7 +108,7 @@ class ServingModel(nn.Module):
                 (spec,) = group
                 values, offsets = (lists or {})[self._resolved.columns.id_columns[spec.column]]
                 found = look_up(tables[spec.name], values, initial(values[:, None])[:, 0])
-                vectors[spec.number] = _pool(found, offsets, group[0].pooling)
+                vectors[spec.number] = _pool(found, offsets, dense.shape[0], group[0].pooling)
         logits: Tensor = self.dense_model(dense, torch.cat([vectors[number] for number in sorted(vectors)], dim=1))
         return logits
 
@@ -129,10 +129,14 @@ def look_up(table: Table, ids: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where((keys[places] == ids)[:, None], table["weights"][places], otherwise)
 
 
-def _pool(vectors: Tensor, offsets: Tensor, pooling: Pooling) -> Tensor:
+def _pool(vectors: Tensor, offsets: Tensor, batch: int, pooling: Pooling) -> Tensor:
     samples = torch.searchsorted(offsets, torch.arange(vectors.shape[0]), right=True) - 1
-    pooled = torch.zeros(offsets.shape[0] - 1, vectors.shape[1]).index_add(0, samples, vectors)
-    return pooled / offsets.diff().clamp(min=1)[:, None] if pooling is Pooling.MEAN else pooled
+    # of shapes that follow from `batch` alone: the program would refuse one sample if it compared `offsets` with it
+    pooled = torch.zeros(batch, vectors.shape[1]).index_add(0, samples, vectors)
+    if pooling is Pooling.SUM:
+        return pooled
+    lengths = torch.zeros(batch).index_add(0, samples, torch.ones(vectors.shape[0]))
+    return pooled / lengths.clamp(min=1)[:, None]
 
 
 def exported_program(model: ServingModel, resolved: ResolvedModel) -> ExportedProgram:

@@ -56,13 +56,14 @@ def make_batch(job: TrainingJob, random: np.random.Generator) -> Batch:
     ("model", "lists"),
     [
         ({"embeddings": {"dimension": 6}}, False),
+        ({"embeddings": {"dimension": 6, "tables": {"seen": {"pooling": "Mean"}}}}, True),
         ({"architecture": "XDeepFM", "embeddings": {"dimension": 5}}, True),
         (
             {"architecture": "DCNv2", "embeddings": {"tables": {"C2": {"dimension": 3}, "seen": {"pooling": "Mean"}}}},
             True,
         ),
     ],
-    ids=["DLRM", "XDeepFM with lists", "DCNv2 with tables that differ"],
+    ids=["DLRM", "DLRM with lists", "XDeepFM with lists", "DCNv2 with tables that differ"],
 )
 def test_the_program_predicts_what_a_worker_evaluates(model: dict[str, Any], lists: bool) -> None:
     job, random = make_job(model, lists), np.random.default_rng(0)
@@ -94,6 +95,11 @@ def test_the_program_predicts_what_a_worker_evaluates(model: dict[str, Any], lis
     predicted = torch.sigmoid(program(*arguments)).detach().numpy()
     assert np.ptp(evaluated) > 0.001
     assert np.abs(predicted - evaluated).max() < 1e-6
+    for few in (1,):
+        some: list[Any] = [arguments[0][:few], arguments[1][:few], tables]
+        if lists:
+            some.append({name: (ids[: ends[few]], ends[: few + 1]) for name, (ids, ends) in arguments[3].items()})
+        assert np.abs(torch.sigmoid(program(*some)).detach().numpy() - evaluated[:few]).sum() < 1e-6
 
 
 @pytest.mark.parametrize("kind", list(InitializerType))
