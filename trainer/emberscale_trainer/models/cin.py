@@ -25,7 +25,7 @@ def compress(x: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # a graph cannot hold pieces whose number depends on the batch
         products = (x.flatten(1)[:, None] * first.flatten(1)[None]).flatten(0, 1)
-        return (weights @ products).view(-1, *x.shape[1:])
+        return (weights @ products).view(len(weights), *x.shape[1:])
     if x is not first:
         pairs = torch.cartesian_prod(torch.arange(len(x)), torch.arange(len(first))).t().contiguous()
         return _Compress.apply(x, first, weights, pairs)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped

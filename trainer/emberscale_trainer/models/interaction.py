@@ -45,7 +45,8 @@ def interact(first: Tensor, others: Tensor, dimension: int) -> Tensor:
 
 def _interact_in_a_graph(first: Tensor, others: Tensor, dimension: int) -> Tensor:
     """The same with torch's own operations, since a compiled or exported graph cannot hold our kernels."""
-    vectors = torch.cat([first, others], dim=1).view(first.shape[0], -1, dimension)
+    vectors = torch.cat([first, others], dim=1)
+    vectors = vectors.view(-1, vectors.shape[1] // dimension, dimension)
     rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     return torch.cat([first, products[:, rows, columns]], dim=1)
