@@ -1,8 +1,10 @@
 """`emberscale checkpoints`, on folders that a job left."""
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,24 @@ class TestList:
         size = rows.stat().st_size
         assert short["problem"] == f"{rows}: has {size} bytes, and should have {size + 1}"
         assert f"00000002: {incomplete['problem']}" in checkpoints("list", run.root)[1]
+
+    def test_a_checkpoint_that_this_user_may_not_read_is_not_called_incomplete(
+        self, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, stat, scandir = folder_of(run, 2), os.stat, os.scandir
+
+        def refused(call: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(path: Any, *arguments: Any, **options: Any) -> Any:
+                if folder in (Path(path).parent, Path(path) if call is scandir else None):
+                    raise PermissionError(13, "Permission denied", str(path))
+                return call(path, *arguments, **options)
+
+            return checked
+
+        monkeypatch.setattr(os, "scandir", refused(scandir))
+        monkeypatch.setattr(os, "stat", refused(stat))
+        assert listed(run.root)[1]["problem"] == f"{folder}: cannot be read: Permission denied"
+        assert checkpoints("verify", run.root)[0] == 1
 
     def test_a_narrow_terminal_wraps_the_lines_of_one_of_80_columns(self, run: TrainedRun) -> None:
         assert checkpoints("list", run.root, columns=60) == checkpoints("list", run.root, columns=80)

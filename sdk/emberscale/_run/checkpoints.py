@@ -135,6 +135,12 @@ class SavedCheckpoints:
         root, taken = f"{self._root}/{identifier}", sum(sizes[identifier].values())
         path, manifest, problem = f"{root}/{MANIFEST_NAME}", None, ""
         if path not in sizes[identifier]:
+            try:
+                self._filesystem.info(path)
+            except PermissionError as error:  # to a walk over its files, such a folder looks empty
+                return SavedCheckpoint(identifier, None, f"{root}: cannot be read: {error.strerror or error}", taken)
+            except FileNotFoundError:
+                pass
             return SavedCheckpoint(identifier, None, INCOMPLETE, taken)
         try:
             manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
