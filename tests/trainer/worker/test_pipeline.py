@@ -402,5 +402,5 @@ def test_a_loss_that_is_not_finite_is_noticed_in_an_evaluation() -> None:
     pulled = Pulled(np.zeros(plan.values, np.float32), np.zeros(plan.dense_values, np.float32))
     assert np.isfinite(replica.evaluate(one, plan, pulled).loss_sum)
     unbounded = replace(one, dense=np.full_like(one.dense, np.inf))
-    with pytest.raises(NonFiniteLossError, match="the loss of batch 1 of an evaluation is nan"):
+    with pytest.raises(NonFiniteLossError, match="the loss of batch 1 of an evaluation is nan: scale dense"):
         replica.evaluate(unbounded, plan, pulled)

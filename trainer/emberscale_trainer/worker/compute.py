@@ -44,6 +44,13 @@ class ComputeThreads:
             torch.set_num_threads(self._wanted)
 
 
+REMEDY = (
+    "scale dense features, for example by denseTransform (see docs/data.md), or lower the learning rates; in a model "
+    "of your own, look for what may divide by 0"
+)
+"""What to do about losses and gradients that are NaN or infinite."""
+
+
 class NonFiniteLossError(Exception):
     """The loss is NaN or infinite; further training would only spread it."""
 
@@ -132,7 +139,7 @@ class ModelReplica:
         """Takes the gradient of the loss back; returns that of the embeddings or of their rows, and the predictions."""
         loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):
-            raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}")
+            raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}: {REMEDY}")
         of_embeddings = pull_back(torch.from_numpy(loss.gradient))
         if of_embeddings is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
@@ -147,7 +154,7 @@ class ModelReplica:
             loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):  # the master refuses such a sum
             mean = loss.total / len(batch.labels)
-            raise NonFiniteLossError(f"the loss of batch {batch.number} of an evaluation is {mean}")
+            raise NonFiniteLossError(f"the loss of batch {batch.number} of an evaluation is {mean}: {REMEDY}")
         return Predictions(loss.probabilities, loss.total)
 
     def _load(self, dense: NDArray[np.float32]) -> None:

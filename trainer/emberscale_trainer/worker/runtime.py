@@ -22,7 +22,7 @@ from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient,
 from emberscale_trainer.models.refusals import REASON, EntrypointError
 from emberscale_trainer.table import NonFiniteGradientError
 from emberscale_trainer.transport import ConnectionLostError
-from emberscale_trainer.worker.compute import ComputeThreads, ModelReplica, NonFiniteLossError
+from emberscale_trainer.worker.compute import REMEDY, ComputeThreads, ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook, ShardLease
 from emberscale_trainer.worker.local_rows import LocalRows
@@ -107,7 +107,7 @@ class Worker:
         except NonFiniteLossError as error:
             raise FatalError("NonFiniteLoss", str(error)) from error
         except NonFiniteGradientError as error:
-            raise FatalError("NonFiniteGradient", str(error)) from error
+            raise FatalError("NonFiniteGradient", f"{error}: {REMEDY}") from error
         except DataUnavailableError as error:
             raise FatalError(error.reason, str(error)) from error
         except EntrypointError as error:
