@@ -12,6 +12,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._console import progress_bar
 from emberscale._run.checkpoints import SavedCheckpoints
 from emberscale._run.record import RunPaths, hint_at_run, located, read_record
+from emberscale._serving import ABOUT, ensure_replaceable
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.readable import bytes_text
@@ -19,7 +20,6 @@ from emberscale_api.readable import bytes_text
 if TYPE_CHECKING:
     from emberscale._serving.export import ExportedModel
 
-ABOUT = "model.json"
 HELP = paragraphs("""\
 Writes a trained model as plain torch tensors, for serving without Emberscale.
 
@@ -71,15 +71,9 @@ def export(
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise InvalidError(f"OUT: {out} is not a folder")
-    if any(out.iterdir()):
-        if not (out / ABOUT).exists():
-            raise InvalidError(f"OUT: {out} holds files that are no exported model; choose another folder")
-        if not overwrite:
-            raise InvalidError(f"OUT: {out} holds an exported model; replace it with --overwrite")
+    ensure_replaceable(out)
+    if (out / ABOUT).exists() and not overwrite:
+        raise InvalidError(f"OUT: {out} holds an exported model; replace it with --overwrite")
 
 
 def _export(run: str, out: Path) -> "ExportedModel":

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
+from emberscale._serving import ABOUT, ensure_replaceable
 from emberscale._serving.program import InitialWeights, ServingModel, exported_program
 from emberscale._serving.table_file import RowSorter, TableFile
 from emberscale_api.checkpoint import CheckpointManifest
@@ -32,7 +33,7 @@ from emberscale_trainer.models.entrypoint import OwnModel
 from emberscale_trainer.models.flat import flat_copy, load_flat
 from emberscale_trainer.table import DensePieces, RowLayout, with_sketches
 
-ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"
+PROGRAM, DENSE = "model.pt2", "dense.safetensors"
 _BYTES_IN_MEMORY = 256 << 20
 """Bytes of rows that are sorted at once; reading and writing take about as much again."""
 
@@ -66,18 +67,20 @@ def rows_bytes(manifest: CheckpointManifest) -> int:
 
 
 def export_checkpoint(
-    uri: str,
-    out: Path,
+    uri: str | Path,
+    out: str | Path,
     advance: Advance = lambda _: None,
     begins: Begins = lambda _: None,
 ) -> ExportedModel:
-    """Writes the model of a checkpoint, the folder `uri`, to `out`, replacing what is there.
+    """Writes the model of a checkpoint, the folder `uri`, to the folder `out`, replacing an earlier export there.
 
     `advance` is called with the number of further bytes read, `begins` before the model is traced, which takes seconds
     of processor time for any number of rows. At most about 256 MiB of rows are in memory at once. Every
     file is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a user's own model that
-    cannot be made, and ExportError; `out` is then unchanged.
+    cannot be made, ExportError, and InvalidError if `out` holds other files; `out` is then unchanged.
     """
+    uri, out = str(uri), Path(out)
+    ensure_replaceable(out)
     beside = out.with_name(f".{out.name}.new")
     try:
         shutil.rmtree(beside, ignore_errors=True)

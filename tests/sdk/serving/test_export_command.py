@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from emberscale._cli import app
 from emberscale._serving.export import export_checkpoint
+from emberscale_api.errors import InvalidError
 from trained_run import KEYS, TrainedRun
 
 UNTRACEABLE = """
@@ -69,6 +70,15 @@ def test_the_model_is_traced_once_all_rows_are_read(trained: TrainedRun, tmp_pat
     told: list[str] = []
     export_checkpoint(str(trained.checkpoint(1)), tmp_path / "out", lambda size: told.append("bytes"), told.append)
     assert [step for step, _ in groupby(told)] == ["bytes", "tracing the model"]
+
+
+def test_a_program_may_name_folders_by_text_and_loses_no_files_of_others(trained: TrainedRun, tmp_path: Path) -> None:
+    checkpoint, out = trained.checkpoint(1), tmp_path / "out"
+    assert export_checkpoint(Path(checkpoint), str(out)) == export_checkpoint(str(checkpoint), out)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InvalidError, match="holds files that are no exported model"):
+        export_checkpoint(str(checkpoint), tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_taken(
