@@ -41,6 +41,8 @@ TOKEN_KEY, OPERATOR_TOKEN_KEY, STORE_PASSWORD_KEY = "token", "operator-token", "
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 STORE_URL_KEY, _FLASH_KEY = "redis-url", "flash-redis-url"
 _NODE_LOSS_SECONDS = 30
+_EVICTS = "NoExecute"
+"""The effect of the taints of a lost node."""
 _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
 """Checks that a process answers, which a hung or deadlocked one does not."""
 _STARTUP_PROBE = {**_ASKED, "periodSeconds": 2, "failureThreshold": 150}
@@ -376,15 +378,15 @@ def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[
 
 
 def _tolerations(template: PodTemplate) -> list[dict[str, Any]]:
-    """Returns the user's tolerations, plus short ones for lost nodes unless the user's mention lost nodes."""
+    """Returns the user's tolerations, plus a short one for each taint of a lost node that the user's leave out."""
     given = [_dump(toleration) for toleration in template.tolerations]
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
-        if not any(toleration.get("key") in (None, taint) and "effect" not in toleration for toleration in given):
+        if not any(one.get("key", taint) == taint and one.get("effect", _EVICTS) == _EVICTS for one in given):
             given.append(
                 {
                     "key": taint,
                     "operator": "Exists",
-                    "effect": "NoExecute",
+                    "effect": _EVICTS,
                     "tolerationSeconds": _NODE_LOSS_SECONDS,
                 }
             )

@@ -106,6 +106,27 @@ def test_requests_keep_their_proportion_to_limits_that_grew(job: Job, settings: 
     assert container["resources"]["requests"]["memory"] == str(1 << 30)
 
 
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "tolerationSeconds": 300}, {"unreachable"}),
+        ({"key": "node.kubernetes.io/not-ready", "tolerationSeconds": 300}, {"unreachable"}),
+        ({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}, {"not-ready", "unreachable"}),
+        ({"effect": "NoExecute"}, set()),
+        ({}, set()),
+    ],
+)
+def test_a_lost_node_is_tolerated_for_as_long_as_the_template_says(
+    settings: Settings, given: dict[str, Any], added: set[str]
+) -> None:
+    """Of several tolerations of a taint, Kubernetes takes the shortest."""
+    toleration = {"operator": "Exists", **given}
+    job = read_job(job_body(ps={"template": {"tolerations": [toleration]}}))
+    first, *others = pod_of(job, settings)["spec"]["tolerations"]
+    assert first == toleration
+    assert {other["key"].removeprefix("node.kubernetes.io/") for other in others} == added
+
+
 def test_a_template_is_merged_under_what_the_job_needs(settings: Settings) -> None:
     template: dict[str, Any] = {
         "labels": {"team": "ads", "emberscale.io/role": "spy"},
