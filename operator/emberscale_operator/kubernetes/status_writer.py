@@ -72,8 +72,9 @@ class StatusWriter:
     def schedule(self, status: TrainingJobStatus, now: float) -> float | None:
         """Plans the write of a status: returns the seconds until it may begin; None if the status says nothing new.
 
-        Progress alone is written seldom, and a status that changes all the time at a steady pace. A status with new
-        progress is kept until it is written.
+        Progress alone is written seldom. A status with new progress is kept until it is written. Raises
+        BackendUnavailableError for one that changes all the time: it is written at a steady pace, and what it records
+        is not done before that.
         """
         document = to_document(status)
         if without_progress(document) == without_progress(self._written):
@@ -83,7 +84,7 @@ class StatusWriter:
             if (wait := self._progress_at + _PROGRESS_SECONDS - now) > 0:
                 return wait
         elif not self._allowance.take(now):
-            return self._allowance.wait(now)
+            raise BackendUnavailableError("the status changes too often", self._allowance.wait(now))
         self._progress_at = now
         return 0.0
 

@@ -1,6 +1,7 @@
 """A job's status: when it is written, onto which version, and what it says."""
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -103,17 +104,45 @@ async def test_a_status_that_changes_all_the_time_is_written_at_a_steady_pace(jo
     api: Any = new_api()
     writer = StatusWriter(job.key, job.uid, api, api)
     now, written = 1000.0, 0
+    waits: list[float] = []
     for number in range(6000):
         now += 0.1
         status = TrainingJobStatus(message=f"says {number}")
-        wait = writer.schedule(status, now)
-        assert wait is not None
-        assert 0.0 <= wait <= 1.0
-        if not wait:
+        try:
+            writer.schedule(status, now)
+        except BackendUnavailableError as error:
+            waits.append(error.retry_seconds)
+        else:
             writer.note_version(api.body)
             await writer.write(status)
             written += 1
+    assert 0.0 < min(waits) <= max(waits) <= 1.0
     assert 600 <= written <= 660 + 1
+
+
+async def test_nothing_is_done_before_it_could_be_recorded() -> None:
+    """An operator that ends while a status that changed too often waits must leave no pod whose end nobody knows."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    server = api.live_pod("ps-0")
+    for number in range(61):
+        unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": str(number)}
+        server["status"] = {"phase": "Pending", "conditions": [unschedulable]}
+        api.sync()
+        with suppress(BackendUnavailableError):
+            await operator.step(0.0)
+    api.end_pod(api.live_pod("master-0"), 1)
+    api.sync()
+    with suppress(BackendUnavailableError):
+        await operator.step(0.0)
+    api.sync()
+    operator.controller = operator.start()
+    await operator.settle()
+    (master,) = (member for member in api.body["status"]["members"] if member["role"] == "master")
+    assert (master["incarnation"], master["restarts"], master.get("faults")) == (2, 1, 1)
+    assert api.events.count("FailedMasterPod") == 1
+    assert "LostMasterPod" not in api.events
 
 
 @pytest.mark.parametrize("applied", [False, True])
