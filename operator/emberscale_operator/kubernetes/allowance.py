@@ -15,7 +15,7 @@ _PER_SECOND = 1.0
 class Allowance:
     """A token bucket: it begins full, with `burst` uses, and regains `per_second` of them while it is not full.
 
-    Times are seconds on a clock of the caller's that never goes back.
+    Times are seconds on a clock of the caller's. If that is set back, nothing is regained or lost.
     """
 
     def __init__(self, burst: float, per_second: float) -> None:
@@ -34,7 +34,7 @@ class Allowance:
     def wait(self, now: float) -> float:
         """Returns the seconds until there is a use to take; 0: there is one now."""
         if self._counted_at is not None:
-            self._left = min(self._left + self._per_second * (now - self._counted_at), self._burst)
+            self._left = min(self._left + self._per_second * max(0.0, now - self._counted_at), self._burst)
         self._counted_at = now
         return max(0.0, (1.0 - self._left) / self._per_second)
 

@@ -81,7 +81,8 @@ class StatusWriter:
             self._status = status
             if document == self._written:
                 return None
-            if (wait := self._progress_at + _PROGRESS_SECONDS - now) > 0:
+            wait = self._progress_at + _PROGRESS_SECONDS - now
+            if 0.0 < wait <= _PROGRESS_SECONDS:  # longer if the clock was set back
                 return wait
         elif not self._allowance.take(now):
             raise BackendUnavailableError("the status changes too often", self._allowance.wait(now))

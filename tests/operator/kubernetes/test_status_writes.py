@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from emberscale_api.job.running import JobStatus, ProtectionStatus
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, Progress, TrainingJobStatus
 from emberscale_operator.controller import BackendUnavailableError, News
 from emberscale_operator.kubernetes.client import ApiUnavailableError
 from emberscale_operator.kubernetes.job import Job
@@ -118,6 +118,16 @@ async def test_a_status_that_changes_all_the_time_is_written_at_a_steady_pace(jo
             written += 1
     assert 0.0 < min(waits) <= max(waits) <= 1.0
     assert 600 <= written <= 660 + 1
+
+
+async def test_statuses_are_written_though_the_clock_was_set_back(job: Job) -> None:
+    api: Any = new_api()
+    writer = StatusWriter(job.key, job.uid, api, api)
+    for now, message, samples in ((9000.0, "a", 0), (1000.0, "b", 0), (1005.0, "b", 1), (500.0, "b", 2)):
+        status = TrainingJobStatus(message=message, progress=Progress(samples=samples))
+        assert writer.schedule(status, now) == 0.0, message
+        writer.note_version(api.body)
+        await writer.write(status)
 
 
 async def test_nothing_is_done_before_it_could_be_recorded() -> None:
