@@ -62,6 +62,22 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("port", ["", "none", "99999"])
+def test_a_port_that_was_not_written_whole_is_chosen_anew(tmp_path: Path, port: str) -> None:
+    (tmp_path / "brain.port").write_text(port)
+    with BrainSeat(tmp_path) as one, BrainSeat(tmp_path) as other:
+        assert one.address == other.address
+        assert one.take()
+
+
+def test_a_run_that_cannot_read_the_port_of_a_seated_run_says_so(tmp_path: Path) -> None:
+    with BrainSeat(tmp_path) as one:
+        assert one.take()
+        (tmp_path / "brain.port").write_text("99999")
+        with pytest.raises(UnavailableError, match="cannot start a brain there"), BrainSeat(tmp_path):
+            pass
+
+
 def test_preferences_of_a_run_make_the_brain_its_own(tmp_path: Path) -> None:
     database = tmp_path / "brain.db"
     with (

@@ -39,6 +39,9 @@ from emberscale_operator.local.folder import RunFolder, try_lock, write_private
 from emberscale_operator.local.port import HOST, bind_shared
 from emberscale_operator.local.process import Launch
 
+_UNBOUND = (OSError, OverflowError, ValueError)
+"""What is raised for a port that is taken, or for a file without one: a crash may leave it empty."""
+
 
 class BrainSeat:
     """One run's view of the seat, to be entered while the run lasts. Raises UnavailableError."""
@@ -54,7 +57,7 @@ class BrainSeat:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self._folder / "brain.lock", os.O_RDWR | os.O_CREAT, 0o600)
             self._socket = self._bound()
-        except (OSError, ValueError) as error:
+        except _UNBOUND as error:
             self.__exit__(None, None, None)
             raise UnavailableError(f"{self._folder}: cannot start a brain there: {error}") from error
         return self
@@ -98,7 +101,7 @@ class BrainSeat:
         return self._folder / "brain.port"
 
     def _bound(self) -> socket.socket:
-        """Binds the brain's port. The first run chooses it; so does one that finds it taken and nobody seated.
+        """Binds the brain's port. The first run chooses it; so does one that cannot bind it and finds nobody seated.
 
         All runs and the brain bind the same port, which the kernel permits to one user; only the brain listens.
         """
@@ -107,7 +110,7 @@ class BrainSeat:
             fcntl.flock(beginning, fcntl.LOCK_EX)
             try:
                 return bind_shared(int(self._port_file.read_text(encoding="ascii")))
-            except OSError:
+            except _UNBOUND:
                 if not self.take():  # the port is the seated run's
                     raise
             bound = bind_shared(0)
