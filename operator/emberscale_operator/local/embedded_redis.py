@@ -88,7 +88,8 @@ class RedisWatch:
         )
         self._log = log
         self._file = state / _APPEND_ONLY_FILE
-        self._begun_at: float | None = None
+        self._heard_at: float | None = None
+        """When it last answered, or was first looked at; None before that."""
         self._ready = False
         self._unanswered_since: float | None = None
         self._asked_at = 0.0
@@ -97,11 +98,11 @@ class RedisWatch:
     def watch(self, instances: Sequence[Instance], now: float) -> tuple[Instance, ...]:
         """Returns the instances with what is known of Redis. Never waits for it.
 
-        Raises UnavailableError if it has ended by itself, or has not answered for long, before it answered at all.
+        Raises UnavailableError if it has ended by itself, or has not answered for long, before it was ready.
         """
         servers = [instance for instance in instances if instance.id.role is Role.REDIS and not instance.id.index]
-        if self._begun_at is None:
-            self._begun_at = now
+        if self._heard_at is None:
+            self._heard_at = now
         running = [instance for instance in servers if instance.state is InstanceState.RUNNING]
         self._hear(now)
         if not running:
@@ -110,7 +111,7 @@ class RedisWatch:
             self._asked_at = now
             self._asking = asyncio.create_task(self._ask())
         ended = any(one.exit is not None and not one.exit.deleted for one in servers)
-        if not self._ready and (ended or now > self._begun_at + _START_SECONDS):
+        if not self._ready and (ended or now > self._heard_at + _START_SECONDS):
             raise UnavailableError(self._refusal())
         known = {instance.id for instance in running}
         return tuple(
@@ -139,7 +140,7 @@ class RedisWatch:
         answer, self._asking = self._asking.result(), None
         self._ready = self._ready or answer is _Answer.READY
         if answer is not _Answer.NONE:
-            self._unanswered_since = None
+            self._heard_at, self._unanswered_since = now, None
         elif self._ready and self._unanswered_since is None:
             self._unanswered_since = max(self._asked_at, now - _PING_SECONDS)
 
