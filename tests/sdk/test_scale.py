@@ -195,8 +195,9 @@ def test_a_manifest_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     watched = WatchedManifest(file, job.spec)
     file.unlink()
     assert watched.read() == job.spec
-    file.write_text("{")
-    assert watched.read() == job.spec
+    for edited in (b"{", b"\xff"):
+        file.write_bytes(edited)
+        assert watched.read() == job.spec
 
 
 def test_an_edit_that_could_not_be_read_is_seen_at_the_next_look(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:

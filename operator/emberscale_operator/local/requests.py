@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from pydantic import ValidationError
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
 from emberscale_operator.local.folder import RunFolder, write_private
@@ -31,7 +30,7 @@ class WatchedManifest:
             except OSError as error:  # it is read again at the next look
                 _log.warning("edited_manifest_unreadable", file=str(self._path), problem=str(error))
                 return self._spec
-            except ValidationError as error:
+            except ValueError as error:
                 _log.warning("edited_manifest_invalid", file=str(self._path), problem=str(error))
             self._seen = mark
         return self._spec
