@@ -115,6 +115,14 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     assert again.poll() == 2
 
 
+def test_a_server_whose_log_cannot_be_written_is_told_from_a_defect(tmp_path: Path) -> None:
+    server = ForkServerClient(COMMAND, os.environ, tmp_path / "missing" / "fork-server.log")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            server.start(("ps",), {}, tmp_path / "ps.log", None)
+    server.close()
+
+
 def test_a_server_that_cannot_start_ends_its_processes_with_its_own_exit_code(tmp_path: Path) -> None:
     server = ForkServerClient((sys.executable, "-c", "raise SystemExit(7)"), os.environ, tmp_path / "fork-server.log")
     process = server.start(("ps",), {}, tmp_path / "ps.log", None)

@@ -84,23 +84,24 @@ class ForkServerClient:
         self._unwanted: set[int] = set()
 
     def prepare(self) -> None:
-        """Starts the server, so that it is ready when processes are wanted."""
+        """Starts the server, so that it is ready when processes are wanted. Raises OSError."""
         self._connected()
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
     ) -> Started:
-        """A Starter. Returns at once; the process exists when the server is ready."""
+        """A Starter. Returns at once; the process exists when the server is ready. Raises OSError."""
         (role,) = command
         self.follow()  # if the server has died meanwhile, what it had forked died with it, and this does not
         self._tickets += 1
         request = ForkRequest(
             self._tickets, role, environment, str(log.resolve()), None if cores is None else tuple(cores)
         )
+        connection = self._connected()
         process = _Forked(self, request.ticket)
         self._running[request.ticket] = process
         try:
-            self._connected().sendall(encode(request))
+            connection.sendall(encode(request))
         except OSError:
             self._bury_server()
         return process
@@ -144,7 +145,11 @@ class ForkServerClient:
         if self._connection is None:
             ours, theirs = socket.socketpair()
             with theirs:
-                self._server = _execute_tethered(self._command, self._environment, self._log, None, theirs.fileno())
+                try:
+                    self._server = _execute_tethered(self._command, self._environment, self._log, None, theirs.fileno())
+                except OSError:
+                    ours.close()
+                    raise
             self._lines = LineBuffer()
             self._connection = ours
         return self._connection
