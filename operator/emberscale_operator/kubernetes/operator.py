@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import kopf
@@ -31,6 +31,8 @@ from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tenants import Tenants
 
 _CRD_SECONDS = 5.0
+_END_SECONDS = 5.0
+"""How long the operator waits for its watches to end, and for calls that it cancels."""
 _log = structlog.get_logger()
 
 
@@ -126,31 +128,45 @@ async def _run(settings: Settings) -> int:
         if not await _first(stopping, _ready(client, lease)):
             return 0
         readable = asyncio.create_task(readable_namespaces(client, settings.watch_namespaces))  # beside `lease.keep`
-        tasks = [
+        watching = asyncio.create_task(_watch(readable, cluster, fleet, stopping))
+        others = [
             asyncio.create_task(coroutine)
             for coroutine in (
                 lease.keep(),
                 census.keep(),
                 *(one.keep() for one in kept),
-                _watch(readable, cluster, fleet, stopping),
                 await_closing(client, readable),
                 stopping.wait(),
             )
         ]
-        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        stopping.set()
-        await fleet.close()
-        _, stuck = await asyncio.wait(rest, timeout=5)
-        for task in stuck:
-            task.cancel()
-        for task in done:
-            task.result()
+        await _until_one_ends(watching, others, stopping, fleet.close)
         await lease.release()
         return 0
     finally:
         await web.cleanup()
         for one in (*kept, lease, client):
             await one.close()
+
+
+async def _until_one_ends(
+    watching: asyncio.Task[Any],
+    others: Sequence[asyncio.Task[Any]],
+    stopping: asyncio.Event,
+    close: Callable[[], Awaitable[None]],
+) -> None:
+    """Returns once one of the tasks has ended, and so all of them. Raises what that task raised.
+
+    `stopping` ends the watches within a moment, `close` ends what they wake; the other tasks run for ever.
+    """
+    done, _ = await asyncio.wait({watching, *others}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.set()
+    await close()
+    await asyncio.wait({watching}, timeout=_END_SECONDS)
+    for task in (watching, *others):
+        task.cancel()
+    await asyncio.wait({watching, *others}, timeout=_END_SECONDS)
+    for task in done:
+        task.result()
 
 
 async def _first(stopping: asyncio.Event, work: Any) -> bool:

@@ -13,7 +13,7 @@ from emberscale_api.job.training_job import API_VERSION, GROUP, KIND, PLURAL, VE
 from emberscale_operator.kubernetes.client import ApiClient, ApiUnavailableError
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.namespaces import await_closing, readable_namespaces
-from emberscale_operator.kubernetes.operator import WatchedCluster, _watch
+from emberscale_operator.kubernetes.operator import WatchedCluster, _until_one_ends, _watch
 from training_jobs import job_body
 
 _SECONDS = 20.0
@@ -134,3 +134,33 @@ async def test_an_operator_starts_anew_once_a_namespace_is_closed(
         namespaces.forbidden = {"theirs"}
         await asyncio.wait_for(closing, _SECONDS)
         await client.close()
+
+
+async def test_an_operator_that_is_told_to_stop_waits_for_its_watches_alone() -> None:
+    """The others run for ever, and those who wait for the lease wait meanwhile."""
+    stopping, closed = asyncio.Event(), asyncio.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    watching, keeping = asyncio.create_task(closed.wait()), asyncio.create_task(asyncio.Event().wait())
+    told = asyncio.create_task(stopping.wait())
+    stopping.set()
+    async with asyncio.timeout(1.0):
+        await _until_one_ends(watching, [keeping, told], stopping, close)
+    assert (watching.cancelled(), keeping.cancelled()) == (False, True)
+
+
+async def test_an_operator_that_cannot_go_on_ends_its_watches_and_says_why() -> None:
+    stopping = asyncio.Event()
+
+    async def lose() -> None:
+        raise ApiUnavailableError("the lease is lost")
+
+    async def close() -> None:
+        assert stopping.is_set()
+
+    watching = asyncio.create_task(stopping.wait())
+    with pytest.raises(ApiUnavailableError, match="the lease is lost"):
+        await _until_one_ends(watching, [asyncio.create_task(lose())], stopping, close)
+    assert watching.done()
