@@ -116,6 +116,8 @@ def clean_up(before: Move, after: JobState) -> tuple[Effect, ...]:
     Does not release a barrier from which a server may have switched: the next generation ends it. A released server
     that has not switched would train on rows that another server owns.
     """
+    if after.routing.table == before.table:
+        return ()
     now = after.move
     calls: list[ServerRequest] = []
     is_let_go = before.phase is MovePhase.BARRIER and (now is None or now.barrier is None)
@@ -123,12 +125,7 @@ def clean_up(before: Move, after: JobState) -> tuple[Effect, ...]:
         calls.append(ResumeCall(before.barrier.generation, before.barrier.number))
     if now is None or now.id != before.id:
         calls.append(AbandonCall(before.number))
-    return tuple(
-        CallServer(before.id, 0, server, call, CALL_SECONDS)
-        for call in calls
-        for server in before.parties
-        if after.routing.table != before.table
-    )
+    return tuple(CallServer(before.id, 0, server, call, CALL_SECONDS) for call in calls for server in before.parties)
 
 
 def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared, now: float) -> JobState:
