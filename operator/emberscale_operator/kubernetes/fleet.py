@@ -11,6 +11,8 @@ from emberscale_operator.controller import JobController
 from emberscale_operator.kubernetes.job import JobKey
 
 _PATIENCE_SECONDS = 300.0
+_DEFECT_SECONDS = 10.0
+"""How long a job rests after a defect."""
 _log = structlog.get_logger()
 
 
@@ -82,6 +84,6 @@ class Fleet:
             except Exception:  # noqa: BLE001 - the outermost edge of a task that must not end silently
                 self.defects += 1
                 _log.exception("defect", job=str(key))
-                await asyncio.sleep(10)
+                await asyncio.sleep(_DEFECT_SECONDS)
             else:
                 return

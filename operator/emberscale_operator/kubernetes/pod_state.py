@@ -59,8 +59,8 @@ class Waiting:
 class PodView:
     """One pod of a job.
 
-    cause, detail:  How it ended: a CamelCase reason, and what it said last.
     * `waiting`: why it does not run yet.
+    * `cause`, `detail`: how it ended: a CamelCase reason, and what it said last.
     * `mounting`: it has been preparing for a while, and its status does not say why.
     * `limits`: those that its running container has, which after a resize differ for a while from those in `instance`;
       None if unknown.
