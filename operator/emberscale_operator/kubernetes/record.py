@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from emberscale_api.frozen import replace
 from emberscale_api.job import memory_bytes
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import RESTING, MemberStatus, TrainingJobStatus
+from emberscale_api.job.status import RESTING, ConditionType, MemberStatus, TrainingJobStatus
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.machine import History, Instance, JobStanding, Lives
 
@@ -38,7 +38,8 @@ def _rested_at(status: TrainingJobStatus) -> float | None:
         return None
     if status.completion_time is not None:
         return status.completion_time.timestamp()
-    return max((condition.last_transition_time.timestamp() for condition in status.conditions), default=None)
+    suspended = status.condition(ConditionType.SUSPENDED)
+    return suspended.last_transition_time.timestamp() if suspended is not None else None
 
 
 def _history_of(members: Iterable[MemberStatus]) -> History:

@@ -32,6 +32,7 @@ from emberscale_api.job.status import (
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
+from emberscale_operator.kubernetes.record import rounded, standing_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document, unknown_after
 from emberscale_operator.kubernetes.stories import tell_condition, tell_flash, tell_phase, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of
@@ -81,6 +82,13 @@ def test_a_condition_of_a_newer_version_stays() -> None:
         "Complete",
         "Audited",
     ]
+
+
+def test_a_suspended_job_rests_since_its_suspension_whatever_others_told_since() -> None:
+    suspended = build_status(TrainingJobStatus(), facts(JobPhase.SUSPENDED))
+    foreign = suspended.conditions[0].model_copy(update={"type": "Quota", "last_transition_time": rounded(NOW + 60.0)})
+    told = suspended.model_copy(update={"conditions": (*suspended.conditions, foreign)})
+    assert standing_of(told).rested_at == NOW
 
 
 def test_a_job_keeps_the_image_of_the_operator_that_created_it() -> None:
