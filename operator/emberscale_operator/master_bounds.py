@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import structlog
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -31,20 +30,19 @@ _SIGNED = frozenset({"eta_seconds"})
 """A quantity that may be negative."""
 _INTEGERS = frozenset({FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_UINT32})
 _Said = TypeVar("_Said", bound=Message)
-_log = structlog.get_logger()
 
 
 def bounded(said: _Said, tell: Callable[[str], None] = lambda _: None) -> _Said:
     """Brings a plan or a status within bounds, in place, and returns it.
 
     A role with sizes that no cluster has is left out of the plan: the manifest's hold then. Texts and lists are cut. A
-    number that is read as a quantity is finite, and an integer exact in JSON; `tell` is called with the name of each
-    field whose number was not. A reason that no condition may have is left out.
+    number that is read as a quantity is finite, and an integer exact in JSON. A reason that no condition may have is
+    left out. `tell` is called with the name of each field that had a number or a role beyond these bounds.
     """
     if isinstance(said, pb.Plan):
         possible = [part for part in said.roles if _possible(part)]
         if len(possible) < len(said.roles):
-            _log.warning("plan_exceeds_any_cluster", plan_version=said.version)
+            tell("roles")
             del said.roles[:]
             said.roles.extend(possible)
     for present in present_fields(said):

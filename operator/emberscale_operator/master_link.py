@@ -210,7 +210,7 @@ class MasterLink:
         await self._channel.close(grace=None)
 
     def _bounded(self, said: _Said) -> _Said:
-        """Brings what the master says within bounds; logs once each field with a number that exceeded them."""
+        """Brings what the master says within bounds; logs once each field that exceeded them."""
         exceeding: set[str] = set()
         bounded(said, exceeding.add)
         if new := exceeding - self._exceeded:

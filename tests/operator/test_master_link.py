@@ -82,7 +82,7 @@ async def start(
         later = version
         while streams:
             later += 1
-            yield pb.Plan(version=later)
+            yield pb.Plan(version=later, roles=roles)
         await asyncio.Event().wait()
 
     async def shutdown(request: pb.ShutdownRequest, context: grpc.aio.ServicerContext) -> pb.ShutdownReply:  # type: ignore[type-arg]  # generic in its stubs alone
@@ -204,6 +204,14 @@ async def test_what_a_master_says_is_brought_within_bounds() -> None:
         assert (link.status.samples_per_second, link.status.eta_seconds) == (0.0, 1e15)
         assert (len(link.status.warnings), len(link.status.warnings[0])) == (4096, 4096)
         assert link.status.rows == {"a": 7}
+
+
+async def test_sizes_that_no_cluster_has_are_told_once_however_often_a_master_repeats_them() -> None:
+    roles = [pb.RolePlan(role=pb.WORKER, replicas=1_000_000)]
+    with capture_logs() as told:
+        async with linked(1, streams=True, roles=roles) as link:
+            await link.until(lambda: link.plan is not None and link.plan.version > 3)
+    assert [entry["fields"] for entry in told] == [["roles"]]
 
 
 def test_metrics_may_be_no_number() -> None:
