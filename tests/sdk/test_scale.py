@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from emberscale._cli import app
@@ -205,7 +206,10 @@ def test_an_edit_that_could_not_be_read_is_seen_at_the_next_look(held: Path, mon
     assert scale(str(held), "ps=3")[0] == 0
     with monkeypatch.context() as failing:
         failing.setattr(Path, "read_text", Mock(side_effect=OSError(5, "Input/output error")))
-        assert watched.read().ps.replicas == 1
+        with capture_logs() as logs:
+            for _ in range(10):  # as in a second
+                assert watched.read().ps.replicas == 1
+    assert [entry["event"] for entry in logs] == ["edited_manifest_unreadable"], "told once"
     assert watched.read().ps.replicas == 3
 
 

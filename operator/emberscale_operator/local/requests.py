@@ -20,6 +20,7 @@ class WatchedManifest:
         self._path = path
         self._spec = spec
         self._seen: tuple[int, int] | None = None  # it may have been edited since it was written
+        self._told: tuple[int, int] | None = None
 
     def read(self) -> TrainingJobSpec:
         """Returns the newest spec."""
@@ -28,7 +29,9 @@ class WatchedManifest:
             try:
                 self._spec = TrainingJob.from_json(self._path.read_text(encoding="utf-8")).spec
             except OSError as error:  # it is read again at the next look
-                _log.warning("edited_manifest_unreadable", file=str(self._path), problem=str(error))
+                if mark != self._told:
+                    self._told = mark
+                    _log.warning("edited_manifest_unreadable", file=str(self._path), problem=str(error))
                 return self._spec
             except ValueError as error:
                 _log.warning("edited_manifest_invalid", file=str(self._path), problem=str(error))
