@@ -35,3 +35,22 @@ def test_only_the_master_gets_the_token_that_steers_the_job() -> None:
         for role in (Role.MASTER, Role.PS, Role.WORKER)
     }
     assert told == {Role.MASTER: "/run/state/operator-token", Role.PS: None, Role.WORKER: None}
+
+
+def test_a_run_within_a_process_of_another_job_inherits_nothing_of_that_job() -> None:
+    others = {
+        names.BRAIN_ADDRESS: "brain:7080",
+        names.BRAIN_TOKEN: "secret",
+        names.BRAIN_CA: "an authority",
+        names.CPU_CORES: "8",
+        names.LEAVE_SECONDS: "60",
+        names.MEMORY_BYTES: "1",
+        names.METRICS_PORT: "9090",
+        names.REDIS_URL: "redis://another",
+        names.FLASH_REDIS_URL: "redis://another",
+        names.MANIFEST_FILE: "/another/manifest.json",
+    }
+    for role in (Role.MASTER, Role.PS, Role.WORKER):
+        given = ENVIRONMENT.of(InstanceId(role, 0, 1), Resources(None, None), {**others, names.TLS_FOLDER: "/tls"})
+        assert not others.items() & given.items()
+        assert given[names.TLS_FOLDER] == "/tls"

@@ -11,6 +11,24 @@ from emberscale_operator.local.brain import NO_BRAIN, BrainAddress
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.machine import InstanceId, Resources
 
+_OF_ONE_PROCESS = frozenset(
+    {
+        names.ALONE,
+        names.BRAIN_ADDRESS,
+        names.BRAIN_CA,
+        names.BRAIN_TOKEN,
+        names.CPU_CORES,
+        names.FLASH_REDIS_URL,
+        names.LEAVE_SECONDS,
+        names.MANIFEST_FILE,
+        names.MEMORY_BYTES,
+        names.METRICS_PORT,
+        names.OPERATOR_TOKEN_FILE,
+        names.REDIS_URL,
+    }
+)
+"""Variables that not every process has. None is inherited: a run may begin within a process of another job."""
+
 
 @dataclass(frozen=True)
 class JobEnvironment:
@@ -40,7 +58,7 @@ class JobEnvironment:
     def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of one instance."""
         variables = {
-            **self.of_fork_server(inherited),
+            **{name: value for name, value in self.of_fork_server(inherited).items() if name not in _OF_ONE_PROCESS},
             names.JOB_NAME: self.job_name,
             names.JOB_UID: self.job_uid,
             names.ROLE: str(instance.role),
@@ -52,18 +70,14 @@ class JobEnvironment:
             names.ADVERTISED_HOST: "127.0.0.1",
             names.SOCKET_DIRECTORY: str(self.socket_folder),
         }
-        for secret in (names.FLASH_REDIS_URL, names.OPERATOR_TOKEN_FILE):
-            variables.pop(secret, None)
         if self.flash_redis_url and instance.role in (Role.MASTER, Role.PS):
             variables[names.FLASH_REDIS_URL] = self.flash_redis_url
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.folder.manifest)
             variables[names.REDIS_URL] = self.redis_url
             variables[names.OPERATOR_TOKEN_FILE] = str(self.folder.operator_token)
-            variables.pop(names.ALONE, None)
             if instance.incarnation == 1:  # whatever ran in an earlier launch died with it
                 variables[names.ALONE] = "1"
-            variables.pop(names.BRAIN_CA, None)  # of another brain
             if self.brain.authority is not None:
                 variables[names.BRAIN_CA] = self.brain.authority.decode("ascii")
             if self.brain.address:
@@ -71,7 +85,6 @@ class JobEnvironment:
                 variables[names.BRAIN_TOKEN] = self.brain.token
         if resources.cpu_cores is not None:
             variables |= names.cpu_variables(resources.cpu_cores)
-        variables.pop(names.MEMORY_BYTES, None)
         if resources.memory_bytes is not None:
             variables[names.MEMORY_BYTES] = str(resources.memory_bytes)
         return variables
