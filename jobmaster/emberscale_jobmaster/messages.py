@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from emberscale_api.dataset import DataFile
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import MemberId, Role
+from emberscale_api.job.roles import MAX_REPLICAS, MemberId, Role
 from emberscale_api.job.rounds import RoundsDecision
 from emberscale_api.job.status import EVALUATION_BINS, MAX_COUNT, MAX_QUANTITY
 from emberscale_api.routing import ParityTrouble, RoutingTable
@@ -24,7 +24,6 @@ from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Task
 
-_MAX_INDEX = 1023
 _MAX_TEXT = 4096
 _MAX_BAD_RECORDS = 10_000
 _MAX_NAMES = 4096
@@ -67,8 +66,8 @@ def member_id(member: pb.Member, *allowed: Role) -> MemberId:
     role = role_from_wire(member.role)
     if role is None or role not in allowed:
         raise InvalidReportError(f"member.role: expected {' or '.join(allowed)}")
-    if member.index > _MAX_INDEX:
-        raise InvalidReportError(f"member.index: {member.index} is above {_MAX_INDEX}")
+    if member.index >= MAX_REPLICAS:
+        raise InvalidReportError(f"member.index: {member.index} is above {MAX_REPLICAS - 1}")
     if not 0 < len(member.incarnation) <= _MAX_TEXT:
         raise InvalidReportError("member.incarnation: is required")
     return MemberId(role, member.index, member.incarnation)
