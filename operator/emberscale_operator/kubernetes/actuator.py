@@ -36,6 +36,10 @@ class _Refusal:
     pods: frozenset[str]
     problem: tuple[str, str]
 
+    def lasts(self, now: float) -> bool:
+        """Whether another refusal at `now` would continue the row."""
+        return now < self.until + _MOST_REFUSED_SECONDS
+
     def holds(self, pods: frozenset[str], now: float) -> bool:
         """Whether it is too early to retry; a change in the job's own pods may have made room in a quota."""
         return now < self.until and (pods == self.pods or self.problem[0] != QUOTA_EXCEEDED)
@@ -90,6 +94,7 @@ class Actuator:
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
         self._resizes = {uid: made for uid, made in self._resizes.items() if uid in pods}
+        self._refusals = {asked: made for asked, made in self._refusals.items() if made.lasts(now)}
         self._makes.look_again()
         began = time.monotonic()
         # resizes last: one that is never answered ends the step, and others need not wait for it

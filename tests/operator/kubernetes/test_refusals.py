@@ -165,6 +165,17 @@ async def test_a_refusal_that_reads_differently_each_time_is_not_asked_for_at_ea
     assert pauses(asked) == [5, 5]
 
 
+async def test_refusals_of_sizes_that_nobody_wants_any_more_are_forgotten() -> None:
+    """A job's master runs a team's own code, and may plan other sizes without end."""
+    api = new_api()
+    api.refusal = ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1")
+    operator = Operator(api)
+    for size in range(100):
+        api.edit(worker={"replicas": 1, "resources": {"limits": {"memory": f"{size + 100}Mi"}}})
+        await operator.step(100.0)
+    assert len(operator.controller._backend._actuator._refusals) < 10  # type: ignore[attr-defined]
+
+
 async def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
     api = new_api()
     asked: list[str] = []
