@@ -126,6 +126,7 @@ class KubernetesBackend:
             with self._calls():
                 known = await self._makes.credentials(self._current())
         except (RefusedError, NamespaceEndsError) as error:
+            _log.warning("master_not_called", job=str(self.key), problem=str(error))
             raise BackendUnavailableError(str(error), 2 * _RETRY_SECONDS) from error
         return MasterAddress(
             f"{self._views[master].address}:{names.MASTER_PORT}", known.operator_token, known.authority

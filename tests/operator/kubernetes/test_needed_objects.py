@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from emberscale_operator.controller import BackendUnavailableError
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError
@@ -171,7 +172,9 @@ async def test_an_operator_that_starts_where_a_quota_of_objects_is_used_up_conti
         ApiInternalError("failed calling webhook"),
     ],
 )
-async def test_a_master_whose_secret_cannot_be_made_is_called_later(refusal: ApiError | ApiInternalError) -> None:
+async def test_a_master_whose_secret_cannot_be_made_is_called_later_and_the_log_says_why(
+    refusal: ApiError | ApiInternalError,
+) -> None:
     api = new_api()
     await Operator(api).settle()
     for path in [path for path in api.objects if "/secrets/" in path]:
@@ -183,5 +186,8 @@ async def test_a_master_whose_secret_cannot_be_made_is_called_later(refusal: Api
         raise refusal
 
     api.create = refused  # type: ignore[method-assign]
-    with pytest.raises(BackendUnavailableError, match=str(refusal)):
+    with capture_logs() as logs, pytest.raises(BackendUnavailableError, match=str(refusal)):
         await Operator(api).step()
+    (told,) = (entry for entry in logs if entry["event"] == "master_not_called")
+    assert told["job"] == "team-a/ctr"
+    assert str(refusal) in told["problem"]
