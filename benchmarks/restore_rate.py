@@ -4,7 +4,9 @@ A server with rows of dimension 64 and row-wise Adagrad is saved with all rows, 
 each (the dirty rate of Check-N-Run). The rows are in one table, or in 26, whose shares are those of the tables of
 Criteo's data: five of them have 98% of the rows, and 18 fewer than a thousand of two million. In turns, all files of
 the newest checkpoint are read and thrown away, and the checkpoint is restored as a server restores it: read, verified
-against the checksums, decoded and indexed. The files are dropped from the system's memory before each.
+against the checksums, decoded and indexed. The files are dropped from the system's memory before each, and then memory
+is touched and freed: the hypervisor of a virtual machine may take free memory back, and the first touch of it then
+costs far more than a restore (`--cold` leaves that in).
 
 * Rate: bytes a second of the restore over that of the read. At 1, the disk is all that a restore waits for.
 * CPU: bytes a second of CPU time, which do not depend on who else computes: what a core could restore, however fast the
@@ -16,6 +18,7 @@ The read alone is then by as many threads as a restore uses, an object each at a
 test-s3`: `PYTHONPATH=.venv/s3:tests/support python benchmarks/restore_rate.py --bucket`.
 """
 
+import mmap
 import os
 import subprocess
 import sys
@@ -46,6 +49,8 @@ CASES = tuple((tables, bits) for tables in (1, len(CATEGORICAL)) for bits in (0,
 WANTED = 0.7
 BUILD = Path("build")
 """Holds the chains: on the disk of the checkout, and left out of it if this is killed."""
+WARM_BYTES = 3 << 30
+"""More than the page cache of the files, and the rows."""
 THREADS = 2
 """As many as a restore uses on two cores."""
 
@@ -119,6 +124,14 @@ def download(uri: str) -> None:
             del content
 
 
+def warmed() -> None:
+    """Touches WARM_BYTES of memory, and frees them for whatever comes next."""
+    with mmap.mmap(-1, WARM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for page in range(0, WARM_BYTES, mmap.PAGESIZE):
+            memory[page] = 1
+
+
 def timed(call: Callable[[], object]) -> tuple[float, float]:
     """Returns the seconds of a call, and the CPU seconds of all threads."""
     began, cpu = time.perf_counter(), time.process_time()
@@ -127,11 +140,12 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(
-    folder: Path, tables: int, rows: int, bits: int, turns: int, uri: str | None
+    folder: Path, tables: int, rows: int, bits: int, turns: int, uri: str | None, warm: Callable[[], None]
 ) -> tuple[int, list[tuple[float, float, float]]]:
     """Returns the bytes of a chain and, for each turn, the seconds of a read, a restore, and the restore's CPU.
 
-    The chain is copied to `uri`, and read and restored there; None: it stays in the folder.
+    The chain is copied to `uri`, and read and restored there; None: it stays in the folder. `warm` is called before
+    each.
     """
     server = chain_of(folder, tables, rows, bits)
     files = files_in(folder)
@@ -147,8 +161,10 @@ def measure(
     restore()  # so that kernels are compiled
     for _ in range(turns):
         dropped(files)
+        warm()
         raw, _ = timed(lambda: read(files) if uri is None else download(uri))
         dropped(files)
+        warm()
         found.append((raw, *timed(restore)))
     return size, found
 
@@ -157,7 +173,9 @@ def main() -> None:
     """Measures exact and quantised chains, and reports."""
     parser = arguments(__doc__)
     parser.add_argument("--bucket", action="store_true", help="restore from an S3 server on this machine")
+    parser.add_argument("--cold", action="store_true", help="touch no memory before each read and restore")
     options = parser.parse_args()
+    warm = (lambda: None) if options.cold else warmed
     rows, turns = (QUICK_ROWS, QUICK_TURNS) if options.quick else (ROWS, TURNS)
     BUILD.mkdir(exist_ok=True)
     figure = Figure(figsize=(7, 4.2), layout="constrained")
@@ -166,7 +184,7 @@ def main() -> None:
     labels = []
     for number, (tables, bits) in enumerate(CASES):
         with tempfile.TemporaryDirectory(dir=BUILD) as folder, bucket() if options.bucket else nullcontext() as uri:
-            size, found = measure(Path(folder), tables, rows, bits, turns, uri)
+            size, found = measure(Path(folder), tables, rows, bits, turns, uri, warm)
         label = f"{f'{bits} bits' if bits else 'float32'}, {f'{tables} tables' if tables > 1 else 'one table'}"
         labels.append(label)
         rates = [(size / restored, size / raw) for raw, restored, _ in found]
