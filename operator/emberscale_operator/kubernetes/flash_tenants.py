@@ -18,7 +18,7 @@ from emberscale_operator.kubernetes.roster import Roster, acl_rules, remove_each
 _LOOK_SECONDS = 2.0
 _REMOVED_AT_ONCE = 500
 _VALUES = ("+get", "+set", "+expire", "+strlen", "+unlink", "+sadd", "+srem", "+smembers")
-_CONNECTION = ("+ping", "+select", "+watch", "+unwatch", "+multi", "+exec", "+discard")
+_CONNECTION = ("+ping", "+watch", "+unwatch", "+multi", "+exec", "+discard")
 _COMMANDS = ("-@all", *_VALUES, *_CONNECTION)
 """What the writers and readers of flash checkpoints do. No command makes a value larger than what was sent."""
 _log = structlog.get_logger()

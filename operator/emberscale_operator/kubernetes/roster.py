@@ -47,7 +47,8 @@ async def remove_each(job_uids: Iterable[str], remove: Callable[[str], Awaitable
 class Roster:
     """The jobs whose users are named `prefix` and their uid, in the Redis that `url` names.
 
-    `rules` returns the arguments of ACL SETUSER by uid and password. Raises ValueError for a malformed URL.
+    `rules` returns the arguments of ACL SETUSER by uid and password. The users reach only the database of `url`. Raises
+    ValueError for a malformed URL.
     """
 
     def __init__(self, url: str, prefix: str, rules: Callable[[str, str], tuple[str, ...]]) -> None:
@@ -56,6 +57,9 @@ class Roster:
         )
         self._prefix = prefix
         self._rules = rules
+        # nobody measures or removes what a job has in another database; a client that uses the first selects none
+        database = self.redis.connection_pool.connection_kwargs.get("db") or 0
+        self._selects = (f"+select|{database}",) if database else ()
         self._left: dict[str, str] = {}
         self.admitted: dict[str, Admission] = {}
         """The jobs that exist, by uid."""
@@ -88,7 +92,8 @@ class Roster:
         for job_uid, job in due.items():  # first: a connection that breaks leaves no user without a note
             steps.hset(self.key, job_uid, job.namespace)
         for job_uid, job in due.items():
-            steps.execute_command("ACL SETUSER", f"{self._prefix}{job_uid}", *self._rules(job_uid, job.password))
+            rules = self._rules(job_uid, job.password)
+            steps.execute_command("ACL SETUSER", f"{self._prefix}{job_uid}", *rules, *self._selects)
         answers = await steps.execute(raise_on_error=False)
         noted, made = answers[: len(due)], answers[len(due) :]
         for answer in made:

@@ -39,7 +39,7 @@ _COMMANDS = (
     "-@all",
     *("+get", "+set", "+mget", "+incrby", "+hset", "+hgetall", "+hlen", "+sadd", "+smembers", "+scard", "+expire"),
     *("+watch", "+unwatch", "+multi", "+exec"),
-    *("+ping", "+select"),
+    "+ping",
 )
 """What a master may do: what `JobStore` does, by name, since whole categories hold more with every version of Redis.
 

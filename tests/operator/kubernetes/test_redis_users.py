@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -38,6 +39,19 @@ async def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(serve
             assert refused(outcome), (name, outcome)
         assert server.contents() == before
         reach(server, "victim")
+
+
+async def test_a_job_stores_nothing_in_another_database_where_nobody_looks(server: Server) -> None:
+    async with server.operator("mallory"):
+        other = urlsplit(server.url_of("mallory"))._replace(path="/7").geturl()
+        with pytest.raises(redis.ResponseError, match=r"no permissions|can't run this command"):
+            redis.Redis.from_url(other).set(f"emberscale:mallory{server.scope}:term", "x")
+
+
+async def test_the_users_of_an_operator_with_another_database_reach_that_one(server: Server) -> None:
+    server.url = urlsplit(server.url)._replace(path="/7").geturl()
+    async with server.operator("job-1"):
+        reach(server, "job-1")
 
 
 async def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Server) -> None:
