@@ -1,15 +1,18 @@
 """Processes exchange their versions, and learn if they cannot work together."""
 
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from emberscale_api import compatibility
 from emberscale_api.compatibility import LINK_VERSION, VERSION, version_problem
 from emberscale_api.rpc import token as token_module
-from emberscale_api.rpc.token import TokenCheck, call_metadata, open_channel
+from emberscale_api.rpc.token import CallerVersions, TokenCheck, call_metadata, open_channel
 from emberscale_api.wire import HEADER_BYTES, Header, Kind, WireError
 
 
@@ -55,6 +58,17 @@ def test_a_call_of_another_link_version_is_refused_with_the_reason(
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "99.1" in (refused.value.details() or "")
     assert compatibility.VERSION in (refused.value.details() or "")
+
+
+def test_a_caller_with_ever_other_versions_fills_neither_memory_nor_log() -> None:
+    versions = CallerVersions()
+    with capture_logs() as told:
+        for number in range(1000):
+            metadata = (("emberscale-version", f"{LINK_VERSION}/{number}{'x' * 4096}"),)
+            assert versions.problem(SimpleNamespace(invocation_metadata=metadata)) is None
+    assert 0 < len(told) <= 16
+    assert len(str(told)) < 8192
+    assert len(pickle.dumps(versions)) < 8192
 
 
 def test_a_frame_of_another_version_is_refused_with_the_reason() -> None:

@@ -136,8 +136,15 @@ def _refusal(code: grpc.StatusCode, problem: str) -> Any:
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
+_MOST_VERSIONS = 16
+_LONGEST_SHOWN = 64
+
+
 class CallerVersions:
-    """The versions of callers; each that differs from this process's is logged once."""
+    """The versions of callers; the first few that differ from this process's are logged, each once.
+
+    Whoever has a token can name any number of them.
+    """
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -146,9 +153,10 @@ class CallerVersions:
         """Explains why the caller's version is incompatible with this one; None if they work together."""
         spoken = str(dict(handler_call_details.invocation_metadata).get(_VERSION_KEY, ""))
         problem = version_problem(spoken)
-        if spoken and spoken != spoken_version() and spoken not in self._told:
-            self._told.add(spoken)
-            _log.info("version_mismatch", caller_version=spoken, own_version=VERSION, refused=problem is not None)
+        shown = spoken[:_LONGEST_SHOWN]
+        if spoken not in ("", spoken_version()) and shown not in self._told and len(self._told) < _MOST_VERSIONS:
+            self._told.add(shown)
+            _log.info("version_mismatch", caller_version=shown, own_version=VERSION, refused=problem is not None)
         return problem
 
 
