@@ -17,8 +17,11 @@ from emberscale_api.readable import bytes_text
 
 _TIMEOUT_SECONDS = 20.0
 _PARALLEL_CALLS = 64
-_PAGE = "500"
+_PAGE = 500
+_SMALLER = 8
+"""The factor by which pages become smaller that exceed the most bytes: a single object may have 1.5 MiB of metadata."""
 _ANSWER_BYTES = 64 << 20
+_TOO_LARGE = "ResponseTooLarge"
 _CHUNK_BYTES = 1 << 16
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -85,9 +88,16 @@ class ApiClient:
     async def versions(self, path: str, **query: str) -> dict[str, str]:
         """The resourceVersion of every object in a collection, by uid; the API server sends metadata only."""
         found: dict[str, str] = {}
-        query["limit"] = _PAGE
+        limit = _PAGE
         while True:
-            page = await self._call("GET", f"{path}?{urlencode(query)}", accept=_METADATA)
+            query["limit"] = str(limit)
+            try:
+                page = await self._call("GET", f"{path}?{urlencode(query)}", accept=_METADATA)
+            except ApiError as error:
+                if error.reason != _TOO_LARGE or limit == 1:
+                    raise
+                limit = max(1, limit // _SMALLER)
+                continue
             items = page["items"] or ()  # null where there are none
             found |= {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
             query["continue"] = page["metadata"].get("continue") or ""
@@ -163,7 +173,7 @@ async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
         if len(content) > _ANSWER_BYTES:
             response.close()
             problem = f"{what}: the answer exceeds {bytes_text(_ANSWER_BYTES)}"
-            raise ApiError(response.status, "ResponseTooLarge", problem)
+            raise ApiError(response.status, _TOO_LARGE, problem)
     return bytes(content)
 
 

@@ -101,3 +101,26 @@ async def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytes
         found = await client.versions("/api/v1/pods", labelSelector="a=b")
     assert found == {"a": "v-a", "b": "v-b", "c": "v-c"}
     assert all("PartialObjectMetadataList" in header for header in accepted)
+
+
+async def test_objects_with_much_metadata_are_listed_in_smaller_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may create pods may give each 256 KiB of annotations, and would end the census of the whole cluster."""
+    monkeypatch.setattr(client_module, "_ANSWER_BYTES", 1 << 20)
+    uids = [f"uid-{number}" for number in range(600)]
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        first = int(request.query.get("continue") or 0)
+        last = first + int(request.query["limit"])
+        items = [
+            {"metadata": {"uid": uid, "resourceVersion": "7", "annotations": {"a": "x" * (8 << 10)}}}
+            for uid in uids[first:last]
+        ]
+        return web.json_response({"metadata": {"continue": str(last) if last < len(uids) else ""}, "items": items})
+
+    async with connected(handler, tmp_path, monkeypatch) as client:
+        assert await client.versions("/api/v1/pods") == dict.fromkeys(uids, "7")
+        monkeypatch.setattr(client_module, "_ANSWER_BYTES", 1 << 10)
+        with pytest.raises(ApiError, match="exceeds 1 KiB"):
+            await client.versions("/api/v1/pods")
