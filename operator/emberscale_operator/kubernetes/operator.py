@@ -250,7 +250,7 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
 
     @kopf.index(GROUP, VERSION, PLURAL, id="jobs_by_key", registry=registry)
     async def jobs_by_key(namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Any]:
-        return {JobKey(namespace or "", name): dict(body)}
+        return {JobKey(namespace or "", name): _needed_of_job(body)}
 
     @kopf.index("", "v1", "pods", id="pods_by_job", labels={names.JOB_LABEL: kopf.PRESENT}, registry=registry)
     async def pods_by_job(
@@ -275,17 +275,34 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
     return registry
 
 
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "ownerReferences")
+_TIMES = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+
+
+def _metadata_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata that the operator reads: others may write any labels and annotations."""
+    metadata = body["metadata"]
+    ours = {
+        part: {name: text for name, text in (metadata.get(part) or {}).items() if name.startswith(f"{GROUP}/")}
+        for part in ("labels", "annotations")
+    }
+    return ours | {name: metadata[name] for name in (*_IDENTITY, *_TIMES) if name in metadata}
+
+
+def _needed_of_job(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a TrainingJob that the operator reads, to save memory: managed fields are as large as it."""
+    return {**body, "metadata": _metadata_of(body)}
+
+
 def _needed(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a pod that the operator reads, which is small, to save memory."""
-    metadata, spec = body["metadata"], body["spec"]
-    kept = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "ownerReferences")
-    times = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+    spec = body["spec"]
     containers = [
         {"name": container["name"], "resources": dict(container.get("resources") or {})}
         for container in spec["containers"]
     ]
     return {
-        "metadata": {name: metadata[name] for name in (*kept, *times) if name in metadata},
+        "metadata": _metadata_of(body),
         "spec": {"nodeName": spec.get("nodeName"), "containers": containers},
         "status": body.get("status") or {},
     }
