@@ -1,15 +1,17 @@
 """A TrainingJob as the API server holds it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from emberscale_api.compatibility import VERSION
 from emberscale_api.errors import InvalidError
-from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest
+from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, cpu_cores, memory_bytes, parse_manifest
 from emberscale_api.job.manifest import plain
 from emberscale_api.job.newer import UnknownValue, parse_newer_manifest
-from emberscale_api.job.status import TrainingJobStatus, parse_status
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import TrainingJobStatus, UnreadableStatusError, parse_status
 from emberscale_operator.kubernetes import names
 
 
@@ -90,8 +92,31 @@ def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
 
 
 def read_status(body: Mapping[str, Any]) -> TrainingJobStatus:
-    """Returns the status that an operator wrote last, or that of a new job. Raises UnreadableStatusError."""
-    return parse_status(plain(body.get("status") or {}))
+    """Returns the status that an operator wrote last, or that of a new job. Raises UnreadableStatusError.
+
+    Texts that only an operator interprets are checked here: other readers show them as they are.
+    """
+    status = parse_status(plain(body.get("status") or {}))
+    for path, text, read in _interpreted(status):
+        try:
+            read(text)
+        except ValueError as error:
+            raise UnreadableStatusError(f"version {VERSION} cannot read {path} ({text!r})") from error
+    return status
+
+
+def _interpreted(status: TrainingJobStatus) -> Iterator[tuple[str, str, Callable[[str], object]]]:
+    """Yields the path of each such text with what reads it, but for empty quantities, which stand for no limit."""
+    for place, member in enumerate(status.members):
+        yield f"status.members.{place}.role", member.role, Role
+        if member.memory:
+            yield f"status.members.{place}.memory", member.memory, memory_bytes
+    plans = {"ps": status.plan.ps, "worker": status.plan.worker} if status.plan is not None else {}
+    for role, plan in plans.items():
+        if plan is not None and plan.cpu:
+            yield f"status.plan.{role}.cpu", plan.cpu, cpu_cores
+        if plan is not None and plan.memory:
+            yield f"status.plan.{role}.memory", plan.memory, memory_bytes
 
 
 def parse_time(text: str) -> float:

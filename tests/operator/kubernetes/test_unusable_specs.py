@@ -50,6 +50,30 @@ async def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() 
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
+@pytest.mark.parametrize(
+    ("member", "plan", "field"),
+    [
+        ({"role": "evaluator"}, {}, "status.members.0.role ('evaluator')"),
+        ({"memory": "1.5GiB"}, {}, "status.members.0.memory ('1.5GiB')"),
+        ({}, {"ps": {"replicas": 1, "memory": "1.5GiB"}}, "status.plan.ps.memory ('1.5GiB')"),
+        ({}, {"worker": {"replicas": 1, "cpu": "all"}}, "status.plan.worker.cpu ('all')"),
+    ],
+)
+async def test_a_job_with_a_member_or_a_plan_of_another_version_is_left_alone(
+    member: dict[str, Any], plan: dict[str, Any], field: str
+) -> None:
+    api = new_api()
+    await Operator(api).settle()
+    api.body["status"]["members"][0] |= member
+    api.body["status"]["plan"] = plan
+    api.end_pod(api.live_pod("worker-0"), 137, "Error")
+    pods = names_of(api.live_pods())
+    api.sync()
+    await Operator(api).settle()
+    assert names_of(api.live_pods()) == pods
+    assert f"cannot read {field}" in api.body["status"]["conditions"][0]["message"]
+
+
 async def test_a_running_job_with_a_value_of_a_newer_version_is_looked_after_and_a_new_one_is_refused() -> None:
     """The operator was downgraded, but the definition, which allows more values, was not."""
     api = new_api()
