@@ -1,12 +1,21 @@
 """promtool evaluates every alert on made-up series: each fires on its cause, and on nothing else."""
 
+import json
 import re
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
 
+from api_server import api_server
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
+from emberscale_operator.kubernetes.tenants import Tenants
+from ports import free_port
 from prometheus_server import alerts, promtool_finds
 
 pytestmark = pytest.mark.files
@@ -197,3 +206,43 @@ def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() 
 def test_an_alert_says_what_to_call_first_in_its_namespace(alert: Mapping[str, Mapping[str, str]]) -> None:
     (command, *_) = re.findall(r"`(kubectl [^`]*)`", alert["annotations"]["description"])
     assert "-n {{ $labels.namespace }}" in command
+
+
+def found_in(told: list[Any], alert: str, labels: Mapping[str, str]) -> str:
+    """Returns the lines that the command in an alert's text finds in the operator's log."""
+    (rule,) = (rule for rule in alerts() if rule["alert"] == alert)
+    (command,) = re.findall(r"`kubectl logs [^`|]*\| (grep [^`]*)`", rule["annotations"]["description"])
+    for name, value in labels.items():
+        command = command.replace(f"{{{{ $labels.{name} }}}}", value)
+    lines = "".join(json.dumps(entry, default=str) + "\n" for entry in told)
+    return subprocess.run(command, shell=True, input=lines, capture_output=True, text=True, check=False).stdout
+
+
+async def test_the_log_says_why_redis_is_down_as_the_alert_promises() -> None:
+    with capture_logs() as told:
+        tenants = Tenants(f"redis://127.0.0.1:{free_port()}/0", "system/emberscale-operator")
+        await tenants.look()
+        await tenants.close()
+    assert "Connect call failed" in found_in(told, "EmberscaleRedisDown", {})
+
+
+@pytest.mark.parametrize(("status", "resource"), [(403, "pods"), (500, "pods/resize"), (500, "trainingjobs/status")])
+async def test_the_log_says_why_calls_are_refused_as_the_alert_promises(
+    status: int, resource: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = f'"x" is forbidden: User "u" cannot patch resource "{resource}"' if status == 403 else "webhook: no route"
+    kind, _, part = resource.partition("/")
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": why}, status=status)
+
+    async with api_server(handler, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
+        with capture_logs() as told:
+            for _ in range(3):
+                with pytest.raises((ApiError, ApiUnavailableError)):
+                    await client.patch(f"/api/v1/namespaces/team/{kind}/x/{part}".rstrip("/"), {})
+        await client.close()
+    found = found_in(told, "EmberscaleApiCallsRefused", {"verb": "PATCH", "resource": resource})
+    assert json.dumps(why)[1:-1] in found
+    assert len(found.splitlines()) == 1, "a log that says it each time says nothing else"

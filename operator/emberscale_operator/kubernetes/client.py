@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections import Counter
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import structlog
 from kubernetes.aio import client as kube
 from kubernetes.aio import config
 
@@ -16,6 +18,7 @@ from emberscale_api.errors import UnavailableError, problem_of
 from emberscale_api.readable import bytes_text
 
 _TIMEOUT_SECONDS = 20.0
+_TELL_SECONDS = 300.0
 _PARALLEL_CALLS = 64
 _PAGE = 500
 _SMALLER = 8
@@ -31,6 +34,7 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 PAUSE_FACTOR = 10.0
 """How much longer than a failure took its next attempt waits: a webhook that hangs must not hang each step."""
+_log = structlog.get_logger()
 
 
 class ApiError(Exception):
@@ -55,7 +59,8 @@ class ApiClient:
     """One connection pool; each call takes at most `timeout` seconds.
 
     `calls` counts by verb and resource, for those who tune rights and load. `refused` counts, also by HTTP status, the
-    calls of which the operator gets nothing, whatever the object; the status is 0 without an answer.
+    calls of which the operator gets nothing, whatever the object; the status is 0 without an answer. The log names the
+    reason, every few minutes for each that is counted.
     """
 
     def __init__(self, configuration: kube.Configuration, timeout: float = _TIMEOUT_SECONDS) -> None:
@@ -64,6 +69,7 @@ class ApiClient:
         self._slots = asyncio.Semaphore(_PARALLEL_CALLS)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.refused: Counter[tuple[str, str, str]] = Counter()
+        self._tell_at: dict[tuple[str, str, str], float] = {}
 
     @classmethod
     async def connect(cls, timeout: float = _TIMEOUT_SECONDS) -> "ApiClient":
@@ -152,12 +158,21 @@ class ApiClient:
                 )
                 content = await _read(response.response, f"{method} {path}")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                self.refused[method, resource, "0"] += 1
-                raise ApiUnavailableError(f"{method} {path}: {problem_of(error)}") from error
+                problem = f"{method} {path}: {problem_of(error)}"
+                self._count_refused(method, resource, 0, problem)
+                raise ApiUnavailableError(problem) from error
         document = _document(content)
-        if _is_refused(response.status, str(document.get("message", ""))):
-            self.refused[method, resource, str(response.status)] += 1
+        message = str(document.get("message", ""))
+        if _is_refused(response.status, message):
+            self._count_refused(method, resource, response.status, f"{method} {path}: {message}")
         return _answer(method, path, response.status, document)
+
+    def _count_refused(self, method: str, resource: str, status: int, problem: str) -> None:
+        kind, now = (method, resource, str(status)), time.monotonic()
+        self.refused[kind] += 1
+        if now >= self._tell_at.get(kind, 0.0):
+            self._tell_at[kind] = now + _TELL_SECONDS
+            _log.warning("api_call_refused", call=f"{method} {resource}", status=status, problem=problem)
 
 
 def _is_refused(status: int, message: str) -> bool:
