@@ -136,6 +136,7 @@ class Tenants:
             await self._make()
             self._run_id = server["run_id"]
             await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
+            _check_volume(server)
             self._problem = ""
             self.up = True
         except (RedisError, OSError) as error:
@@ -248,6 +249,12 @@ class Tenants:
         if problem != self._problem:
             _log.warning("redis_users_not_kept", problem=problem)
         self._problem = problem
+
+
+def _check_volume(server: Mapping[str, Any]) -> None:
+    """Raises RedisError if Redis, which answers and makes users, refuses all other writes."""
+    if server.get("aof_last_write_status", "ok") != "ok":
+        raise RedisError("Redis refuses all writes, as it cannot write its append-only file: its volume may be full")
 
 
 def _too_much(size: int, most: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -97,6 +98,26 @@ async def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: S
         assert not server.has_user_of("mallory"), "it stays out"
         await tenants.remove("mallory")
         assert tenants.expelled("mallory") is None
+
+
+async def test_a_redis_with_a_full_volume_which_refuses_all_writes_is_down(
+    server: StateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server.operator("job-1") as tenants:
+        info = tenants._redis.info
+
+        async def full(*sections: str) -> Any:
+            return {**await info(*sections), "aof_last_write_status": "err"}
+
+        with monkeypatch.context() as volume, capture_logs() as told:
+            volume.setattr(tenants._redis, "info", full)
+            tenants.admit("job-2", "ours", "password-job-2")
+            await tenants.look()
+            assert tenants.up is False
+            assert server.has_user_of("job-2"), "it does what it still can"
+        assert ["volume" in entry["problem"] for entry in told if entry["log_level"] == "warning"] == [True]
+        await tenants.look()
+        assert tenants.up is True
 
 
 async def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_named(server: StateRedis) -> None:
