@@ -84,6 +84,15 @@ def operator(name: str, values: str, namespace: str = "emberscale-system") -> di
     return {f'emberscale_{name}{{namespace="{namespace}", instance="10.0.0.1:9090"}}': values}
 
 
+def rounds(failed: str, made: str) -> dict[str, str]:
+    """Rounds of planning of the brain, with the increase between two scrapes."""
+    labels = 'namespace="emberscale-system", instance="10.0.0.2:9461"'
+    return {
+        f'emberscale_brain_planning_failures_total{{{labels}, how="timed out"}}': f"{failed}{LONG}",
+        f"emberscale_brain_planning_seconds_count{{{labels}}}": f"{made}{LONG}",
+    }
+
+
 def calls(answered: int, refused: int, namespace: str = "emberscale-system") -> dict[str, str]:
     """Calls to create pods, so many between two scrapes, of which some are answered and others refused."""
     labels = f'namespace="{namespace}", instance="10.0.0.1:9090", verb="POST", resource="pods"'
@@ -187,6 +196,13 @@ CASES = [
     Case("EmberscaleRedisFillsUp", "below", False, operator("redis_memory_ratio", f"0.65{LONG}")),
     Case("EmberscaleBrainDown", "it is gone", True, operator("brain_jobs", "0x60")),
     Case("EmberscaleBrainDown", "it runs", False, operator("brain_jobs", f"0{LONG}")),
+    Case("EmberscaleBrainDatabaseDown", "it is", True, operator("brain_database_up", f"1x100 0{LONG}")),
+    Case("EmberscaleBrainDatabaseDown", "it is not", False, operator("brain_database_up", f"1{LONG}")),
+    Case("EmberscaleBrainDatabaseDown", "a job says so", False, operator("brain_database_up", f"0{LONG}", "x")),
+    Case("EmberscalePlanningFails", "each round fails", True, rounds(failed="1+0.1", made="50+0"), at="120m"),
+    Case("EmberscalePlanningFails", "each plan is refused", True, rounds(failed="1+0.1", made="50+0.1"), at="120m"),
+    Case("EmberscalePlanningFails", "one round fails", False, rounds(failed="1+0.01", made="50+0.1"), at="120m"),
+    Case("EmberscalePlanningFails", "there are no jobs", False, rounds(failed="7+0", made="50+0"), at="120m"),
 ]
 
 

@@ -435,7 +435,8 @@ def test_the_rules_are_about_the_releases_own_operator_and_the_brain_that_there_
     told = alerts("brain.enabled=true")
     assert told["EmberscaleOperatorDown"] == 'absent(emberscale_redis_up{namespace="system"})'
     assert told["EmberscaleBrainDown"] == 'absent(emberscale_brain_jobs{namespace="system"})'
-    assert told.keys() - alerts("brain.enabled=false").keys() == {"EmberscaleBrainDown"}
+    of_the_brain = {"EmberscaleBrainDown", "EmberscaleBrainDatabaseDown", "EmberscalePlanningFails"}
+    assert told.keys() - alerts("brain.enabled=false").keys() == of_the_brain
 
 
 def test_the_brain_reads_the_settings_that_it_is_given(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ OF_PROMTOOL_ALONE = {
     "EmberscaleRedisDown": "the other jobs need Redis",
     "EmberscaleRedisFillsUp": "the operator expels a job that stores so much within a second",
     "EmberscaleBrainDown": "the suite runs without a brain",
+    "EmberscaleBrainDatabaseDown": "the suite runs without a brain",
+    "EmberscalePlanningFails": "the suite runs without a brain",
     "EmberscaleJobUnprotected": "a lost server is rebuilt within seconds, wherever its successor finds a node",
     "EmberscaleFlashCheckpointsFail": "its Redis is another one: test_flash.py ends that",
 }
