@@ -12,6 +12,7 @@ import yaml
 
 from emberscale_api.certificates import read_certificates
 from emberscale_brain.service.settings import load_settings
+from prometheus_server import SCRAPE_LIMITS
 
 pytestmark = pytest.mark.files
 
@@ -424,6 +425,11 @@ def test_monitors_and_rules_come_on_request_only() -> None:
     assert not extra & {document["kind"] for document in render()}
     asked = render("metrics.serviceMonitor.enabled=true", "metrics.prometheusRule.enabled=true")
     assert extra <= {document["kind"] for document in asked}
+
+
+def test_prometheus_takes_only_so_much_from_a_pod_with_the_label_of_a_job() -> None:
+    (monitor,) = of_kind(render("metrics.serviceMonitor.enabled=true"), "PodMonitor")
+    assert all(monitor["spec"][limit] > 0 for limit in SCRAPE_LIMITS)
 
 
 def test_the_rules_are_about_the_releases_own_operator_and_the_brain_that_there_is() -> None:

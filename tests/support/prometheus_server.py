@@ -149,6 +149,10 @@ def promtool_finds(
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+SCRAPE_LIMITS = ("sampleLimit", "labelLimit", "labelValueLengthLimit")
+"""Of a pod that has the label of a job: whoever made it, Prometheus takes no more from it."""
+
+
 def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:
     """Returns the scrape configs that the Prometheus operator would make of the chart's monitors.
 
@@ -167,6 +171,7 @@ def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[d
     return [
         {
             "job_name": "jobs",
+            **_snake_case({limit: jobs[limit] for limit in SCRAPE_LIMITS}),
             "relabel_configs": [
                 _keep("__meta_kubernetes_pod_labelpresent_emberscale_io_job_name", "true"),
                 _keep("__meta_kubernetes_pod_container_port_name", endpoint["port"]),
