@@ -221,7 +221,7 @@ def start_ups_in(share: Path) -> StartUps:
     """Returns what a brain has learned about start-ups."""
     store = HistoryStore.open(f"sqlite:///{default_database({**os.environ, 'XDG_DATA_HOME': str(share)})}")
     try:
-        return store.start_ups(8)
+        return store.start_ups(8, 8)
     finally:
         store.close()
 

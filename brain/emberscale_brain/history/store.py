@@ -171,14 +171,23 @@ class HistoryStore:
             rows = session.scalars(completed.order_by(desc(JobRow.finished_at)).limit(limit))
             return list(_readable(rows, past_job_of))
 
-    def start_ups(self, limit_per_role: int) -> dict[str, list[tuple[float, float]]]:
-        """(seconds, paused seconds) of the latest start-ups of each role."""
-        latest = select(StartUpRow.seconds, StartUpRow.paused_seconds).order_by(desc(StartUpRow.time))
+    def start_ups(self, limit_per_role: int, limit_per_job: int) -> dict[str, list[tuple[float, float]]]:
+        """(seconds, paused seconds) of the latest start-ups of each role, of each job only some."""
+        of_job = func.row_number().over(
+            partition_by=(StartUpRow.role, StartUpRow.job_uid), order_by=desc(StartUpRow.time)
+        )
+        every = select(
+            StartUpRow.role, StartUpRow.time, StartUpRow.seconds, StartUpRow.paused_seconds, of_job.label("rank")
+        )
+        known = every.subquery().c
+        latest = select(known.seconds, known.paused_seconds).where(known.rank <= limit_per_job)
         with self._transaction() as session:
             return {
                 role: [
                     (seconds, paused)
-                    for seconds, paused in session.execute(latest.where(StartUpRow.role == role).limit(limit_per_role))
+                    for seconds, paused in session.execute(
+                        latest.where(known.role == role).order_by(desc(known.time)).limit(limit_per_role)
+                    )
                 ]
                 for role in ("worker", "ps")
             }

@@ -10,6 +10,7 @@ from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PastJob
 from emberscale_brain.service.in_force import ExplainedPlan, PlanInForce
 from emberscale_brain.service.settings import CapacitySettings
+from emberscale_brain.service.state import START_UPS_OF_ONE_JOB, START_UPS_REMEMBERED
 
 _PLANS = 11
 _PROFILES = 256
@@ -41,9 +42,6 @@ def recall(database: str, uid: str) -> ExplainedPlan | None:
         store.close()
 
 
-_START_UPS = 200
-
-
 @dataclass(frozen=True, slots=True)
 class Learned:
     """The contents of the database; `running` is None if not requested. `past` and start-ups: latest first."""
@@ -56,7 +54,7 @@ class Learned:
 def read(store: HistoryStore, *, running: bool, profiles_per_job: int, past_jobs: int, now: float) -> Learned:
     """Reads the database. Raises DatabaseAwayError and DatabaseUnusableError."""
     jobs = not_ahead(store.running_jobs(profiles_per_job), now) if running else None
-    return Learned(jobs, tuple(store.past_jobs(past_jobs)), store.start_ups(_START_UPS))
+    return Learned(jobs, tuple(store.past_jobs(past_jobs)), store.start_ups(START_UPS_REMEMBERED, START_UPS_OF_ONE_JOB))
 
 
 def close_running(store: HistoryStore, known: frozenset[JobId], now: float) -> None:

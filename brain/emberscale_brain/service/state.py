@@ -35,7 +35,9 @@ from emberscale_brain.planner.types import (
     ScalingOverheads,
 )
 
-_START_UPS_REMEMBERED = 200
+START_UPS_REMEMBERED = 200
+START_UPS_OF_ONE_JOB = 20
+"""Of those of a role: they decide what changes are expected to cost all jobs."""
 _NO_JOB = JobId("")  # past start-ups come without their jobs
 
 
@@ -88,7 +90,7 @@ class BrainState:
 
     def __post_init__(self) -> None:
         self.history = deque(maxlen=self.past_jobs)
-        self.start_ups = {role: deque(maxlen=_START_UPS_REMEMBERED) for role in ("worker", "ps")}
+        self.start_ups = {role: deque(maxlen=START_UPS_REMEMBERED) for role in ("worker", "ps")}
 
     def apply(self, change: Change) -> None:
         """Applies a change. Submissions of known jobs, and all but start-ups of unknown jobs, have no effect."""
@@ -246,8 +248,12 @@ class BrainState:
     def _apply_start_up(self, change: StartUpObserved) -> None:
         """Adds a start-up. A repeated report, by a reporter that got no answer, counts once."""
         taken = self.start_ups.get(change.role)
-        if taken is not None and all((one.job, one.time) != (change.job, change.time) for one in taken):
-            taken.append(change)
+        if taken is None or any((one.job, one.time) == (change.job, change.time) for one in taken):
+            return
+        own = [one for one in taken if one.job == change.job != _NO_JOB]
+        if len(own) >= START_UPS_OF_ONE_JOB:
+            taken.remove(own[0])
+        taken.append(change)
 
     def _apply_end(self, change: JobEnded) -> None:
         job = self.jobs.pop(change.job, None)

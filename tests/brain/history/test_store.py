@@ -186,7 +186,19 @@ def test_writing_again_changes_nothing(store: HistoryStore) -> None:
     store.write(changes)
     store.write([*changes, replace(profile("a", 1), profile=replace(profile("a", 1).profile, throughput=1.0))])
     assert store.running_jobs(10) == [submitted("a"), profile("a", 1), plan("a", 1)]
-    assert store.start_ups(10) == {"worker": [], "ps": [(40.0, 2.0)]}
+    assert store.start_ups(10, 10) == {"worker": [], "ps": [(40.0, 2.0)]}
+
+
+def test_of_the_latest_start_ups_one_job_has_a_share(store: HistoryStore) -> None:
+    store.write([submitted("a"), submitted("b")])
+    store.write([StartUpObserved(JobId("a"), "ps", float(at), 40.0 + at, 2.0) for at in range(4)])
+    store.write([StartUpObserved(JobId("b"), "ps", 10.0 + at, 100.0 + at, 9.0) for at in range(8)])
+    store.write([StartUpObserved(JobId("b"), "worker", 1.0, 7.0, 1.0)])
+    assert store.start_ups(10, 3) == {
+        "worker": [(7.0, 1.0)],
+        "ps": [(107.0, 9.0), (106.0, 9.0), (105.0, 9.0), (43.0, 2.0), (42.0, 2.0), (41.0, 2.0)],
+    }
+    assert len(store.start_ups(4, 3)["ps"]) == 4
 
 
 def test_a_batch_is_written_whole_or_not_at_all(store: HistoryStore) -> None:

@@ -180,6 +180,20 @@ def test_a_start_up_that_is_told_again_counts_once() -> None:
     assert state.overheads().worker_start_seconds == 90.0
 
 
+def test_one_job_does_not_decide_what_start_ups_cost_all_others() -> None:
+    state, other = BrainState(8, 10), BrainState(8, 10)
+    for at in range(30):
+        state.apply(StartUpObserved(JobId(f"honest-{at}"), "ps", float(at), 40.0, 2.0))
+    for at in range(200):
+        state.apply(StartUpObserved(JOBS[0], "ps", 100.0 + at, 1e6, 1e6))
+    assert state.overheads().ps_start_seconds == 40.0
+    assert state.overheads().ps_pause_seconds == 2.0
+    for change in state.overhead_changes():
+        other.apply(change)
+    assert other.overheads() == state.overheads()
+    assert max(one.time for one in state.start_ups["ps"]) == 299.0, "of each job the newest ones count"
+
+
 def test_another_state_gets_the_same_overheads_whatever_they_were_learned_from() -> None:
     state, other = BrainState(8, 10), BrainState(8, 10)
     state.remember_start_ups("ps", [(10.0, 1.0), (10.0, 1.0), (50.0, 5.0)])
