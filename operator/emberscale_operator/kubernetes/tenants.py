@@ -31,6 +31,8 @@ _FILLS_UP = 0.5
 """The share of Redis's `maxmemory` below which the operator does not measure single jobs."""
 _NEARLY_FULL = 0.7
 """A fraction of `maxmemory`, the same as in the alert EmberscaleRedisFillsUp; above it, the largest job is reported."""
+_MOST_CONNECTED = 0.9
+"""The share of Redis's `maxclients` above which it counts as down: whoever reaches it can hold connections."""
 _CHANGED = 0.1
 """Of its size: what is said of a job does not change for less."""
 _SHARE = 0.25
@@ -136,7 +138,7 @@ class Tenants:
             await self._make()
             self._run_id = server["run_id"]
             await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
-            _check_volume(server)
+            _check_serves(server)
             self._problem = ""
             self.up = True
         except (RedisError, OSError) as error:
@@ -251,10 +253,16 @@ class Tenants:
         self._problem = problem
 
 
-def _check_volume(server: Mapping[str, Any]) -> None:
-    """Raises RedisError if Redis, which answers and makes users, refuses all other writes."""
+def _check_serves(server: Mapping[str, Any]) -> None:
+    """Raises RedisError if Redis, which serves the operator, can serve no masters."""
     if server.get("aof_last_write_status", "ok") != "ok":
         raise RedisError("Redis refuses all writes, as it cannot write its append-only file: its volume may be full")
+    most = int(server.get("maxclients", 0))
+    if most and int(server["connected_clients"]) > _MOST_CONNECTED * most:
+        raise RedisError(
+            f"nearly all of {most} connections to Redis are taken, and new masters get none: `CLIENT LIST` names the "
+            "addresses that hold them"
+        )
 
 
 def _too_much(size: int, most: int) -> str:

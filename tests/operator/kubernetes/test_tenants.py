@@ -1,7 +1,9 @@
 """Masters' states in a real redis-server: what a job's master may do there, and how much a job may store."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -116,6 +118,22 @@ async def test_a_redis_with_a_full_volume_which_refuses_all_writes_is_down(
             assert tenants.up is False
             assert server.has_user_of("job-2"), "it does what it still can"
         assert ["volume" in entry["problem"] for entry in told if entry["log_level"] == "warning"] == [True]
+        await tenants.look()
+        assert tenants.up is True
+
+
+async def test_a_redis_whose_connections_somebody_holds_is_down(server: StateRedis) -> None:
+    """The operator has its connection, but no new master gets one; it takes no token to hold them."""
+    async with server.operator() as tenants:
+        server.admin.config_set("maxclients", 40)
+        with ExitStack() as held, capture_logs() as told:
+            for _ in range(60):
+                held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(2):
+                await tenants.look()
+                assert tenants.up is False
+        assert ["of 40 connections" in entry["problem"] for entry in told] == [True]
+        await until(lambda: int(server.admin.info("clients")["connected_clients"]) < 20)
         await tenants.look()
         assert tenants.up is True
 
