@@ -12,5 +12,6 @@
 * `readable`: durations, sizes, rates, shares and counts as people read them.
 * `errors`, `frozen`, `pictures`: errors that people read, changed copies of states, the look of pictures.
 * `metrics`: names of the Prometheus metrics.
+* `metrics_server`: serves them over HTTP, with few threads.
 * `telemetry`: structured logs, and metrics of every process.
 """

@@ -12,11 +12,11 @@ from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
 import structlog
-from prometheus_client import start_http_server
 
 from emberscale_api.certificates import Certificates
 from emberscale_api.environment import TOKEN_FILE, mounted_certificates
 from emberscale_api.errors import InvalidError, os_errors_named
+from emberscale_api.metrics_server import start_metrics_server
 from emberscale_api.telemetry import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
@@ -108,7 +108,7 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
     if settings.metrics is not None:
         host, _, port = settings.metrics.rpartition(":")
         try:  # before the brain begins: a second instance must not take the database from the first
-            metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
+            metrics = start_metrics_server(int(port), host.strip("[]"), brain.meters.registry)
         except OSError as error:
             _log.error("address_unavailable", problem=str(error), address=settings.metrics)
             return 2

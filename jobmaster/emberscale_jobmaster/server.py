@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import psutil
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +17,7 @@ from emberscale_api.errors import UnavailableError
 from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.metrics_server import start_metrics_server
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc import tls
@@ -101,9 +102,7 @@ class MasterProcess:
         registry = CollectorRegistry()
         registry.register(JobMetrics(self.runtime))
         registry.register(ProcessMetrics())
-        self._metrics_server, _ = start_http_server(
-            self._identity.metrics_port, addr=self._identity.listen_host, registry=registry
-        )
+        self._metrics_server = start_metrics_server(self._identity.metrics_port, self._identity.listen_host, registry)
         self._metrics_address = f"{self._identity.advertised_host}:{self._metrics_server.server_port}"
         self.runtime.start()
         self._conductor.start()

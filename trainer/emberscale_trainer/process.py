@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from emberscale_api.environment import UNUSABLE_EXIT_CODE, ProcessIdentity, read_identity
 from emberscale_api.errors import InvalidError
+from emberscale_api.metrics_server import start_metrics_server
 from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_trainer.membership import NoHandshakeError
 
@@ -50,7 +51,7 @@ def serve_metrics(identity: ProcessIdentity) -> tuple[CollectorRegistry, str]:
     """Serves the process's metrics; returns the registry for more of them, and the address."""
     registry = CollectorRegistry()
     registry.register(ProcessMetrics())
-    server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
+    server = start_metrics_server(identity.metrics_port, identity.listen_host, registry)
     return registry, f"{identity.advertised_host}:{server.server_port}"
 
 
