@@ -406,7 +406,7 @@ class RefusedProfile(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     reason: _builtins.str
-    """CamelCase: NotFinite, Negative, FromTheFuture, Inconsistent"""
+    """CamelCase: NotFinite, Negative, FromTheFuture, Inconsistent, TooMany"""
     message: _builtins.str
     """names the field and says what is wrong"""
     def __init__(

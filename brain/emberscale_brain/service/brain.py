@@ -35,6 +35,8 @@ _log = structlog.get_logger()
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
 _MOST_BACKOFF = 16
+_TOLD = 8
+"""The most refusals of a report that are logged."""
 
 
 class _WarmStarts:
@@ -154,15 +156,17 @@ class Brain:
             job, reports, start_ups, self.clock(), self.clock.wall(), self._settings.clock_skew
         )
         self.meters.profiles.labels("Accepted").inc(reported.accepted)
-        for sequence, problem in reported.refused:
-            self.meters.profiles.labels(problem.reason.value).inc()
+        for sequence, problem in reported.refused[:_TOLD]:
             _log.warning(
                 "profile_refused", job_uid=job, sequence=sequence, reason=problem.reason, problem=problem.message
             )
+        for _, problem in reported.refused:
+            self.meters.profiles.labels(problem.reason.value).inc()
         self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
-        for place, problem in reported.refused_start_ups:
-            self.meters.start_ups.labels(problem.reason.value).inc()
+        for place, problem in reported.refused_start_ups[:_TOLD]:
             _log.warning("start_up_refused", job_uid=job, place=place, reason=problem.reason, problem=problem.message)
+        for _, problem in reported.refused_start_ups:
+            self.meters.start_ups.labels(problem.reason.value).inc()
         return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:

@@ -39,6 +39,7 @@ class Refusal(StrEnum):
     FROM_THE_FUTURE = "FromTheFuture"
     UNKNOWN_JOB = "UnknownJob"
     INCONSISTENT = "Inconsistent"
+    TOO_MANY = "TooMany"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ from emberscale_brain.service.state import BrainState, Conditions
 from emberscale_brain.warm_start import WarmStart
 
 _REASONS_A_ROUND = 20
+_MOST_TAKEN = 4096
+"""Profiles and start-ups that a job may report in a window: far above what a master does after an outage."""
+_WINDOW_SECONDS = 600.0
 _TICK = 1e-6  # seconds between profiles of one job that arrive together
 
 Record = Callable[[Sequence[Change], Sequence[ProfileReported]], Future[bool]]
@@ -79,6 +82,8 @@ class BrainRuntime:
         self._in_force = PlansInForce()
         self._record = record
         self._heard: dict[JobId, float] = {}
+        self._taken: dict[JobId, tuple[float, int]] = {}
+        """Since when a window lasts, and how much of what a job reported was taken in it, even if the job ended."""
         self._past: tuple[PastJob, ...] | None = None
         self._ended_unread: set[JobId] | None = set()
         self._unsent: list[Change] | None = None
@@ -127,8 +132,12 @@ class BrainRuntime:
                 refused_start_ups = [(place, unknown) for place in range(len(start_ups))]
             else:
                 self._heard[job] = now
+                room = self._room(job, now)
+                too_many = Refused(Refusal.TOO_MANY, f"the job has reported {_MOST_TAKEN} lately: report less often")
                 for report in reports:
                     problem = check_profile(report.profile, known.submitted.metadata.batch_size, wall, clock_skew)
+                    if problem is None and report.sequence > known.sequence and len(new) >= room:
+                        problem = too_many
                     if problem is not None:
                         refused.append((report.sequence, problem))
                     elif report.sequence > known.sequence:
@@ -140,12 +149,14 @@ class BrainRuntime:
                     else:
                         repeated.append(report)
                 for place, start_up in enumerate(start_ups):
-                    problem = check_start_up(start_up)
+                    problem = check_start_up(start_up) or (too_many if len(new) >= room else None)
                     if problem is not None:
                         refused_start_ups.append((place, problem))
                     else:
                         new.append(start_up)
                         self._apply(start_up)
+                began, taken = self._taken[job]
+                self._taken[job] = began, taken + len(new)
             durable = self._record(new, repeated)
         return Reported(len(reports) - len(refused), tuple(refused), tuple(refused_start_ups), durable)
 
@@ -331,6 +342,15 @@ class BrainRuntime:
             self._in_force.stale_because = because
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _room(self, job: JobId, now: float) -> int:
+        """Returns how much more a job may report, which the database of all jobs keeps."""
+        began, taken = self._taken.get(job, (now, 0))
+        if now >= began + _WINDOW_SECONDS:
+            self._taken = {one: window for one, window in self._taken.items() if now < window[0] + _WINDOW_SECONDS}
+            began, taken = now, 0
+        self._taken[job] = began, taken
+        return _MOST_TAKEN - taken
 
     def _apply(self, change: Change) -> None:
         self._state.apply(change)

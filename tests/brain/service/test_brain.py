@@ -22,11 +22,19 @@ from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
+from emberscale_brain.history.changes import (
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, ShapeBounds
 from emberscale_brain.service.answers import explanation_to, plan_to
 from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.checks import Refusal, Refused
 from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.planning import PlanningProcess
 from emberscale_brain.service.runtime import BrainRuntime, UnknownJobError
@@ -350,6 +358,28 @@ def test_refused_profiles_change_nothing(start_brain: MakeBrain) -> None:
     text = metrics(brain)
     for result in ("NotFinite", "Negative", "UnknownJob"):
         assert f'emberscale_brain_profiles_total{{result="{result}"}} 1.0' in text
+
+
+def test_a_job_that_reports_without_pause_does_not_fill_the_database_of_all(open_brain: MakeBrain) -> None:
+    """Each profile may have kilobytes, and old ones are removed once an hour."""
+    now = [time.time() + 60.0]
+    brain = open_brain("planning.interval=1h", clock=SteadyClock(lambda: now[0], lambda: now[0]))
+    for job in (JOB, JobId("other")):
+        brain.submit(replace(submitted(current=TWO), job=job))
+    accepted, refused = 0, list[tuple[int, Refused]]()
+    for first in range(0, 10_000, 1000):
+        if first == 5000:  # ended and submitted again, it has no more room
+            brain.end(JobEnded(JOB, "Suspended", now[0]))
+            brain.submit(submitted(current=TWO))
+        reports = [replace(profile(1), sequence=first + place) for place in range(1000)]
+        said = brain.report(JOB, reports, [StartUpObserved(JOB, "ps", float(first), 1.0)])
+        accepted += said.accepted
+        refused += [*said.refused, *said.refused_start_ups]
+    assert accepted <= 4096
+    assert {problem.reason for _, problem in refused} == {Refusal.TOO_MANY}
+    assert brain.report(JobId("other"), [profile(1)], ()).accepted == 1
+    now[0] += 600.0
+    assert brain.report(JOB, [replace(profile(1), sequence=20_000)], ()).accepted == 1
 
 
 def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain: MakeBrain) -> None:
