@@ -45,7 +45,7 @@ def test_a_job_goes_back_to_quantised_weights_and_ends_with_exact_ones(make_job:
 
 
 def test_a_dead_parameter_server_takes_the_job_back_to_a_chain_of_checkpoints(make_job: Callable[..., Job]) -> None:
-    job = make_job({"checkpoint": {"interval": "1s", "incremental": "Auto"}, "training": {"epochs": 4}})
+    job = make_job({"checkpoint": {"interval": "1s", "incremental": "Auto"}, "training": {"epochs": 8}})
     job.start()
 
     def builds_on_another() -> bool:
