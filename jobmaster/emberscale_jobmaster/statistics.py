@@ -147,9 +147,13 @@ class ProgressiveWindow:
 
     def auc(self) -> float:
         """AUC; NaN until both labels were seen."""
-        if not self.slices:
-            return math.nan
-        return auc(sum(part.positives for part in self.slices), sum(part.negatives for part in self.slices))
+        return auc(*self.histograms())
+
+    def histograms(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The counts of predictions by bin, with label 1 and with label 0, shape [bins]; [] before the first report."""
+        ones = np.sum([part.positives for part in self.slices], axis=0, dtype=np.int64)
+        zeros = np.sum([part.negatives for part in self.slices], axis=0, dtype=np.int64)
+        return np.asarray(ones), np.asarray(zeros)
 
 
 def eta_seconds(remaining: int, samples_per_second: float | None) -> float:

@@ -131,8 +131,7 @@ def _wanted_bandwidth(state: JobState, seen: Observations, spec: TrainingJobSpec
 
 def _only_label(window: ProgressiveWindow) -> int | None:
     """The label of all of the many latest samples; None if they have both, or are few."""
-    ones = sum(int(part.positives.sum()) for part in window.slices)
-    zeros = sum(int(part.negatives.sum()) for part in window.slices)
+    ones, zeros = (int(counts.sum()) for counts in window.histograms())
     return int(zeros == 0) if ones + zeros >= _MANY_SAMPLES and not (ones and zeros) else None
 
 
@@ -140,8 +139,8 @@ def _are_sigmoids_of_probabilities(window: ProgressiveWindow) -> bool:
     """Whether all predictions are sigmoids of numbers from 0 to 1, unlike the share of positive labels."""
     if not window.slices:
         return False
-    positives = np.sum([part.positives for part in window.slices], axis=0)
-    total = positives + np.sum([part.negatives for part in window.slices], axis=0)
+    positives, negatives = window.histograms()
+    total = positives + negatives
     count, edges = total.sum(), BINNED_LOGITS * (np.arange(len(total) + 1) / len(total) - 0.5)
     if count < _ENOUGH_SAMPLES or total[(edges[1:] <= 0) | (edges[:-1] > 1)].any():
         return False
