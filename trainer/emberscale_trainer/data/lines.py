@@ -245,7 +245,7 @@ def index_lines(
     indexer = LineIndexer(file_number, block_records, delimiter, header)
     with closing(TextStream(file.uri)) as stream:
         while chunk := stream.read(CHUNK_BYTES):
-            if b"\r" in chunk[:-1] and b"\n" not in chunk:
+            if b"\n" not in chunk and b"\r" in chunk[:-1]:
                 raise DataUnavailableError(
                     file.uri,
                     "its lines end in carriage returns alone; convert it, for example with `tr '\\r' '\\n'`",
