@@ -197,6 +197,26 @@ def test_suspending_saves_the_state_and_ends_every_process(
     assert watch.left() == []
 
 
+def test_other_commands_find_no_master_while_the_job_saves_its_state_to_end(
+    make_local: MakeJob, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
+    monkeypatch.setenv("STAND_IN_SUSPEND_SECONDS", "1")
+    local = make_local()
+    watch = Watch(training, lambda _: local.suspend())
+    found: dict[bool, list[bool]] = {False: [], True: []}
+
+    def observe(snapshot: RunView) -> None:
+        found[snapshot.suspending].append(folder.master_address.exists())
+        watch(snapshot)
+
+    with local:
+        local.run(observe)
+    assert found[False][0]
+    assert len(found[True]) > 5
+    assert sum(found[True]) <= 1, "the look during which the request comes may be the last with a master"
+
+
 def test_suspending_before_the_master_is_up_just_ends(make_local: MakeJob) -> None:
     local = make_local()
     watch = Watch(lambda snapshot: bool(snapshot.processes), lambda _: local.suspend())

@@ -95,13 +95,13 @@ def test_other_names_are_refused(held: Path, master: Master, server: str, said: 
 
 
 def test_a_run_that_is_just_starting_is_to_be_asked_again(held: Path) -> None:
+    RunFolder(held).master_address.unlink()
     code, output = drain(held, "ps-0")
     assert code == 2
     assert "the run is just starting, or about to end; try again in a moment" in output
 
 
 def test_a_master_that_is_away_is_said(held: Path) -> None:
-    RunFolder(held).master_address.write_text("127.0.0.1:1")
     code, output = drain(held, "ps-0")
     assert code == 2
     assert "the master of the run does not answer" in output

@@ -34,6 +34,7 @@ def run_of(root: Path, status: RunStatus = RunStatus.RUNNING, **spec: Any) -> Tr
     folder.make()
     folder.manifest.write_text(job.to_json(), encoding="utf-8")
     folder.write_tokens()
+    folder.master_address.write_text("127.0.0.1:1", encoding="utf-8")
     manifest = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     record = RunRecord(name="ctr", uid="uid", status=status, started_at=datetime.now(UTC), manifest=manifest)
     RunPaths(root).record.write_text(record.model_dump_json(), encoding="utf-8")
@@ -144,9 +145,12 @@ def test_a_run_that_does_not_run_is_refused(tmp_path: Path, status: RunStatus, p
     assert problem in said
 
 
-def test_a_run_that_is_just_starting_is_refused(held: Path) -> None:
-    RunFolder(held).token.unlink()
-    assert "just starting" in scale(str(held), "ps=2")[1]
+@pytest.mark.parametrize("missing", ["token", "master_address"])
+def test_a_run_that_just_starts_or_saves_its_state_to_end_is_refused(held: Path, missing: str) -> None:
+    getattr(RunFolder(held), missing).unlink()
+    code, said = scale(str(held), "ps=2")
+    assert code == 2
+    assert "the run is just starting, or about to end" in said
 
 
 def test_without_a_run_the_cluster_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """One job's processes as a backend of the job machine."""
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +101,7 @@ class LocalBackend:
         self._exits: dict[InstanceId, MemberExit] = {}
         self._status: JobStatus | None = None
         self._plan: JobPlan | None = None
+        self._is_listed = True
 
     async def observe(self, now: float) -> Observed | None:
         """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
@@ -131,6 +133,7 @@ class LocalBackend:
     async def report(self, news: News, now: float) -> float:
         """Tells the observer."""
         self._standing, self._status = news.decision.standing, news.status
+        self._keep_address()
         if news.plan is not None and news.plan.phase not in RESTING:
             self._plan = news.plan
         if not news.before.rests:
@@ -191,6 +194,20 @@ class LocalBackend:
             planned=bool(self._environment.brain.address),
             memory_ceiling=psutil.virtual_memory().total,
         )
+
+    def _keep_address(self) -> None:
+        """Hides the master from other commands while the job saves its state to end: they could change nothing."""
+        ends = self._stop.suspend or self._standing.rests
+        saves = self._status is not None and self._status.phase is JobPhase.SAVING
+        listed = not ends and not saves
+        if listed == self._is_listed:
+            return
+        with contextlib.suppress(OSError):  # of a full disk: the next look tries again
+            if listed:
+                self._folder.master_address.write_text(self._master.address, encoding="utf-8")
+            else:
+                self._folder.master_address.unlink(missing_ok=True)
+            self._is_listed = listed
 
     def _note_exits(self) -> None:
         for instance in self._observed:

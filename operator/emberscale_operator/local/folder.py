@@ -18,7 +18,7 @@ class RunFolder:
     * `state`: a folder with what the job needs to continue, such as the store's files.
     * `manifest`: with defaults filled in, as the job's processes read it.
     * `token`: the secret of the run under way; `operator_token`: the one with which that run is steered.
-    * `master_address`: where the master of the run under way listens, `host:port`.
+    * `master_address`: where the master listens, `host:port`; not there while the job saves its state to end.
     * `kill_request`: the request to kill a process of the run under way, until the run takes it.
     * `drill`: a file that is locked while a loss is rehearsed on the run.
     * `sockets`: a link to the folder with the job's Unix sockets, while there is one.

@@ -26,7 +26,8 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
     folder = folder_under_way(root, hint)
 
     def edited(job: TrainingJob) -> TrainingJob:
-        if not folder.token.exists():  # a launch removes it first, then writes the manifest, and then this
+        # a launch removes the token first, then writes the manifest, and then the token
+        if not (folder.token.exists() and folder.master_address.exists()):
             raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}")
         return job.model_copy(update={"spec": edit(job.spec)})
 
