@@ -161,7 +161,7 @@ def run_job(
         with open_run(root, job, resume, overwrite) as held:
             if held.scaled:
                 numbers = " ".join(f"{role}={number}" for role, number in held.scaled.items())
-                _warn(f"{numbers}, as the run was scaled before; --set spec.worker.replicas=NUMBER takes another")
+                _warn(f"{numbers}, as the run was scaled before; `emberscale scale {root}` changes that as it trains")
             try:
                 return _train(held, redis, master_port, brain, interruption, picture)
             except OSError as error:
