@@ -17,11 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from auto_scaling_job import CORES, NAMESPACE, AutoJob, Shape, Window, install
-from emberscale_api.pictures import BLUE, GREY, ORANGE, STYLE
+from emberscale_api.pictures import BLUE, GREY, ORANGE
 from emberscale_api.readable import rate_text
 from eventually import NotInTimeError
 from reporting import Ratio, arguments, report, say
@@ -86,18 +85,17 @@ def at(job: AutoJob, shape: Shape) -> Window:
 
 def draw(path: Path, planned: Sequence[Window], static: Sequence[Window], ratio: Ratio) -> None:
     """Draws the speed after each plan against those of the static shapes."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9, 4.5), layout="constrained")
-        axis = figure.subplots()
-        axis.plot([w.plans for w in planned], [w.samples_per_second for w in planned], "o", color=BLUE, label="Auto")
-        for place, window in enumerate(sorted(static, key=lambda one: -one.samples_per_second)):
-            label = "static shapes of the same cores" if place == 0 else None
-            axis.axhline(window.samples_per_second, color=ORANGE if place == 0 else GREY, linewidth=0.8, label=label)
-        axis.set(xlabel="plans followed", ylabel="samples/s", ylim=(0, None))
-        axis.set_xticks(range(1 + max(w.plans for w in planned)))
-        axis.set_title(f"Auto from a bad start: {ratio.median:.0%} of the best static shape ({len(ratio.pairs)} turns)")
-        axis.legend()
-        figure.savefig(path, dpi=120)
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
+    axis.plot([w.plans for w in planned], [w.samples_per_second for w in planned], "o", color=BLUE, label="Auto")
+    for place, window in enumerate(sorted(static, key=lambda one: -one.samples_per_second)):
+        label = "static shapes of the same cores" if place == 0 else None
+        axis.axhline(window.samples_per_second, color=ORANGE if place == 0 else GREY, linewidth=0.8, label=label)
+    axis.set(xlabel="plans followed", ylabel="samples/s", ylim=(0, None))
+    axis.set_xticks(range(1 + max(w.plans for w in planned)))
+    axis.set_title(f"Auto from a bad start: {ratio.median:.0%} of the best static shape ({len(ratio.pairs)} turns)")
+    axis.legend()
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale._commands.layout import LayoutOptions, layout_of
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALE_GREY, STYLE
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALE_GREY
 from emberscale_api.readable import duration_text
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
@@ -144,50 +143,49 @@ def draw(
     share: float,
 ) -> None:
     """Draws the paper's figures, in its order."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(15, 8.5), layout="constrained")
-        size, hot, curve, times, error, tagging = figure.subplots(2, 3).flat
-        thresholds = [point.threshold for point in points]
-        size.loglog(thresholds, [point.counted * ROW_BYTES / 2**20 for point in points], "o-", color=BLUE)
-        size.set(title="Figure 5a: hot rows, MiB", xlabel="threshold t")
-        hot.semilogx(thresholds, [point.hot_accesses for point in points], "o-", color=BLUE, label="accesses")
-        hot.semilogx(thresholds, [point.hot_samples for point in points], "o-", color=GREEN, label="all-hot samples")
-        hot.set(title="Figure 5b: share that is hot", xlabel="threshold t", ylim=(0, 1.02))
-        hot.yaxis.set_major_formatter(PercentFormatter(1.0))
-        hot.legend()
-        draw_curve(curve, logs, share)
-        names = [name for name in ratios if "seconds" in name]
-        times.barh(range(len(names)), [ratios[name].median for name in names], color=BLUE, height=0.5)
-        times.set_yticks(range(len(names)), ["figure 8: sampling", "figure 9: chunks"])
-        for place, (low, high) in enumerate(((19, 55), (14.5, 61))):
-            times.plot([low, high], [place, place], color=ORANGE, linewidth=4, label="paper" if place else None)
-        times.set(title="Figures 8 and 9: times faster", xlabel="x")
-        times.legend()
-        shown = [point for point in points if point.counted]
-        error.axhspan(-0.1, 0.1, color=PALE_GREY, label="paper: chunks within 10%")
-        error.errorbar(
-            [point.threshold for point in shown],
-            [point.estimated.mean / point.counted - 1 for point in shown],
-            yerr=[point.estimated.half_width / point.counted for point in shown],
-            fmt="o-",
-            color=BLUE,
-            capsize=3,
-            label="chunks, 99.9% interval",
-        )
-        error.plot(
-            [point.threshold for point in shown],
-            [point.sampled / point.counted - 1 for point in shown],
-            "D--",
-            color=ORANGE,
-            label="sample of 5%",
-        )
-        error.set(title="Figure 10: error of the number of hot rows", xlabel="threshold t", xscale="log", ylim=(-1, 1))
-        error.yaxis.set_major_formatter(PercentFormatter(1.0))
-        error.legend()
-        tagging.semilogx(thresholds, [point.tag_seconds for point in points], "o-", color=BLUE)
-        tagging.set(title="Figure 11: seconds to tag all records", xlabel="threshold t")
-        tagging.set_ylim(bottom=0)
-        figure.savefig(path, dpi=110)
+    figure = Figure(figsize=(15, 8.5), layout="constrained")
+    size, hot, curve, times, error, tagging = figure.subplots(2, 3).flat
+    thresholds = [point.threshold for point in points]
+    size.loglog(thresholds, [point.counted * ROW_BYTES / 2**20 for point in points], "o-", color=BLUE)
+    size.set(title="Figure 5a: hot rows, MiB", xlabel="threshold t")
+    hot.semilogx(thresholds, [point.hot_accesses for point in points], "o-", color=BLUE, label="accesses")
+    hot.semilogx(thresholds, [point.hot_samples for point in points], "o-", color=GREEN, label="all-hot samples")
+    hot.set(title="Figure 5b: share that is hot", xlabel="threshold t", ylim=(0, 1.02))
+    hot.yaxis.set_major_formatter(PercentFormatter(1.0))
+    hot.legend()
+    draw_curve(curve, logs, share)
+    names = [name for name in ratios if "seconds" in name]
+    times.barh(range(len(names)), [ratios[name].median for name in names], color=BLUE, height=0.5)
+    times.set_yticks(range(len(names)), ["figure 8: sampling", "figure 9: chunks"])
+    for place, (low, high) in enumerate(((19, 55), (14.5, 61))):
+        times.plot([low, high], [place, place], color=ORANGE, linewidth=4, label="paper" if place else None)
+    times.set(title="Figures 8 and 9: times faster", xlabel="x")
+    times.legend()
+    shown = [point for point in points if point.counted]
+    error.axhspan(-0.1, 0.1, color=PALE_GREY, label="paper: chunks within 10%")
+    error.errorbar(
+        [point.threshold for point in shown],
+        [point.estimated.mean / point.counted - 1 for point in shown],
+        yerr=[point.estimated.half_width / point.counted for point in shown],
+        fmt="o-",
+        color=BLUE,
+        capsize=3,
+        label="chunks, 99.9% interval",
+    )
+    error.plot(
+        [point.threshold for point in shown],
+        [point.sampled / point.counted - 1 for point in shown],
+        "D--",
+        color=ORANGE,
+        label="sample of 5%",
+    )
+    error.set(title="Figure 10: error of the number of hot rows", xlabel="threshold t", xscale="log", ylim=(-1, 1))
+    error.yaxis.set_major_formatter(PercentFormatter(1.0))
+    error.legend()
+    tagging.semilogx(thresholds, [point.tag_seconds for point in points], "o-", color=BLUE)
+    tagging.set(title="Figure 11: seconds to tag all records", xlabel="threshold t")
+    tagging.set_ylim(bottom=0)
+    figure.savefig(path, dpi=110)
 
 
 def draw_curve(axes: Axes, logs: tuple[Sequence[Accesses], Sequence[Accesses]], share: float) -> None:

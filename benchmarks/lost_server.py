@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from emberscale_api import metrics
 from emberscale_api.pictures import BLUE, CRIMSON, GREEN, GREY, ORANGE
@@ -224,8 +225,10 @@ def draw(path: Path, servers: int, found: Mapping[str, Sequence[Loss]], sizes: S
         for number, loss in enumerate(losses):
             label = contender if not number else None
             samples.plot(*zip(*loss.line, strict=True), color=COLOURS[contender], label=label)
-    samples.axhline(0, color="grey", linewidth=0.5)
+    samples.axhline(0, color=GREY, linewidth=0.5)
+    samples.yaxis.set_major_formatter(EngFormatter())
     samples.set(xlabel=f"seconds after SIGKILL of one of {servers} PS", ylabel="samples beyond those at the kill")
+    samples.set_title("A parameter server is lost: training by strategy")
     samples.legend()
     for growth in beside:
         medians = []

@@ -21,12 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, STYLE, headline
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, headline
 from parity import ROLES, TARGET, WITH, WITHOUT, Runs, Setting, compare, parse, parser_of, totals
 from reporting import Ratio, report
 
@@ -101,20 +100,19 @@ VARIATIONS = {
 
 def draw(path: Path, variation: Variation, measured: Mapping[float, Runs]) -> None:
     """Draws the overhead over the values, and the CPU time that it is of."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.8), layout="constrained")
-        overhead, costs = figure.subplots(1, 2)
-        _draw_overhead(overhead, variation, measured)
-        _draw_costs(costs, measured)
-        ticks = sorted({*measured, *(one.value for one in variation.published)})
-        for axis, values in ((overhead, ticks), (costs, sorted(measured))):
-            if variation.is_logarithmic:
-                axis.set_xscale("log", base=2)
-            axis.set_xticks(values, [f"{value:g}" for value in values])
-            axis.xaxis.set_minor_locator(NullLocator())
-            axis.set_xlabel(variation.label)
-        headline(figure, f"The cost of parity over {variation.label}")
-        figure.savefig(path, dpi=120)
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    overhead, costs = figure.subplots(1, 2)
+    _draw_overhead(overhead, variation, measured)
+    _draw_costs(costs, measured)
+    ticks = sorted({*measured, *(one.value for one in variation.published)})
+    for axis, values in ((overhead, ticks), (costs, sorted(measured))):
+        if variation.is_logarithmic:
+            axis.set_xscale("log", base=2)
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(variation.label)
+    headline(figure, f"The cost of parity over {variation.label}")
+    figure.savefig(path, dpi=120)
 
 
 def _draw_overhead(axis: Axes, variation: Variation, measured: Mapping[float, Runs]) -> None:

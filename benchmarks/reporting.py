@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import matplotlib as mpl
+from cycler import cycler
+
+from emberscale_api.pictures import PALETTE, STYLE
+
+# pictures of benchmarks look as those of the product do
+mpl.rcParams.update({**STYLE, "axes.prop_cycle": cycler(color=PALETTE)})
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
