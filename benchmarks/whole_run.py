@@ -64,17 +64,24 @@ def run(
 
 
 class RunningJob:
-    """A job under way in a folder."""
+    """A job under way in a folder; `emberscale` is the command that runs it."""
 
-    def __init__(self, folder: Path, job: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        emberscale: Sequence[str] = (EMBERSCALE,),
+    ) -> None:
         self.root = folder / "run"
         self._file = folder / "job.yaml"
         self._file.write_text(yaml.safe_dump(dict(job)))
         self._environment = environment
+        self._emberscale = emberscale
         self._process = self._started()
 
     def _started(self, *options: str) -> subprocess.Popen[bytes]:
-        command = [EMBERSCALE, "run", str(self._file), "--workdir", str(self.root), *options]
+        command = [*self._emberscale, "run", str(self._file), "--workdir", str(self.root), *options]
         return subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def latest(self) -> tuple[float, int, int]:
