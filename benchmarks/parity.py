@@ -78,23 +78,22 @@ def job_of(data: Path, setting: Setting, contender: str) -> dict[str, Any]:
     return manifest("parity", spec)
 
 
+def is_protected(run: Path, servers: int) -> bool:
+    """Returns whether each PS of a run with parity has logged that its rows are protected."""
+    logs = [run / "logs" / f"ps-{index}.log" for index in range(servers)]
+    return all(log.exists() and "rows_protected" in log.read_text() for log in logs)
+
+
 class MeasuredJob(RunningJob):
     """A job with or without parity."""
 
     def __init__(self, folder: Path, data: Path, setting: Setting, contender: str) -> None:
         emberscale = (sys.executable, replicated_gradients.__file__) if contender == REPLICATED else (EMBERSCALE,)
         super().__init__(folder, job_of(data, setting, contender), emberscale=emberscale)
-        self._servers = setting.servers
-        self._protects = contender in (WITH, ASYNC)
 
     def samples(self) -> int:
         """Returns the trained samples."""
         return self.latest()[1]
-
-    def is_protected(self) -> bool:
-        """Whether each PS has logged that its rows are protected; true without parity."""
-        logs = [self.root / "logs" / f"ps-{index}.log" for index in range(self._servers)]
-        return not self._protects or all(log.exists() and "rows_protected" in log.read_text() for log in logs)
 
     def cpu_seconds(self) -> dict[str, float]:
         """Returns the CPU seconds of all processes so far, by role."""
@@ -113,7 +112,8 @@ def measure(data: Path, setting: Setting, contender: str, warm: int, samples: in
     with tempfile.TemporaryDirectory() as folder:
         job = MeasuredJob(Path(folder), data, setting, contender)
         try:
-            job.expect(lambda: job.samples() >= warm and job.is_protected())
+            coded = contender in (WITH, ASYNC)
+            job.expect(lambda: job.samples() >= warm and (not coded or is_protected(job.root, setting.servers)))
             first, before = job.samples(), job.cpu_seconds()
             job.expect(lambda: job.samples() >= first + samples)
             last, after = job.samples(), job.cpu_seconds()

@@ -18,6 +18,8 @@ and step rows by row-wise Adagrad, as ours does:
 They run in eager mode. With all but the tables compiled by `torch.compile`, they trained 0.84 to 1.08 times as fast, as
 nine pairs on 28 November 2026 told.
 
+With `--parity`, one more job of ours takes turns: it has 5 PS, which keep parity with `durability: Sync`.
+
 With `--before`, the `emberscale` command of another checkout takes turns with this one.
 """
 
@@ -43,6 +45,8 @@ from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, manifest, run, synthesise
 
 OURS, BEFORE = "Emberscale, 2 PS + 2 workers", "Emberscale before"
+PROTECTED, PROTECTED_TARGET = "Emberscale with parity, 5 PS + 2 workers", 1.25
+"""Of all references, the target of a job with parity is for FBGEMM."""
 THREADS, PROCESSES, FBGEMM = "PyTorch, two threads", "PyTorch, two processes", "FBGEMM, two threads"
 TARGETS = {
     2048: {THREADS: 1.15, PROCESSES: 0.9, FBGEMM: 1.4, BEFORE: 1.05},
@@ -81,7 +85,9 @@ def reference(kind: str, records: Path, processes: int, threads: int, batch: int
     return sum(float(process.communicate()[0]) for process in started)
 
 
-def ours(data: Path, batch: int, warmup: int, command: str = EMBERSCALE) -> dict[str, Any]:
+def ours(
+    data: Path, batch: int, warmup: int, command: str = EMBERSCALE, servers: int = 2, strategy: str = "Auto"
+) -> dict[str, Any]:
     """Returns the summary of a whole run on the same records."""
     return run(
         manifest(
@@ -91,8 +97,9 @@ def ours(data: Path, batch: int, warmup: int, command: str = EMBERSCALE) -> dict
                 "model": {"embeddings": {"dimension": DIMENSION}, "bottomMlp": [*BOTTOM], "topMlp": [*TOP]},
                 "training": {"batchSize": batch, "stalenessWarmup": warmup},
                 "sharding": {"heartbeatInterval": "200ms"},  # the precision of the end of training
-                "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
+                "ps": {"replicas": servers, "resources": {"limits": {"cpu": 1}}},
                 "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
+                "faultTolerance": {"strategy": strategy},
             },
         ),
         ["taskset", "-c", ",".join(map(str, _cores())), command],
@@ -126,13 +133,18 @@ def draw(path: Path, rates: dict[str, list[float]]) -> None:
     figure.savefig(path, dpi=120)
 
 
-def measure(data: Path, records: Path, batch: int, warmup: int, before: str | None) -> dict[str, float]:
+def measure(
+    data: Path, records: Path, batch: int, warmup: int, before: str | None, has_parity: bool
+) -> dict[str, float]:
     """Measures the samples/s of each contender once, by label."""
     summary = ours(data, batch, warmup)
     rates = {OURS: float(summary["samples_per_second"])}
     say(f"B = {batch}: stages {summary['stages']}")
     if before is not None:
         rates[BEFORE] = float(ours(data, batch, warmup, before)["samples_per_second"])
+    if has_parity:
+        protected = ours(data, batch, warmup, servers=5, strategy="ErasureCoding")
+        rates[PROTECTED] = float(protected["samples_per_second"])
     rates[THREADS] = reference("plain", records, 1, 2, batch)
     rates[PROCESSES] = reference("plain", records, 2, 1, batch)
     if importlib.util.find_spec("fbgemm_gpu"):
@@ -146,6 +158,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--batch-sizes", type=int, nargs="+", choices=TARGETS, default=[*TARGETS], help="only these")
     parser.add_argument("--warmup", type=int, default=0, metavar="BATCHES", help="stalenessWarmup of ours")
+    parser.add_argument("--parity", action="store_true", help="also measure a job that keeps parity")
     parser.add_argument("--before", metavar="COMMAND", help="the emberscale command of another checkout")
     options = parser.parse_args()
     samples = 300_000 if options.quick else 1_000_000
@@ -157,12 +170,15 @@ def main() -> None:
         for batch in options.batch_sizes:
             measured = []
             for pair in range(options.pairs):
-                measured.append(measure(data, records, batch, options.warmup, options.before))
+                measured.append(measure(data, records, batch, options.warmup, options.before, options.parity))
                 rates = ", ".join(f"{label} {rate_text(rate)}" for label, rate in measured[-1].items())
                 say(f"B = {batch}, pair {pair}: {rates}")
             for label in measured[0]:
                 drawn[f"{label}, B = {batch}"] = [rates[label] for rates in measured]
-                if label != OURS:
+                if label == PROTECTED and FBGEMM in measured[0]:
+                    pairs = [(rates[PROTECTED], rates[FBGEMM]) for rates in measured]
+                    ratios[f"with parity / {FBGEMM}, B = {batch}"] = Ratio(pairs, PROTECTED_TARGET, "min")
+                if label not in (OURS, PROTECTED):
                     pairs = [(rates[OURS], rates[label]) for rates in measured]
                     ratios[f"samples/s / {label}, B = {batch}"] = Ratio(pairs, TARGETS[batch][label], "min")
     if options.plot:
