@@ -253,7 +253,6 @@ class DeltaLog:
         self._lane_of = lane_of
         self._cells = np.zeros(lanes, np.int64)
         self._chunks = [np.zeros(0, np.uint8) for _ in range(lanes)]
-        self._taken = [0] * lanes
         self._full: list[list[NDArray[np.uint8]]] = [[] for _ in range(lanes)]
         self._lanes_of = [np.zeros(0, np.int64) for _ in segments]
         self._merges = merges
@@ -295,30 +294,27 @@ class DeltaLog:
         `receivers` has the lanes of each. The caller owns the deltas. Raises MemoryError, and then takes nothing.
         """
         self._close()
-        taken = []
-        for lanes in receivers:
-            parts = [part for lane in lanes for part in (*self._full[lane], self._rest(lane)) if len(part)]
-            taken.append(parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts]))
+        # copies: the chunks have room for several times these bytes, and are written again, while they are cached
+        taken = [
+            np.concatenate([_NONE, *(part for lane in lanes for part in self._parts(lane))]) for lanes in receivers
+        ]
         for lane, chunk in enumerate(self._chunks):
             self._full[lane] = []
-            self._taken[lane] = int(self._cells[lane]) - address_of(chunk)
+            self._cells[lane] = address_of(chunk)
         return taken
 
     def _close(self) -> None:
         """Closes all open deltas; what changes from then on has deltas of its own."""
         if self._merges:
             tables = address_of(self._tables)
-            for lane, full in enumerate(self._full):
-                for part in (*full, self._rest(lane)):
+            for lane in range(len(self._full)):
+                for part in self._parts(lane):
                     close_deltas(address_of(part), len(part), tables, len(self._tables))
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the deltas that were written and not taken yet."""
-        return sum(
-            sum(map(len, self._full[lane])) + int(self._cells[lane]) - address_of(chunk) - self._taken[lane]
-            for lane, chunk in enumerate(self._chunks)
-        )
+        return sum(len(part) for lane in range(len(self._full)) for part in self._parts(lane))
 
     @property
     def is_whole(self) -> bool:
@@ -442,14 +438,19 @@ class DeltaLog:
                 delta[DELTA_BYTES:].reshape(count, stride)[withdrawn] = 0
         self._cells[lane] += size
 
-    def _rest(self, lane: int) -> NDArray[np.uint8]:
+    def _parts(self, lane: int) -> list[NDArray[np.uint8]]:
+        """Returns the deltas of a lane that were written and not taken yet, in order."""
+        return [*self._full[lane], self._written(lane)]
+
+    def _written(self, lane: int) -> NDArray[np.uint8]:
+        """Returns what is written in a lane's present chunk."""
         chunk = self._chunks[lane]
-        return chunk[self._taken[lane] : int(self._cells[lane]) - address_of(chunk)]
+        return chunk[: int(self._cells[lane]) - address_of(chunk)]
 
     def _begin_chunk(self, lane: int, size: int) -> None:
         chunk = np.empty(max(size, _CHUNK_BYTES), np.uint8)
-        rest = self._rest(lane) if len(self._chunks[lane]) else chunk[:0]
-        if len(rest):
-            self._full[lane].append(rest)
-        self._chunks[lane], self._taken[lane] = chunk, 0
+        written = self._written(lane) if len(self._chunks[lane]) else chunk[:0]
+        if len(written):
+            self._full[lane].append(written)
+        self._chunks[lane] = chunk
         self._cells[lane] = address_of(chunk)
