@@ -12,6 +12,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 _MOST_CONNECTIONS = 32
@@ -68,9 +69,23 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+def _application(registry: Collector) -> Any:
+    """Serves the registry, in the usual format if the one that is asked for makes no sense."""
+    serve = make_wsgi_app(registry)
+
+    def application(environment: dict[str, Any], start_response: Any) -> Any:
+        try:
+            choose_encoder(environment.get("HTTP_ACCEPT", ""))
+        except TypeError:  # the version of the format is not a number, but the library compares it with one
+            del environment["HTTP_ACCEPT"]
+        return serve(environment, start_response)
+
+    return application
+
+
 def start_metrics_server(port: int, host: str, registry: Collector) -> WSGIServer:
     """Starts a server on a thread and returns it. Raises OSError for an address in use."""
     kind = _MetricsServer6 if ":" in host else _MetricsServer
-    server: WSGIServer = make_server(host, port, make_wsgi_app(registry), server_class=kind, handler_class=_Handler)
+    server: WSGIServer = make_server(host, port, _application(registry), server_class=kind, handler_class=_Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server

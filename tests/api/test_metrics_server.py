@@ -32,6 +32,16 @@ def test_metrics_are_served(port: int) -> None:
     assert "emberscale_one 1.0" in ask(port)
 
 
+@pytest.mark.parametrize("accept", ["text/plain; version=new", "application/openmetrics-text; version=1.x"])
+def test_who_asks_for_a_format_that_makes_no_sense_gets_the_usual_one(
+    port: int, accept: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        assert "emberscale_one 1.0" in reply.read().decode()
+    assert capfd.readouterr().err == "", "strangers do not fill the log"
+
+
 def test_connections_that_are_held_take_few_threads_and_hold_up_nobody(port: int) -> None:
     before = threading.active_count()
     with ExitStack() as held:
