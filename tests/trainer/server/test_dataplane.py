@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
@@ -24,6 +25,7 @@ from wire_client import WireClient
 
 SECONDS = 60.0
 MEGABYTE = 1 << 20
+GARBAGE = b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n".ljust(HEADER_BYTES)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_a_stranger_cannot_have_memory_reserved(address: str, held: ExitStack, s
 @pytest.mark.parametrize(
     "first",
     [
-        b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n".ljust(HEADER_BYTES),
+        GARBAGE,
         Header(Kind.PUSH, payload_bytes=0).pack(),
         Header(Kind.HELLO, payload_bytes=3).pack() + b"abc",
         frame(b"\0" * 9 + b"Secret"),
@@ -165,6 +167,37 @@ def test_an_hour_of_a_stranger_that_comes_again_and_again_costs_nothing_that_sta
         return psutil.Process().memory_info().rss - before
 
     assert any(hour() < MEGABYTE for _ in range(3))
+
+
+def test_a_stranger_that_comes_again_and_again_is_logged_ever_less(address: str, held: ExitStack) -> None:
+    with capture_logs() as logs:
+        for _ in range(100):
+            with dial(address, held) as stream:
+                stream.sendall(GARBAGE)
+                answer(stream)
+        dial(address, held).close()
+        eventually(lambda: any(entry["event"] == "no_hello" for entry in logs), "another thing is told by itself")
+    told = [entry for entry in logs if entry["event"] == "connection_refused"]
+    assert [entry["attempts"] for entry in told] == [1, 2, 4, 8, 16, 32, 64]
+    assert {entry["host"] for entry in told} == {"localhost"}
+
+
+def test_each_host_is_logged_and_more_hosts_than_are_remembered_count_as_one(
+    held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataplane, "_MOST_HOSTS", 2)
+    listener, address = listen("tcp://127.0.0.1:0")
+    held.callback(listener.close)
+    DataPlane(listener, ServerState(), "secret", "i").start()
+    port = int(address.rpartition(":")[2])
+    with capture_logs() as logs:
+        for number in [2, 3, 4, 5, 6, 2, 3]:
+            with socket.create_connection(("127.0.0.1", port), SECONDS, (f"127.0.0.{number}", 0)) as stream:
+                stream.sendall(GARBAGE)
+                answer(stream)
+    told = [(entry["host"], entry["attempts"]) for entry in logs]
+    first = [("127.0.0.2", 1), ("127.0.0.3", 1), ("127.0.0.4", 1), ("127.0.0.5", 2)]
+    assert told == [*first, ("127.0.0.2", 2), ("127.0.0.3", 2)]
 
 
 def test_over_tls_strangers_are_no_dearer(held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import errno
 import socket
 import ssl
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,6 +28,9 @@ _STRANGER_SECONDS = 5.0
 
 _MOST_STRANGERS = 64
 """The most peers that have not shown the token; one more displaces the one that connected first."""
+
+_MOST_HOSTS = 256
+"""The most hosts whose peers are counted by themselves when they are turned away; all others count as one."""
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 
@@ -55,6 +58,7 @@ class DataPlane:
         self._context = context
         self._streams = StreamReceivers(refuse_all) if streams is None else streams
         self._strangers = _Strangers(_MOST_STRANGERS)
+        self._turned_away = _TurnedAway(_MOST_HOSTS)
         self._pause = threading.Event()
 
     def start(self) -> None:
@@ -64,7 +68,7 @@ class DataPlane:
     def _accept(self) -> None:
         while True:
             try:
-                stream, _ = self._listener.accept()
+                stream, address = self._listener.accept()
             except OSError as error:
                 if self._listener.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
                     return  # the listener is closed: the server is going down
@@ -72,17 +76,18 @@ class DataPlane:
                 self._pause.wait(_ACCEPT_PAUSE_SECONDS)
                 continue
             try:
-                threading.Thread(target=self._serve, args=(stream,), name="connection", daemon=True).start()
+                host = address[0] if isinstance(address, tuple) else "localhost"  # a Unix socket has no address
+                threading.Thread(target=self._serve, args=(stream, host), name="connection", daemon=True).start()
             except RuntimeError as error:  # no more threads
                 _log.warning("accept_failed", problem=str(error))
                 stream.close()
                 self._pause.wait(_ACCEPT_PAUSE_SECONDS)
 
-    def _serve(self, stream: socket.socket) -> None:
+    def _serve(self, stream: socket.socket, host: str) -> None:
         try:
             connection = accept_connection(stream, self._context)
         except OSError as error:
-            _log.warning("connection_refused", problem=str(error))
+            self._log_refusal(host, error)
             stream.close()
             return
         try:
@@ -100,12 +105,37 @@ class DataPlane:
             connection.trust()
             _Session(connection, self._state, hello.session, first.worker, self._streams).run()
         except (ConnectionLostError, OSError) as error:
-            _log.info("no_hello", problem=str(error))
+            if attempts := self._turned_away.to_tell(host, "no_hello"):
+                _log.info("no_hello", host=host, problem=str(error), attempts=attempts)
         except WireError as error:
-            _log.warning("connection_refused", problem=str(error))
+            self._log_refusal(host, error)
             _refuse(connection, str(error))
         finally:
             connection.close()
+
+    def _log_refusal(self, host: str, error: Exception) -> None:
+        if attempts := self._turned_away.to_tell(host, "connection_refused"):
+            _log.warning("connection_refused", host=host, problem=str(error), attempts=attempts)
+
+
+class _TurnedAway:
+    """Counts the peers that were turned away, by host and event, so that they cannot fill the log."""
+
+    def __init__(self, most_hosts: int) -> None:
+        self._most_hosts = most_hosts
+        self._lock = threading.Lock()
+        self._hosts: set[str] = set()
+        self._attempts: Counter[tuple[str, str]] = Counter()
+
+    def to_tell(self, host: str, event: str) -> int:
+        """Counts a peer; returns its number if it is the first or their number has doubled, and else 0."""
+        with self._lock:
+            if len(self._hosts) < self._most_hosts:
+                self._hosts.add(host)
+            counted = (host if host in self._hosts else "", event)
+            self._attempts[counted] += 1
+            attempts = self._attempts[counted]
+        return attempts if attempts.bit_count() == 1 else 0
 
 
 class _Strangers:
