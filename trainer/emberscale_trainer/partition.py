@@ -40,6 +40,10 @@ class AppliedBatches:
         if counts[number] < 255:
             counts[number] += 1
 
+    def make_room(self, epoch: int, stop: int) -> None:
+        """Prepares to record batches below `stop`, which then needs no memory. Raises MemoryError."""
+        self._grow(epoch, stop)
+
     def lacking(self, ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """The (epoch, number) of batches in (epoch, first, stop) ranges that are not applied."""
         return [

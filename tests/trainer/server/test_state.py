@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
-from emberscale_api.wire import Header, Kind, Status
+from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assignment, Decision, ServerCore, Wait
@@ -195,6 +195,28 @@ def test_a_push_for_which_there_is_no_memory_can_be_sent_again(served: Served) -
     _, before = served.connect().pull(MANY)
     assert served.state.push(0, header, counts, keys, gradients) is Status.OK
     np.testing.assert_allclose(served.connect().pull(MANY)[1], before - 1, rtol=1e-6)
+
+
+def test_a_round_for_whose_record_there_is_no_memory_can_be_sent_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, keys, values = np.array([1, 0, 0], np.uint32), np.array([1], np.int64), ones(4)
+    first = Header(Kind.PUSH, generation=1, version=1, batch=0)
+    assert served.state.push(0, first, counts, keys, values) is Status.OK
+    room = len(served.state.core.applied._counts[0])
+    grow = AppliedBatches._grow
+
+    def without_memory(self: AppliedBatches, epoch: int, batches: int) -> NDArray[np.uint8]:
+        if batches > room:
+            raise MemoryError("cannot allocate")
+        return grow(self, epoch, batches)
+
+    header = Header(Kind.PUSH, Flag.ROUND, generation=1, version=1, batch=room - 2, batches=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(AppliedBatches, "_grow", without_memory)
+        with pytest.raises(MemoryError):
+            served.state.push(0, header, counts, keys, values)
+    assert served.state.push(0, header, counts, keys, values) is Status.OK
 
 
 HALF_A_PUSH = """

@@ -342,6 +342,10 @@ class ServerCore:
         serving, batch = self._require(), (header.epoch, header.batch)
         return serving.partly.lacking(batch, serving.owned) if batch in serving.partly else None
 
+    def make_room(self, header: Header) -> None:
+        """Prepares to `record` batches, which then needs no memory. Raises MemoryError."""
+        self._require().applied.make_room(header.epoch, header.numbers.stop)
+
     def record(self, session: int, header: Header, now: float) -> None:
         """Notes batches as applied to all rows.
 

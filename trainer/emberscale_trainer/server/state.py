@@ -289,6 +289,7 @@ class ServerState:
             if (lacking := self.core.lacking(header)) is not None:
                 counts, keys, values = tables.part_of(counts, keys, values, lacking.of_request(counts, keys))
                 push = tables.reserve(counts, keys, values)
+            self.core.make_room(header)
             self.core.record(session, header, began)
             try:
                 self._served.apply(push, header, counts, keys, self.core.applied.total, self.core.owned.buckets)
