@@ -1,7 +1,11 @@
 """The environment of a job's processes on this machine."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+from certificates import certificate_folder
 from emberscale_api import environment as names
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.environment import JobEnvironment
@@ -20,6 +24,25 @@ ENVIRONMENT = JobEnvironment(
 )
 
 
+KNOCK = """
+import socket, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import grpc
+from emberscale_api.certificates import read_certificates
+from emberscale_api.rpc import tls
+
+server = grpc.server(ThreadPoolExecutor(1))
+port = tls.bind(server, "127.0.0.1:0", read_certificates(Path(sys.argv[1])))
+server.start()
+with socket.create_connection(("127.0.0.1", port), 60) as stranger:
+    stranger.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+    while stranger.recv(4096):
+        pass
+print("refused")
+"""
+
+
 def test_only_the_first_master_of_a_launch_is_told_that_no_other_process_lives() -> None:
     told = {
         instance: names.ALONE in ENVIRONMENT.of(instance, Resources(None, None), {names.ALONE: "1"})
@@ -35,6 +58,18 @@ def test_only_the_master_gets_the_token_that_steers_the_job() -> None:
         for role in (Role.MASTER, Role.PS, Role.WORKER)
     }
     assert told == {Role.MASTER: "/run/state/operator-token", Role.PS: None, Role.WORKER: None}
+
+
+def test_strangers_do_not_fill_the_logs_with_handshakes_that_fail(tmp_path: Path) -> None:
+    given = ENVIRONMENT.of(InstanceId(Role.MASTER, 0, 1), Resources(None, None), os.environ)
+    ended = subprocess.run(
+        [sys.executable, "-c", KNOCK, str(certificate_folder(tmp_path / "tls"))],
+        env={**given, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (ended.stdout, ended.stderr) == ("refused\n", "")
 
 
 def test_a_run_within_a_process_of_another_job_inherits_nothing_of_that_job() -> None:

@@ -53,6 +53,7 @@ class JobEnvironment:
         """Returns the variables that libraries read when imported, and so must be set before a process is forked."""
         variables = {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         variables.setdefault(KERNEL_CACHE, str(self.kernel_cache))
+        variables.setdefault("GRPC_VERBOSITY", "ERROR")  # not each stranger whose TLS handshake fails
         return variables
 
     def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:
