@@ -23,10 +23,10 @@ from emberscale._run.checkpoints import (
     check_initial,
     export_model,
 )
-from emberscale._run.folder import CompleteAlreadyError, Run, open_run
+from emberscale._run.folder import CompleteAlreadyError, Run, alone_with_checkpoints, open_run
 from emberscale._run.interruption import Interruption
 from emberscale._run.metrics import MetricsRecorder
-from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable, local_path
+from emberscale._run.preflight import check_columns, check_data, check_model
 from emberscale._run.record import RunPaths, RunStatus, write_atomically
 from emberscale._run.summary import Summary, finite_json, summarize
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError, disk_problem
@@ -153,12 +153,14 @@ def run_job(
     check_columns(job.spec.data)
     for remark in check_model(job):
         _warn(remark)
-    _check_checkpoint_uri(job, resume)
     if not resume:  # one that resumes may have checkpoints of its own, and those of the other job may be gone
         for skipped in check_initial(job):
             _warn(f"warning: {skipped}")
     try:
-        with open_run(root, job, resume, overwrite) as held:
+        with (
+            alone_with_checkpoints(job.spec.checkpoint.uri, root),
+            _open_run(root, job, resume, overwrite) as held,
+        ):
             if held.scaled:
                 numbers = " ".join(f"{role}={number}" for role, number in held.scaled.items())
                 _warn(f"{numbers}, as the run was scaled before; `emberscale scale {root}` changes that as it trains")
@@ -178,15 +180,11 @@ def run_job(
         return Training(Summary(**json.loads(document)), root)
 
 
-def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
+def _open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run:
     uri = job.spec.checkpoint.uri
-    if uri is None:
-        return
-    folder = local_path(uri)
-    if folder is not None:
-        ensure_writable(folder, "spec.checkpoint.uri")
-    if not resume:
+    if uri is not None and not resume:
         SavedCheckpoints(uri).refuse_if_used()
+    return open_run(root, job, resume, overwrite)
 
 
 def _train(

@@ -11,6 +11,7 @@ import structlog
 from typer.testing import CliRunner
 
 from emberscale._cli import app
+from emberscale_operator.local.folder import try_lock
 
 
 def invoke(*arguments: str) -> tuple[int, list[str]]:
@@ -143,6 +144,23 @@ def test_a_new_run_does_not_go_on_from_checkpoints_that_it_finds(manifest: Path,
     assert code == 2
     assert len(lines) == 1
     assert "spec.checkpoint.uri: used already holds checkpoints" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["shared", "shared/", "./shared/../shared", "link", "file://{}/link/"])
+def test_two_runs_never_share_a_folder_of_checkpoints(manifest: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("shared")
+    descriptor = os.open(tmp_path / "shared", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert try_lock(descriptor)  # as a run that has no checkpoint yet
+        uri = name.format(tmp_path)
+        for option in ("--output=text", "--resume"):
+            code, lines = invoke("run", str(manifest), "--set", f"spec.checkpoint.uri={uri}", option)
+            assert (code, len(lines)) == (2, 1)
+            assert f"spec.checkpoint.uri: {uri} is in use by another `emberscale run`" in lines[0]
+        assert not (tmp_path / "runs").exists()
+    finally:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("uri", ["nosuchprotocol://bucket/x", "gs://bucket/x"])

@@ -5,7 +5,8 @@ import platform
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -104,7 +105,7 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
     if not resume:
         _refuse_own_origin(root, job)
     ensure_writable(root, "the folder of the run")
-    lock = _lock(root)
+    lock = _lock(root, f"{root} is in use by another `emberscale run`", "folder with --workdir")
     try:
         _take_place(RunPaths(root))
         for paths in (RunPaths(root), RunPaths(root).next):  # a killed run leaves its token
@@ -193,16 +194,35 @@ def _take_place(home: RunPaths) -> None:
     shutil.rmtree(home.next.root)
 
 
-def _lock(root: Path) -> int:
+@contextmanager
+def alone_with_checkpoints(uri: str | None, root: Path) -> Iterator[None]:
+    """Holds the folder of checkpoints that the manifest of the run in `root` names, if it is on this machine.
+
+    Raises InvalidError if it cannot be written to, or another run holds it: their checkpoints would have the same ids.
+    """
+    place = None if uri is None else local_path(uri)
+    if place is None:
+        yield
+        return
+    ensure_writable(place, "spec.checkpoint.uri")
+    if place.resolve() == root.resolve():  # the run holds it anyway
+        yield
+        return
+    lock = _lock(place, f"spec.checkpoint.uri: {uri} is in use by another `emberscale run`", "URI")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(root: Path, problem: str, other: str) -> int:
+    """Locks a folder until it is closed. Raises InvalidError with the problem, and what `other` to choose."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     deadline = time.monotonic() + _LOOK_SECONDS
     while not try_lock(descriptor):
         if time.monotonic() >= deadline:
             os.close(descriptor)
-            raise InvalidError(
-                f"{root} is in use by another `emberscale run`: wait until it ends, or choose another folder with "
-                "--workdir"
-            )
+            raise InvalidError(f"{problem}: wait until it ends, or choose another {other}")
         time.sleep(0.02)
     return descriptor
 
