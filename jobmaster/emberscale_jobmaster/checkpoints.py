@@ -132,7 +132,8 @@ class CheckpointFolder:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            draft.replace(target)
+            if not target.exists() or _is_torn(target.read_bytes(), path, manifest):
+                draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
         for folder in (target.parent, target.parent.parent):  # a name is durable once its folder is
