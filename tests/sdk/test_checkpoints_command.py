@@ -49,6 +49,22 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
+def refuse_access(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuses to list a folder, and to look at what is in it, as to a user without permission."""
+
+    def refused(call: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(path: Any, *arguments: Any, **options: Any) -> Any:
+            if folder in (Path(path).parent, Path(path) if call is scandir else None):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *arguments, **options)
+
+        return checked
+
+    stat, scandir = os.stat, os.scandir
+    monkeypatch.setattr(os, "scandir", refused(scandir))
+    monkeypatch.setattr(os, "stat", refused(stat))
+
+
 class TestList:
     def test_the_newest_come_first_with_what_is_wrong_with_each(self, run: TrainedRun) -> None:
         (folder_of(run, 2) / "manifest.json").unlink()
@@ -65,20 +81,19 @@ class TestList:
     def test_a_checkpoint_that_this_user_may_not_read_is_not_called_incomplete(
         self, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder, stat, scandir = folder_of(run, 2), os.stat, os.scandir
-
-        def refused(call: Callable[..., Any]) -> Callable[..., Any]:
-            def checked(path: Any, *arguments: Any, **options: Any) -> Any:
-                if folder in (Path(path).parent, Path(path) if call is scandir else None):
-                    raise PermissionError(13, "Permission denied", str(path))
-                return call(path, *arguments, **options)
-
-            return checked
-
-        monkeypatch.setattr(os, "scandir", refused(scandir))
-        monkeypatch.setattr(os, "stat", refused(stat))
+        folder = folder_of(run, 2)
+        refuse_access(folder, monkeypatch)
         assert listed(run.root)[1]["problem"] == f"{folder}: cannot be read: Permission denied"
         assert checkpoints("verify", run.root)[0] == 1
+
+    def test_a_file_that_this_user_may_not_reach_is_not_called_missing(
+        self, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server = folder_of(run, 2) / "ps-0"
+        refuse_access(server, monkeypatch)
+        problem = listed(run.root)[1]["problem"]
+        assert problem.startswith(f"{server}/")
+        assert problem.endswith(": cannot be read: Permission denied")
 
     def test_a_narrow_terminal_wraps_the_lines_of_one_of_80_columns(self, run: TrainedRun) -> None:
         assert checkpoints("list", run.root, columns=60) == checkpoints("list", run.root, columns=80)

@@ -135,12 +135,8 @@ class SavedCheckpoints:
         root, taken = f"{self._root}/{identifier}", sum(sizes[identifier].values())
         path, manifest, problem = f"{root}/{MANIFEST_NAME}", None, ""
         if path not in sizes[identifier]:
-            try:
-                self._filesystem.info(path)
-            except PermissionError as error:  # to a walk over its files, such a folder looks empty
-                return SavedCheckpoint(identifier, None, f"{root}: cannot be read: {error.strerror or error}", taken)
-            except FileNotFoundError:
-                pass
+            if refusal := self._refusal(path):
+                return SavedCheckpoint(identifier, None, f"{root}: {refusal}", taken)
             return SavedCheckpoint(identifier, None, INCOMPLETE, taken)
         try:
             manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
@@ -155,10 +151,22 @@ class SavedCheckpoints:
             place = f"{self._root}/{holder}/{file.path}"
             found = sizes.get(holder, {}).get(place)
             if found != file.bytes:
-                held = "is missing" if found is None else f"has {found} bytes, and should have {file.bytes}"
+                held = f"has {found} bytes, and should have {file.bytes}"
+                if found is None:
+                    held = self._refusal(place) or "is missing"
                 problem = f"{place}: {held}"
                 break
         return SavedCheckpoint(identifier, manifest, problem, taken)
+
+    def _refusal(self, path: str) -> str:
+        """Why a file cannot be looked at: to a walk over files, a folder without access looks empty. Else empty."""
+        try:
+            self._filesystem.info(path)
+        except PermissionError as error:
+            return f"cannot be read: {error.strerror or error}"
+        except FileNotFoundError:
+            pass
+        return ""
 
     def initial(self) -> InitialCheckpoints:
         """Returns the complete checkpoints, for another job to start from. Raises InvalidError."""

@@ -421,6 +421,31 @@ def test_errors_of_the_storage_are_told_from_defects(
     assert tried == tries
 
 
+@pytest.mark.parametrize(
+    ("error", "of_command", "of_server"),
+    [
+        pytest.param(PermissionError(errno.EACCES, "Permission denied", "/there/rows"), 1, 3, id="local"),
+        pytest.param(PermissionError("Access Denied"), 3, 3, id="store"),
+    ],
+)
+def test_a_command_does_not_wait_for_permission_to_read_a_local_file(
+    error: Exception, of_command: int, of_server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As s3fs, the libraries of stores do not name the file in their errors."""
+    monkeypatch.setattr(work, "_FIRST_PAUSE", 0.001)
+    for progress, tries in ((Work(missing_seconds=0), of_command), (Work(), of_server)):
+        tried: list[Exception] = []
+
+        def try_twice(tried: list[Exception] = tried) -> None:
+            tried.append(error)
+            if len(tried) < 3:
+                raise error
+
+        with suppress(StorageUnreachableError):
+            progress.patiently("the folder", try_twice)
+        assert len(tried) == tries
+
+
 @pytest.mark.parametrize(("away", "is_over"), [(590.0, False), (660.0, True)])
 def test_a_storage_may_be_away_for_ten_minutes(
     away: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

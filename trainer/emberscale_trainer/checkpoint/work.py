@@ -91,11 +91,13 @@ class Work:
     ) -> None:
         """Retries missing files for `missing_seconds` (MISSING_SECONDS), all other errors for `patience_seconds`.
 
+        With `missing_seconds`, so are local files to which access is refused, which also lasts until somebody acts.
         `limit` applies to files that are written; None: they are written at full speed.
         """
         self.limit = limit
         self._patience_seconds = patience_seconds
         self._missing_seconds = MISSING_SECONDS if missing_seconds is None else missing_seconds
+        self._refused_seconds = patience_seconds if missing_seconds is None else missing_seconds
         self._abandoned = threading.Event()
         self._is_unlimited = threading.Event()
         self._counting = threading.Lock()
@@ -152,9 +154,14 @@ class Work:
         """
 
         def is_over(state: tenacity.RetryCallState) -> bool:
-            missing = state.outcome is not None and isinstance(state.outcome.exception(), FileNotFoundError)
             waited = state.seconds_since_start or 0.0
-            return waited >= (self._missing_seconds if missing else self._patience_seconds)
+            match None if state.outcome is None else state.outcome.exception():
+                case FileNotFoundError():
+                    return waited >= self._missing_seconds
+                case PermissionError(filename=str()):  # of a local file system: libraries of stores name no file
+                    return waited >= self._refused_seconds
+                case _:
+                    return waited >= self._patience_seconds
 
         def note(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
