@@ -95,6 +95,15 @@ class TestList:
         assert problem.startswith(f"{server}/")
         assert problem.endswith(": cannot be read: Permission denied")
 
+    @pytest.mark.parametrize("name", ["00000004", "00000002/ps-0"])
+    def test_a_file_in_the_place_of_a_folder_hides_no_checkpoint(self, run: TrainedRun, name: str) -> None:
+        place = run.root / "checkpoints" / name
+        if place.exists():
+            shutil.rmtree(place)
+        place.touch()
+        wrong = [one["id"] for one in listed(run.root) if one["problem"]]
+        assert wrong == [Path(name).parts[0]]
+
     def test_a_narrow_terminal_wraps_the_lines_of_one_of_80_columns(self, run: TrainedRun) -> None:
         assert checkpoints("list", run.root, columns=60) == checkpoints("list", run.root, columns=80)
 

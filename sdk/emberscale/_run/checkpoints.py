@@ -164,7 +164,7 @@ class SavedCheckpoints:
             self._filesystem.info(path)
         except PermissionError as error:
             return f"cannot be read: {error.strerror or error}"
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         return ""
 
