@@ -43,8 +43,11 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
     for purpose, what in _SKIPPED.items():
         trouble = state.troubles.get(purpose)
         if trouble is not None and trouble.reason == CHECKPOINT_NOT_WRITTEN:
-            every_attempt = trouble.message.replace(f"/{trouble.checkpoint}/", "/*/")  # each has a folder of its own
-            yield f"{what}, and training continues: {every_attempt}"
+            yield f"{what}, and training continues: {_of_every_attempt(trouble.message, trouble.checkpoint)}"
+    for taking in state.checkpointings:
+        problem = next(filter(None, taking.problems.values()), "")
+        if problem and taking.purpose in (CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL):
+            yield f"the checkpoint to end with is not written yet: {_of_every_attempt(problem, taking.checkpoint)}"
     saves_rows = spec.fault_tolerance.priority is not RecoveryPriority.NONE
     if saves_rows and state.flash.checkpoint and flash.is_wanted(state.flash, spec):
         yield (
@@ -110,6 +113,11 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             "more than 1% of the records had a list that was longer than its maxLength and was cut: raise maxLength of "
             "the columns in spec.data.columns.lists"
         )
+
+
+def _of_every_attempt(problem: str, checkpoint: str) -> str:
+    """A problem with the files of a checkpoint, alike for each attempt, which has a folder of its own."""
+    return problem.replace(f"/{checkpoint}/", "/*/")
 
 
 def _wanted_bandwidth(state: JobState, seen: Observations, spec: TrainingJobSpec) -> str:

@@ -114,6 +114,25 @@ def test_a_checkpoint_whose_files_make_no_progress_is_told_until_one_is_taken() 
     assert warning_signs(driven.job, NOTHING, driven.spec) == ()
 
 
+def test_what_keeps_the_last_checkpoint_from_being_written_is_told_at_once() -> None:
+    driven = Driven(interval=20.0)
+    driven.start()
+    driven.train(3)
+    driven.faults["Saved", 0] = Fault(hangs=True, times=100)
+    driven.suspend()
+    signs: set[str] = set()
+    for _ in range(2):
+        (taking,) = driven.job.checkpointings
+        problem = f"/full/{taking.checkpoint}/ps-0/table-3-0.rows: No space left on device; trying again"
+        state = driven.job.having(replace(taking, problems={0: "", 1: problem}))
+        signs.update(warning_signs(state, NOTHING, driven.spec))
+        driven.pass_time(SAVE_SECONDS + 2)
+    assert signs == {
+        "the checkpoint to end with is not written yet: /full/*/ps-0/table-3-0.rows: No space left on device; trying "
+        "again"
+    }
+
+
 def test_a_barrier_that_fails_is_repeated_without_a_warning() -> None:
     driven = Driven(interval=20.0)
     driven.start()
