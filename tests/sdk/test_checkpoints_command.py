@@ -229,6 +229,22 @@ class TestVerify:
         assert code == 0
         assert "00000003: has no manifest" in printed
 
+    def test_one_that_a_job_removes_meanwhile_is_no_failure(
+        self, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        verify = SavedCheckpoints.verify
+
+        def removing(folder: SavedCheckpoints, manifest: CheckpointManifest, read: Callable[[int], None]) -> list[str]:
+            if manifest.id == "00000001":
+                folder.remove(manifest.id)
+            return verify(folder, manifest, read)
+
+        monkeypatch.setattr(SavedCheckpoints, "verify", removing)
+        code, printed, _ = checkpoints("verify", run.root)
+        assert code == 0
+        assert printed.count(": sound, ") == 2
+        assert printed.endswith("00000001: was removed meanwhile\n")
+
 
 class TestDiff:
     def test_other_fields_of_the_manifest_and_other_rows_are_named(self, run: TrainedRun, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from emberscale._commands import restore
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale._console import open_console, progress_bar
-from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
+from emberscale._run.checkpoints import REMOVED, SavedCheckpoint, SavedCheckpoints, TableRows
 from emberscale._run.record import hint_at_run, located
 from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
@@ -52,7 +52,7 @@ VERIFY_HELP = paragraphs("""\
 Reads every byte of every checkpoint, and compares each file with its checksum.
 
 Exit code [red]1[/] if a checkpoint that was completed cannot be restored. A checkpoint without a manifest was never
-completed and does not count.
+completed and does not count, nor does one that a job removes meanwhile.
 """)
 PRUNE_HELP = paragraphs("""\
 Keeps the newest checkpoints that can be restored, as many as [cyan]--keep[/] says, and removes older ones.
@@ -194,6 +194,8 @@ def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
                     problems = [entry.problem] if entry.problem else []
                     if entry.manifest is not None and not problems:
                         problems = one.folder.verify(entry.manifest, lambda size: update(advance=size))
+                        if problems and not one.folder.holds(entry.id):  # a job removes what it no longer keeps
+                            entry, problems = replace(entry, problem=REMOVED), [REMOVED]
                     verdicts.append((one, entry, problems))
     if output is Output.JSON:
         lines = [

@@ -20,7 +20,7 @@ from emberscale_api.checkpoint import (
     Origin,
     weight_bits_of,
 )
-from emberscale_api.errors import InvalidError, UnavailableError, os_errors_named
+from emberscale_api.errors import InvalidError, UnavailableError, is_there, os_errors_named
 from emberscale_api.job import TrainingJob
 from emberscale_api.origin import FIELD, NOTHING_NEW, InitialCheckpoints, changed_file, origin_of
 
@@ -56,11 +56,12 @@ class SavedCheckpoint:
 
     @property
     def incomplete(self) -> bool:
-        """Whether it was never completed, or is still being written."""
-        return self.problem == INCOMPLETE
+        """Whether it was never completed, is still being written, or is being removed."""
+        return self.problem in (INCOMPLETE, REMOVED)
 
 
 INCOMPLETE = "has no manifest: it is being written, or was given up"
+REMOVED = "was removed meanwhile"
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,12 @@ class SavedCheckpoints:
                 read(file.bytes)
             problems += filter(None, [self._verified[shared]])
         return problems
+
+    def holds(self, identifier: str) -> bool:
+        """Whether a checkpoint still has its manifest, which is removed first. Raises InvalidError."""
+        self._filesystem.invalidate_cache()
+        with os_errors_named(f"{self._uri}: cannot be read"):
+            return is_there(self._filesystem, f"{self._root}/{identifier}/{MANIFEST_NAME}")
 
     def remove(self, identifier: str) -> None:
         """Removes a checkpoint, its manifest first, so that no remainder counts as complete. Raises InvalidError."""
