@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Callable
@@ -380,6 +381,19 @@ def test_a_storage_that_stays_away_is_unreachable_and_not_damaged(
     with pytest.raises(StorageUnreachableError, match="Input/output error"):
         load(uri, progress=progress)
     assert "trying again" in progress.problem
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_checkpoint_that_another_job_removes_while_it_is_loaded_is_told_from_a_volume_that_is_away(
+    newer: bool, tmp_path: Path
+) -> None:
+    uri = save(trained(1, [1, 2]), tmp_path / "00000002")
+    save(trained(1, [1, 2]), tmp_path / ("00000003" if newer else "00000001"))
+    files = CheckpointFiles(uri, Work(patience_seconds=0))
+    shutil.rmtree(tmp_path / "00000002")
+    expected: type[Exception] = DamagedCheckpointError if newer else StorageUnreachableError
+    with pytest.raises(expected, match=r"was removed|is missing"):
+        files.read("ps-0/applied.json")
 
 
 class LibraryError(Exception):

@@ -279,9 +279,12 @@ class CheckpointFiles:
                 while size < len(target) and (count := _read_some(file, target[size:])):
                     size += count
         except FileNotFoundError as error:
-            if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may disappear and come back
-                raise OSError("the checkpoint's folder is missing") from error
-            raise
+            if self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):
+                raise
+            beside = self._filesystem.glob(f"{self._root.rpartition('/')[0]}/[0-9]*/{MANIFEST_NAME}")
+            if any(manifest > f"{self._root}/{MANIFEST_NAME}" for manifest in beside):  # jobs keep the newest
+                raise DamagedCheckpointError(f"{self._uri} was removed while it was read") from error
+            raise OSError("the checkpoint's folder is missing") from error  # a volume may disappear and come back
         self._work.advance(size)
         return size
 
