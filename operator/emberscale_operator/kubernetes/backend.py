@@ -239,8 +239,9 @@ class KubernetesBackend:
         return self._job
 
     async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
-        """Reports a spec that the API server accepted but that cannot run, with the remedy."""
+        """Reports a spec that the API server accepted but that cannot run, with the remedy; the job's pods run on."""
         status = self._writer.status
+        views = self._observation.observe(self._cluster.pods(self.key), self.uid, now)
         fixed = any(path in problem for path in fixed_fields(Keeper.RESOURCE))
         problem += (
             "; this field is immutable: delete the TrainingJob and apply a corrected one"
@@ -253,9 +254,10 @@ class KubernetesBackend:
             standing=standing_of(status),
             reason="InvalidSpec",
             message=problem,
-            demands=(),
+            demands=None,
             members=status.members,
             now=now,
+            ready=self._observation.ready(views, None),
             blocked=("InvalidSpec", problem),
         )
         await self._writer.write(build_status(status, facts))

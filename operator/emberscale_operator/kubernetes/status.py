@@ -61,6 +61,7 @@ class Facts:
     """The facts from which a status is built.
 
     * `standing`: where the job stands; `reason` and `message` are its, or those of what its pods wait for.
+    * `demands`: the wanted pods; None if nobody knows them, so that the last known numbers stand.
     * `members`: every member as it is to be written.
     * `now`: seconds since 1970.
     * `ready`: counts the ready pods of each role.
@@ -74,7 +75,7 @@ class Facts:
     standing: JobStanding
     reason: str
     message: str
-    demands: Sequence[Demand]
+    demands: Sequence[Demand] | None
     members: tuple[MemberStatus, ...]
     now: float
     ready: Mapping[Role, int] = field(default_factory=dict)
@@ -106,9 +107,9 @@ def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
         completion_time=(before.completion_time or rounded(facts.now)) if ended else None,
         progress=_progress(facts.master, ended) if facts.master is not None else before.progress,
         plan=plan or before.plan,
-        master=_role(Role.MASTER, facts),
-        ps=_role(Role.PS, facts),
-        worker=_role(Role.WORKER, facts),
+        master=_role(Role.MASTER, facts, before.master),
+        ps=_role(Role.PS, facts, before.ps),
+        worker=_role(Role.WORKER, facts, before.worker),
         members=facts.members,
         applied_ps=facts.standing.applied_ps,
         image=before.image or facts.image,
@@ -353,7 +354,7 @@ def _finite(value: float) -> float | None:
 def _plan(facts: Facts) -> PlanStatus | None:
     if facts.plan is None and not facts.demands:
         return None
-    by_role = {demand.role: demand for demand in facts.demands}
+    by_role = {demand.role: demand for demand in facts.demands or ()}
 
     def role(of: Role) -> RolePlan | None:
         demand = by_role.get(of)
@@ -377,9 +378,12 @@ def _plan(facts: Facts) -> PlanStatus | None:
     )
 
 
-def _role(role: Role, facts: Facts) -> RoleStatus:
-    wanted = 0
-    if facts.phase not in RESTING:
+def _role(role: Role, facts: Facts, before: RoleStatus | None) -> RoleStatus:
+    if facts.demands is None:
+        wanted = before.wanted if before is not None else 0
+    elif facts.phase in RESTING:
+        wanted = 0
+    else:
         wanted = sum(demand.replicas for demand in facts.demands if demand.role is role)
     ready = facts.ready.get(role, 0)
     return RoleStatus(

@@ -147,3 +147,31 @@ async def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
     api.sync()
     await operator.settle()
     assert names_of(api.live_pods()) == WANTED
+
+
+async def test_a_running_job_whose_spec_becomes_invalid_shows_the_pods_that_run_on() -> None:
+    """An older definition may take what this version refuses."""
+    api = new_api()
+    operator = Operator(api)
+    await operator.settle()
+    parts = {role: api.body["status"][role] for role in ("master", "ps", "worker")}
+    assert [part["summary"] for part in parts.values()] == ["1/1", "2/2", "3/3"]
+    valid = copy.deepcopy(api.body["spec"])
+    api.edit(training={"batchSize": "many"})
+    for one in (operator, Operator(api)):
+        await one.settle()
+        assert api.body["status"]["reason"] == "InvalidSpec"
+        assert {role: api.body["status"][role] for role in parts} == parts
+    api.end_pod(api.live_pod("worker-0"), 137, "Error")
+    api.sync()
+    await operator.settle()
+    assert api.body["status"]["worker"]["summary"] == "2/3"
+    api.body["spec"] = valid
+    api.sync()
+    await operator.settle()
+    assert names_of(api.live_pods()) == WANTED
+    assert {role: api.body["status"][role]["summary"] for role in parts} == {
+        "master": "1/1",
+        "ps": "2/2",
+        "worker": "3/3",
+    }
