@@ -239,8 +239,13 @@ class KubernetesBackend:
         return self._job
 
     async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
-        """Reports a spec that the API server accepted but that cannot run, with the remedy; the job's pods run on."""
+        """Reports a spec that the API server accepted but that cannot run, with the remedy; the job's pods run on.
+
+        A job that has ended keeps its outcome: nothing remedies that.
+        """
         status = self._writer.status
+        if status.phase in ENDED:
+            return
         views = self._observation.observe(self._cluster.pods(self.key), self.uid, now)
         fixed = any(path in problem for path in fixed_fields(Keeper.RESOURCE))
         problem += (

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from emberscale_operator.machine import Policy
+from emberscale_operator.machine.restarts import Backoff
 from memory_api import WANTED, MemoryApi, Operator, names_of, new_api, slot_of
 from training_jobs import job_body
 
@@ -175,3 +177,20 @@ async def test_a_running_job_whose_spec_becomes_invalid_shows_the_pods_that_run_
         "ps": "2/2",
         "worker": "3/3",
     }
+
+
+async def test_a_job_that_has_ended_keeps_its_outcome_if_its_spec_becomes_invalid() -> None:
+    """Nobody can continue it, and the reason of its end must not be lost."""
+    api = new_api()
+    policy = Policy(backoff=Backoff(base=0.0), backoff_limit=0)
+    operator = Operator(api, policy)
+    await operator.settle()
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle(30)
+    told = copy.deepcopy(api.body["status"])
+    assert (told["phase"], told["reason"]) == ("Failed", "BackoffLimitExceeded")
+    api.edit(training={"batchSize": "many"})
+    for one in (operator, Operator(api, policy)):
+        await one.settle()
+        assert api.body["status"] == told
