@@ -16,6 +16,7 @@ from cluster import (
     RECORDS,
     REDIS_IMAGE,
     SESSION,
+    CommandFailedError,
     Place,
     apply,
     assert_exact,
@@ -27,7 +28,7 @@ from cluster import (
     setting,
     submit,
 )
-from installation import RELEASE, SYSTEM, arguments_of, helm_install, image_values
+from installation import CHART, RELEASE, SYSTEM, arguments_of, helm_install, image_values
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
@@ -39,6 +40,25 @@ def short(name: str, place: Place) -> dict[str, Any]:
     document = manifest(name, place, data={"train": ["/shared/criteo/evaluation.tsv"]})
     del document["spec"]["checkpoint"]["flash"]
     return document
+
+
+def test_a_second_installation_that_would_act_on_the_same_jobs_is_refused(installed: str) -> None:
+    def rendered(*values: str) -> str:
+        more = arguments_of(["crds.enabled=false", *values])
+        return run("helm", "install", "second", str(CHART), "--namespace", "second", "--dry-run=server", *more)
+
+    of_the_first = "emberscale-operator of the namespace emberscale-e2e already acts on the jobs of"
+    for values in ([], ["operator.watchNamespaces={default}"]):
+        with pytest.raises(CommandFailedError, match=f"{of_the_first} all namespaces"):
+            rendered(*values)
+    helm_install(*arguments_of(["operator.watchNamespaces={default}"]))
+    try:
+        for values in ([], ["operator.watchNamespaces={default,kube-public}"]):
+            with pytest.raises(CommandFailedError, match=f"{of_the_first} the namespace default"):
+                rendered(*values)
+        rendered("operator.watchNamespaces={kube-public}")
+    finally:
+        helm_install()
 
 
 @pytest.fixture(scope="module")
