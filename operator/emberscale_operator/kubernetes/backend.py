@@ -51,6 +51,7 @@ STATUS_SECONDS = 3.0
 """The interval between two questions for a master's status."""
 _RETRY_SECONDS = 5.0
 _EXPELLED = "StateTooLarge"
+_INVALID = "InvalidSpec"
 _LONGEST_OBSTACLE = 512
 _TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
 _log = structlog.get_logger()
@@ -118,7 +119,10 @@ class KubernetesBackend:
     async def recall(self) -> tuple[JobStanding, JobPlan | None]:
         """Returns what the previous operator wrote."""
         status = self._writer.status
-        return standing_of(status), plan_of(status.plan)
+        standing = standing_of(status)
+        if standing.reason == _INVALID:  # it says nothing of where the job stands
+            standing = replace(standing, reason="", message="")
+        return standing, plan_of(status.plan)
 
     async def address_of(self, master: InstanceId) -> MasterAddress:
         """Returns the address of a master's pod, with what the job's Secret holds."""
@@ -257,13 +261,13 @@ class KubernetesBackend:
             name=self.key.name,
             generation=body["metadata"].get("generation", 1),
             standing=standing_of(status),
-            reason="InvalidSpec",
+            reason=_INVALID,
             message=problem,
             demands=None,
             members=status.members,
             now=now,
             ready=self._observation.ready(views, None),
-            blocked=("InvalidSpec", problem),
+            blocked=(_INVALID, problem),
         )
         await self._writer.write(build_status(status, facts))
 

@@ -194,3 +194,23 @@ async def test_a_job_that_has_ended_keeps_its_outcome_if_its_spec_becomes_invali
     for one in (operator, Operator(api, policy)):
         await one.settle()
         assert api.body["status"] == told
+
+
+async def test_a_suspended_job_whose_spec_was_invalid_for_a_while_is_no_longer_called_so() -> None:
+    api = new_api()
+    await Operator(api).settle()
+    api.edit(suspend=True)
+    await Operator(api).settle()
+    valid = copy.deepcopy(api.body["spec"])
+    api.edit(training={"batchSize": "many"})
+    await Operator(api).settle()
+    refused = api.body["status"]["conditions"]
+    assert {condition["reason"] for condition in refused} == {"InvalidSpec"}
+    successor = Operator(api)
+    await successor.settle()
+    api.body["spec"] = valid
+    api.sync()
+    await successor.settle()
+    told = {condition["type"]: condition["reason"] for condition in api.body["status"]["conditions"]}
+    assert (api.body["status"]["phase"], told["Suspended"]) == ("Suspended", "JobSuspended")
+    assert "InvalidSpec" not in (api.body["status"]["reason"], *told.values())
