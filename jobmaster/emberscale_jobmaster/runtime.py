@@ -244,6 +244,11 @@ class JobRuntime:
             self.handle(BadRecordsFound(now=self.now(), distinct=len(self._bad), fresh=tuple(fresh.values())))
 
     @property
+    def store_problem(self) -> str:
+        """What keeps the job's state from being written, and so the job from going on; empty if nothing does."""
+        return self._store_problem
+
+    @property
     def checkpoint_cost(self) -> float:
         """Mean seconds of training that the latest checkpoints cost; 0 before the first."""
         costs = list(self._checkpoint_costs)

@@ -337,5 +337,7 @@ class MasterService(rpc.MasterServicer):
     def _status(self) -> pb.JobStatus:
         state, seen, spec = self._runtime.view()
         answer = status.job_status(state, seen, spec, self._runtime.now())
+        if (problem := self._runtime.store_problem) and not state.over:
+            answer.reason, answer.message = "StateNotWritable", f"the job waits for its store: {problem}"
         answer.members.insert(0, self._own_status())
         return answer

@@ -177,6 +177,25 @@ def test_while_redis_is_away_calls_are_told_to_come_again(cluster: Cluster, own_
     eventually(lambda: cluster.answers() and cluster.registers(index=7), "the master after the outage")
 
 
+def test_while_redis_is_away_the_status_says_what_the_job_waits_for(cluster: Cluster, own_redis: RedisProcess) -> None:
+    cluster.redis = own_redis
+    cluster.start_master()
+    cluster.start_servers()
+    worker = cluster.start_worker(0, records=1500, pace=0.005)
+    cluster.until(lambda status: status.samples > 200, "some progress")
+    caller = cluster.caller()
+    assert caller.status().reason == "Training"
+    own_redis.kill()
+    try:
+        eventually(lambda: caller.status().reason == "StateNotWritable" or None, "the status says so")
+        assert own_redis.url in caller.status().message
+        assert caller.status().phase == pb.TRAINING
+    finally:
+        own_redis.start()
+    assert cluster.completes().reason == "Completed"
+    worker.join()
+
+
 def test_a_lease_whose_reply_could_not_be_made_is_free_again(cluster: Cluster, own_redis: RedisProcess) -> None:
     cluster.configure(sharding={"leaseTimeout": 1000, "heartbeatInterval": 400})
     cluster.redis = own_redis
