@@ -312,6 +312,14 @@ def test_a_master_that_is_ready_and_does_not_answer_is_told_from_one_that_starts
     assert "NetworkPolicy" not in told(MASTER, 20.0)
 
 
+def test_an_operator_that_starts_does_not_call_a_master_unavailable_that_it_has_not_asked_yet() -> None:
+    told = replace(TRAINING, reason="Training", message="epoch 1 of 10")
+    ready = replace(MASTER, ready=True)
+    after = look(intent(), [ready, PS, WORKER], standing=told, master=MasterReport()).standing
+    assert (after.phase, after.reason, after.message) == (told.phase, told.reason, told.message)
+    assert look(intent(), [PS, WORKER], standing=told, master=MasterReport()).standing.reason == "WaitingForMaster"
+
+
 def test_whoever_has_the_tokens_of_a_deleted_secret_is_ended_at_once() -> None:
     """Later masters and members have others: one by one, each would fail on those that are left, and count for it."""
     refuses = MasterReport(refuses=True, unanswered_since=5.0)

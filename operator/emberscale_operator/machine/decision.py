@@ -174,6 +174,8 @@ def _unheard(before: JobStanding, master: MasterReport, instances: Sequence[Inst
         return before.at(phase, _WAITING, _UNHEARD)
     if waits:
         return before.at(phase, _WAITING, "starting the master")
+    if connects and master.unanswered_since is None:
+        return before  # an operator that has just started has not asked it yet
     return before.at(phase, _WAITING, "the master is unavailable; parameter servers and workers continue")
 
 
