@@ -57,6 +57,8 @@ def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: Trai
             recorder.warning(job, "FailedJob", f"{status.reason}: {status.message}", key)
         case JobPhase.SUSPENDED:
             recorder.normal(job, "SuspendedJob", f"{status.reason}: {status.message}", key)
+        case JobPhase.PENDING if before not in (JobPhase.SUSPENDED, JobPhase.SUSPENDING):
+            return  # a master without the state of the one before it: the pods' Events say the rest
         case _:
             recorder.normal(job, *_PHASES[status.phase], key)
             if job.spec.checkpoint.uri is None:

@@ -232,6 +232,17 @@ def test_a_job_without_a_place_for_checkpoints_is_warned(checkpoint: dict[str, s
     assert [reason for reason, _ in warned] == told
 
 
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [(JobPhase.SUSPENDED, ["ResumedJob"]), (JobPhase.SUSPENDING, ["ResumedJob"]), (JobPhase.TRAINING, [])],
+)
+def test_only_a_job_that_was_suspended_is_said_to_resume(before: JobPhase, told: list[str]) -> None:
+    """A master that finds no state in another Redis begins with the phase Pending, too."""
+    recorder, job = Recorder(), read_job(job_body(checkpoint={"uri": "s3://team/ctr"}))
+    tell_phase(recorder, job, before, TrainingJobStatus(phase=JobPhase.PENDING))  # type: ignore[arg-type]
+    assert [reason for _, reason, *_ in recorder.told] == told
+
+
 def test_a_job_that_takes_flash_checkpoints_no_longer_says_so() -> None:
     """`checkpoint.flash` may be edited while a job runs."""
     status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of_flash()))
