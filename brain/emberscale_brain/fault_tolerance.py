@@ -27,8 +27,15 @@ class Recovery(StrEnum):
     CODED = "ErasureCoding"
 
 
-_SYNC_PARITY_COST, _ASYNC_PARITY_COST = 0.30, 0.18
-"""The share of CPU time that parity adds to a sample, by durability: benchmarks/parity.py, 5 PS, batches of 2048."""
+_SYNC_PARITY_COST = 0.11
+"""The share of CPU time that parity with `Sync` adds to a sample, for each other PS.
+
+From `benchmarks/parity_sweep.py --over servers`, 2 to 11 PS, batches of 2048: each push goes to all other PS.
+"""
+_ASYNC_PARITY_COST = 0.11
+"""The same with `Async`, whatever the number of PS: `benchmarks/parity.py`, 5 PS."""
+_SECOND_PARITY_COST = 2.4
+"""The cost of parity 2 over that of parity 1: `benchmarks/parity_sweep.py --over parity`, `Sync`, 5 PS."""
 
 _PARITY_SOURCE = " by a benchmark of parity on another job"
 
@@ -57,7 +64,7 @@ class FailureCosts:
     reschedule: float
     target_pls: float = 0.1
     parity: int = 1
-    parity_slowdown: float = _SYNC_PARITY_COST
+    parity_slowdown: float = 0.3
     parity_memory: float = 0.5
     memory_cost_share: float = 0.1
     rebuild: float = 60.0
@@ -69,10 +76,10 @@ class FailureCosts:
         for name in ("total_seconds", "between_failures"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("save", "load", "reschedule", "parity_memory", "rebuild"):
+        for name in ("save", "load", "reschedule", "parity_slowdown", "parity_memory", "rebuild"):
             if not (0 <= getattr(self, name) < math.inf):
                 raise ValueError(f"{name} must be finite and at least 0, not {getattr(self, name)}")
-        for name in ("parity_slowdown", "memory_cost_share", "rebuild_slowdown", "target_pls"):
+        for name in ("memory_cost_share", "rebuild_slowdown", "target_pls"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
         if self.ps < 1 or self.parity < 1:
@@ -304,9 +311,9 @@ def failure_costs(
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
     portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. With
-    coded recovery, the job keeps this `parity`, which lags behind pushes if it is `async_parity`; parity 2 is assumed
-    to cost twice as much as parity 1.
+    coded recovery, the job keeps this `parity`, which lags behind pushes if it is `async_parity`.
     """
+    one = _ASYNC_PARITY_COST if async_parity else _SYNC_PARITY_COST * (shape.ps - 1)
     measured = {"how often a PS is lost": (own + fleet).failures > 0, "what a checkpoint costs": save > 0}
     return FailureCosts(
         total_seconds=max(1.0, total_seconds),
@@ -317,7 +324,7 @@ def failure_costs(
         reschedule=reschedule,
         target_pls=target_pls,
         parity=parity,
-        parity_slowdown=parity * (_ASYNC_PARITY_COST if async_parity else _SYNC_PARITY_COST),
+        parity_slowdown=one * (_SECOND_PARITY_COST if parity > 1 else 1),
         parity_memory=parity / max(1, shape.ps - parity),
         saves_priority_rows=saves_priority_rows,
         unmeasured=tuple(what for what, is_measured in measured.items() if not is_measured),
