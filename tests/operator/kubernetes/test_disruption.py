@@ -9,7 +9,7 @@ import pytest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.running import JobPlan
 from emberscale_api.shape import RoleShape
-from emberscale_operator.kubernetes import disruption
+from emberscale_operator.kubernetes import disruption, events
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
@@ -156,6 +156,8 @@ async def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing(mon
 async def test_a_webhook_that_fails_for_a_side_object_holds_up_nothing(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (disruption, events):  # a test that is stopped for a moment must not seem a slow API server
+        monkeypatch.setattr(module, "PAUSE_FACTOR", 0.0)
     api = new_api()
     route(2, monkeypatch)
     create, fails = api.create, True
