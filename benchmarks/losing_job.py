@@ -13,7 +13,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local.folder import RunFolder
-from whole_run import RunningJob
+from whole_run import RunningJob, processes_of
 
 
 class LosingJob(RunningJob):
@@ -50,8 +50,7 @@ class LosingJob(RunningJob):
 
     def _child(self, is_meant: Callable[[str], bool]) -> psutil.Process:
         """Returns the one process of the run whose title is meant."""
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        [child] = [child for child in children if is_meant(" ".join(child.cmdline()).strip())]
+        [child] = [process for process, title in processes_of(self._process.pid) if is_meant(title)]
         return child
 
     def timeline(self) -> list[tuple[float, int]]:

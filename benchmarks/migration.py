@@ -83,11 +83,10 @@ class MigratingJob(RunningJob):
 
     def server_seconds(self) -> float:
         """Returns the CPU seconds of all parameter servers so far, including those that have ended."""
-        for process in psutil.Process(self._process.pid).children(recursive=True):
+        for process in self.members("ps"):
             with suppress(psutil.Error):
-                if process.name().startswith("emberscale-ps"):
-                    used = process.cpu_times()
-                    self._server_seconds[process.pid] = used.user + used.system
+                used = process.cpu_times()
+                self._server_seconds[process.pid] = used.user + used.system
         return sum(self._server_seconds.values())
 
     def moves(self) -> list[dict[str, float]]:

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import yaml
@@ -47,7 +46,7 @@ from emberscale_operator.local.brain import default_database
 from emberscale_trainer.partition import buckets_of
 from memory_groups import MemoryGroups, resident_bytes
 from reporting import Ratio, arguments, report, say
-from whole_run import EMBERSCALE, manifest
+from whole_run import EMBERSCALE, manifest, processes_of
 
 ON, OFF, WITHIN = "forecast on", "forecast off", "within limits"
 COURSES = ("steady", "slow start", "bursts", "slowing down", "skewed")
@@ -276,14 +275,7 @@ def _watch(process: subprocess.Popen[bytes], scenario: LimitedJob, groups: Memor
 
 
 def _servers(parent: int) -> list[int]:
-    found = []
-    for child in psutil.Process(parent).children(recursive=True):
-        try:
-            if " ".join(child.cmdline()).startswith("emberscale-ps"):
-                found.append(child.pid)
-        except psutil.Error:
-            continue
-    return found
+    return [process.pid for process, title in processes_of(parent) if title.startswith("emberscale-ps ")]
 
 
 def _outcome(logs: Path, peak: float, killed: int) -> LimitedRun:

@@ -17,7 +17,6 @@ This is for one setting; `parity_sweep.py` measures and draws several.
 
 import argparse
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from matplotlib.figure import Figure
 
-import replicated_gradients
 from emberscale_api.readable import rate_text
 from emberscale_trainer.data.population import Population
 from emberscale_trainer.data.writers import criteo_lines
 from hot_order import power_law
+from replicated_gradients import REPLICATING
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, RunningJob, manifest, synthesise
 
@@ -102,7 +100,7 @@ class MeasuredJob(RunningJob):
     """A job with or without parity."""
 
     def __init__(self, folder: Path, data: Path, setting: Setting, contender: str) -> None:
-        emberscale = (sys.executable, replicated_gradients.__file__) if contender == REPLICATED else (EMBERSCALE,)
+        emberscale = REPLICATING if contender == REPLICATED else (EMBERSCALE,)
         super().__init__(folder, job_of(data, setting, contender), emberscale=emberscale)
 
     def samples(self) -> int:
@@ -117,14 +115,8 @@ class MeasuredJob(RunningJob):
 
     def cpu_seconds(self) -> dict[str, float]:
         """Returns the CPU seconds of all processes so far, by role."""
-        used = dict.fromkeys(ROLES, 0.0)
-        for process in psutil.Process(self._process.pid).children(recursive=True):
-            title = " ".join(process.cmdline())
-            for role in ROLES:
-                if title.startswith(f"emberscale-{role} "):
-                    times = process.cpu_times()
-                    used[role] += times.user + times.system
-        return used
+        times = {role: [process.cpu_times() for process in self.members(role)] for role in ROLES}
+        return {role: sum(one.user + one.system for one in found) for role, found in times.items()}
 
 
 def measure(data: Path, setting: Setting, contender: str, warm: int, seconds: float) -> tuple[Used, float]:

@@ -12,7 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 from matplotlib.figure import Figure
 
 from emberscale_api.readable import bytes_text
@@ -44,9 +43,7 @@ class GrownJob(RunningJob):
         """Returns the resident memory of all PS: the median of several looks, while training continues."""
         looks = []
         for _ in range(LOOKS):
-            children = psutil.Process(self._process.pid).children(recursive=True)
-            servers = [child for child in children if " ".join(child.cmdline()).startswith("emberscale-ps ")]
-            looks.append(sum(server.memory_full_info().pss for server in servers))
+            looks.append(sum(server.memory_full_info().pss for server in self.members("ps")))
             time.sleep(LOOK_SECONDS)
         return statistics.median(looks)
 

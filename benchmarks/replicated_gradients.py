@@ -17,13 +17,16 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale import _start
+from emberscale._cli import main as run_command
 from emberscale_operator.local import runner
 from emberscale_trainer import fork_server
 from emberscale_trainer.jit import typed_kernel
 from emberscale_trainer.table.index import BUCKET_MASK, mix64, unmix64
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.servers import BatchName, Lookups, ParameterServers
+
+REPLICATING = (sys.executable, __file__)
+"""The command line that takes the place of `emberscale`."""
 
 _FORK_SERVER = "fork-server"
 """As the first argument: to be the program of which workers are forks, instead of the command."""
@@ -92,7 +95,8 @@ def main() -> None:
         fork_server.main()
         return
     runner._FORK_SERVER = (sys.executable, "-P", __file__, _FORK_SERVER)
-    _start.main()
+    sys.argv[0] = "emberscale"
+    run_command()
 
 
 if __name__ == "__main__":

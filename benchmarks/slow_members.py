@@ -24,14 +24,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 from matplotlib.figure import Figure
 
 from emberscale_api.pictures import BLUE, CRIMSON, ORANGE
 from emberscale_api.readable import duration_text, rate_text
 from reporting import Ratio, arguments, report, say
 from throttle import Throttle
-from whole_run import PATIENCE_SECONDS, RunningJob, manifest, synthesise
+from whole_run import PATIENCE_SECONDS, RunningJob, manifest, processes_of, synthesise
 
 SHARE = 0.03
 ROWS = 200_000
@@ -76,9 +75,8 @@ class SlowedJob(RunningJob):
 
     def pid(self, role: str, index: int) -> int:
         """Returns the process id of a member."""
-        title = f"emberscale-{role} {index}"
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        return next(child.pid for child in children if " ".join(child.cmdline()).strip() == title)
+        wanted = f"emberscale-{role} {index}"
+        return next(process.pid for process, title in processes_of(self._process.pid) if title == wanted)
 
     def log(self, event: str) -> bool:
         """Whether the master has logged this event."""

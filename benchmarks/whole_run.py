@@ -5,10 +5,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
@@ -63,6 +65,16 @@ def run(
     return summary
 
 
+def processes_of(run: int) -> Iterator[tuple[psutil.Process, str]]:
+    """Yields the live processes of a run, by its process id, and their command lines, such as `emberscale-ps 0`."""
+    for process in psutil.Process(run).children(recursive=True):
+        title = ""
+        with suppress(psutil.Error):  # it may end meanwhile
+            title = " ".join(process.cmdline()).strip()
+        if title:
+            yield process, title
+
+
 class RunningJob:
     """A job under way in a folder; `emberscale` is the command that runs it."""
 
@@ -92,6 +104,12 @@ class RunningJob:
             return 0.0, 0, 0
         row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
         return float(row["seconds"]), int(row["samples"]), int(row["rows"] or 0)
+
+    def members(self, role: str) -> list[psutil.Process]:
+        """Returns the live processes of a role, such as `ps`."""
+        return [
+            process for process, title in processes_of(self._process.pid) if title.startswith(f"emberscale-{role} ")
+        ]
 
     def wait(
         self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS, *, every: float = LOOK_SECONDS
