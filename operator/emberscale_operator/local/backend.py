@@ -101,7 +101,6 @@ class LocalBackend:
         self._exits: dict[InstanceId, MemberExit] = {}
         self._status: JobStatus | None = None
         self._plan: JobPlan | None = None
-        self._is_listed = True
 
     async def observe(self, now: float) -> Observed | None:
         """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
@@ -199,15 +198,11 @@ class LocalBackend:
         """Hides the master from other commands while the job saves its state to end: they could change nothing."""
         ends = self._stop.suspend or self._standing.rests
         saves = self._status is not None and self._status.phase is JobPhase.SAVING
-        listed = not ends and not saves
-        if listed == self._is_listed:
-            return
         with contextlib.suppress(OSError):  # of a full disk: the next look tries again
-            if listed:
-                self._folder.master_address.write_text(self._master.address, encoding="utf-8")
-            else:
+            if ends or saves:
                 self._folder.master_address.unlink(missing_ok=True)
-            self._is_listed = listed
+            elif not self._folder.master_address.exists():
+                self._folder.master_address.write_text(self._master.address, encoding="utf-8")
 
     def _note_exits(self) -> None:
         for instance in self._observed:

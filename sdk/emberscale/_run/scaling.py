@@ -26,7 +26,7 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
     folder = folder_under_way(root, hint)
 
     def edited(job: TrainingJob) -> TrainingJob:
-        # a launch removes the token first, then writes the manifest, and then the token
+        # a launch removes the token, writes the manifest, and then a new token; a run that saves to end has no address
         if not (folder.token.exists() and folder.master_address.exists()):
             raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}")
         return job.model_copy(update={"spec": edit(job.spec)})
