@@ -12,6 +12,7 @@ import grpc
 import pytest
 import redis
 from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.fake_worker import FakeWorker
 
 from emberscale_api import environment
 from emberscale_api.rpc import master_pb2 as pb
@@ -144,12 +145,18 @@ def test_an_assignment_that_the_master_did_not_survive_is_made_again(cluster: Cl
     assert all(ps.applied == {0: set(range(10))} for ps in cluster.servers)
 
 
-def test_a_redis_that_is_away_for_a_while_costs_only_time(cluster: Cluster, own_redis: RedisProcess) -> None:
+def train_on(cluster: Cluster, own_redis: RedisProcess) -> FakeWorker:
+    """Starts a job that stores its state in this Redis; returns its worker once it has trained some samples."""
     cluster.redis = own_redis
     cluster.start_master()
     cluster.start_servers()
     worker = cluster.start_worker(0, records=1500, pace=0.005)
     cluster.until(lambda status: status.samples > 200, "some progress")
+    return worker
+
+
+def test_a_redis_that_is_away_for_a_while_costs_only_time(cluster: Cluster, own_redis: RedisProcess) -> None:
+    worker = train_on(cluster, own_redis)
     own_redis.kill()
     own_redis.start()
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
@@ -178,11 +185,7 @@ def test_while_redis_is_away_calls_are_told_to_come_again(cluster: Cluster, own_
 
 
 def test_while_redis_is_away_the_status_says_what_the_job_waits_for(cluster: Cluster, own_redis: RedisProcess) -> None:
-    cluster.redis = own_redis
-    cluster.start_master()
-    cluster.start_servers()
-    worker = cluster.start_worker(0, records=1500, pace=0.005)
-    cluster.until(lambda status: status.samples > 200, "some progress")
+    worker = train_on(cluster, own_redis)
     caller = cluster.caller()
     assert caller.status().reason == "Training"
     own_redis.kill()
