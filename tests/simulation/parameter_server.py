@@ -115,7 +115,10 @@ class ParameterServer(Process):
             if status in (Status.OK, Status.REPEATED):
                 if self.protection.protector is not None:
                     yield from self.protection.protector.await_pushes()
-                self.cluster.model.acknowledged(self, header, asked.units)
+                if core.trains(header.generation):
+                    self.cluster.model.acknowledged(self, header, asked.units)
+                else:
+                    status = Status.REFRESH
         self.notify()
         if self.world.traced:
             batch = (header.epoch, header.batch)

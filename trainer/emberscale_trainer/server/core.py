@@ -302,10 +302,15 @@ class ServerCore:
             return _moved(header, serving, arrived, now)
         return self.admit(session, header, now) if training and serving.bound is not None else Status.OK
 
+    def trains(self, generation: int) -> bool:
+        """Whether rows are served under this generation, and the master is at no later one, as far as is known."""
+        serving = self._serving
+        return serving is not None and serving.generation == generation and generation >= self._masters_generation
+
     def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
         """Decides whether to apply a batch or a round now. The caller must follow OK with `record` at once."""
         serving = self._serving
-        if serving is None or serving.generation != header.generation or serving.generation < self._masters_generation:
+        if serving is None or not self.trains(header.generation):
             return Status.REFRESH
         if serving.bound is not None and session in self._ended:
             return Status.REFRESH

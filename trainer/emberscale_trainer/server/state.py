@@ -249,7 +249,7 @@ class ServerState:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
         `values` are the gradients of the batch, or the changes of a round to weights and state. Returns once the
-        protector, if any, has made the batch as safe as it must be.
+        protector, if any, has made the batch as safe as it must be; REFRESH if it ended before that, with its rows.
 
         A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
         is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
@@ -258,6 +258,9 @@ class ServerState:
         status = self._push(session, header, counts, keys, values)
         if status in (Status.OK, Status.REPEATED):
             self._served.await_pushes()
+            with self._changed:
+                if not self.core.trains(header.generation):
+                    return Status.REFRESH
         return status
 
     def _push(
