@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from emberscale_api.checkpoint import PRIORITY_SHARE
-from emberscale_api.job import DEFAULT_TARGET_PLS
+from emberscale_api.job import DEFAULT_TARGET_PLS, stripe_width
 from emberscale_api.readable import duration_text, share_text
 from emberscale_api.shape import JobShape
 
@@ -28,9 +28,9 @@ class Recovery(StrEnum):
 
 
 _SYNC_PARITY_COST = 0.11
-"""The share of CPU time that parity with `Sync` adds to a sample, for each other PS.
+"""The share of CPU time that parity 1 with `Sync` adds to a sample, for each PS that gets a push's changes.
 
-From `benchmarks/parity_sweep.py --over servers`, 2 to 11 PS, batches of 2048: each push goes to all other PS.
+From `benchmarks/parity_sweep.py --over servers`, batches of 2048.
 """
 _ASYNC_PARITY_COST = 0.11
 """The same with `Async`, whatever the number of PS: `benchmarks/parity.py`, 5 PS."""
@@ -313,7 +313,8 @@ def failure_costs(
     portion of samples that the job may lose; with `saves_priority_rows`, it saves rows between checkpoints. With
     coded recovery, the job keeps this `parity`, which lags behind pushes if it is `async_parity`.
     """
-    one = _ASYNC_PARITY_COST if async_parity else _SYNC_PARITY_COST * (shape.ps - 1)
+    width = max(1, stripe_width(shape.ps, parity))
+    one = _ASYNC_PARITY_COST if async_parity else _SYNC_PARITY_COST * (width + parity - 1)
     measured = {"how often a PS is lost": (own + fleet).failures > 0, "what a checkpoint costs": save > 0}
     return FailureCosts(
         total_seconds=max(1.0, total_seconds),
@@ -325,7 +326,7 @@ def failure_costs(
         target_pls=target_pls,
         parity=parity,
         parity_slowdown=one * (_SECOND_PARITY_COST if parity > 1 else 1),
-        parity_memory=parity / max(1, shape.ps - parity),
+        parity_memory=parity / width,
         saves_priority_rows=saves_priority_rows,
         unmeasured=tuple(what for what, is_measured in measured.items() if not is_measured),
     )

@@ -1,7 +1,7 @@
 """Handles lost parameter servers: determines what is lost and what protects the rows, and begins a recovery."""
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import MOST_DOUBLE_PARITY_SERVERS, TrainingJobSpec, can_keep_parity
+from emberscale_api.job import TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import MemberId, Role, slot_name
 from emberscale_api.job.status import ROLLED_BACK_STEP
 from emberscale_jobmaster import reshaping
@@ -175,10 +175,8 @@ def unprotected_reason(state: JobState, spec: TrainingJobSpec) -> str:
     owners, parity = len(state.routing.table.owners), due_parity(state, spec)
     if owners == 1:
         return "only one parameter server has rows"
-    if owners <= parity:
-        return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
     if not can_keep_parity(owners, parity):
-        return f"{owners} parameter servers have rows, and parity {parity} allows at most {MOST_DOUBLE_PARITY_SERVERS}"
+        return f"only {owners} parameter servers have rows, and parity {parity} needs {parity + 1}"
     if state.misses_rows:
         return missing_rows(state)
     is_current = state.parity_group.version == state.routing.table.version

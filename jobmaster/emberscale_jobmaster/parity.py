@@ -8,13 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from emberscale_api.frozen import replace
-from emberscale_api.job import (
-    MOST_DOUBLE_PARITY_SERVERS,
-    Durability,
-    FaultToleranceStrategy,
-    TrainingJobSpec,
-    can_keep_parity,
-)
+from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
 from emberscale_api.job.roles import Role, slot_name
 from emberscale_api.job.status import PARITY_STEP
 from emberscale_api.routing import RoutingTable
@@ -105,8 +99,7 @@ def _choose(state: JobState, spec: TrainingJobSpec) -> _ParityChoice:
     if not wanted:
         return _ParityChoice(0, "other ways cost less")
     if not can_keep_parity(servers, wanted):
-        takes = f"{1 + wanted}" if servers <= wanted else f"at most {MOST_DOUBLE_PARITY_SERVERS}"
-        return _ParityChoice(0, f"it takes {takes} parameter servers")
+        return _ParityChoice(0, f"it takes {1 + wanted} parameter servers")
     if unable := _owners_without(state.routing.table, state, lambda process: process.most_parity >= wanted):
         why = f"it is expected to cost least, but {unable} did not say that they keep it: they run another version"
         return _ParityChoice(0, why, is_hindered=True)

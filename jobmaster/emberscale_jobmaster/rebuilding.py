@@ -275,9 +275,14 @@ def _forgetting(state: JobState, spec: TrainingJobSpec, move: Move) -> tuple[Job
 
 
 def rebuilt(move: Move) -> Mapping[int, Applied] | None:
-    """Returns the batches in the rebuilt rows of each lost server; None if the servers disagree."""
+    """Returns the batches in the rebuilt rows of each lost server, as the servers with parity of it have told.
+
+    Returns None if they disagree, and if nobody had parity of a lost server.
+    """
     said = [report.rebuilt for index, report in move.copied.items() if index not in move.lost]
-    return said[0] if said and said[0].keys() == {*move.lost} and all(one == said[0] for one in said) else None
+    found = {server: applied for one in said for server, applied in one.items()}
+    agree = all(found[server] == applied for one in said for server, applied in one.items())
+    return found if agree and found.keys() == {*move.lost} else None
 
 
 def completed(state: JobState, move: Move, now: float) -> JobState:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSpec, can_keep_parity
+from emberscale_api.job import Durability, FaultToleranceStrategy, TrainingJobSpec, can_keep_parity, stripe_width
 
 
 def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
@@ -26,14 +26,12 @@ def test_parity_2_takes_three_servers() -> None:
         spec({"replicas": 2}, parity=2)
 
 
-def test_parity_2_takes_no_more_servers_than_its_code_tells_apart() -> None:
-    assert spec({"replicas": 257}, parity=2).ps.replicas == 257
-    assert spec({"replicas": 1000}, parity=1).ps.replicas == 1000
-    for field in ("replicas", "minReplicas", "maxReplicas"):
-        with pytest.raises(
-            ValidationError, match=rf"needs at most 257 parameter servers: set ps.{field} to at most 257"
-        ):
-            spec({"minReplicas": 3, field: 258} if field != "replicas" else {field: 258}, parity=2)
+@pytest.mark.parametrize(
+    ("servers", "parity", "width"), [(2, 1, 1), (5, 1, 4), (6, 1, 4), (1000, 1, 4), (3, 2, 1), (6, 2, 4), (300, 2, 4)]
+)
+def test_few_servers_share_parity_in_a_large_job(servers: int, parity: int, width: int) -> None:
+    assert spec({"replicas": servers}, parity=parity).ps.replicas == servers
+    assert stripe_width(servers, parity) == width
 
 
 @pytest.mark.parametrize(

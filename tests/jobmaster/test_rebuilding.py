@@ -6,6 +6,7 @@ import pytest
 from tests.jobmaster.driven import Driven, protected
 from tests.jobmaster.driven_master import Fault
 from tests.jobmaster.scenario import describe
+from tests.jobmaster.storage_double import as_ranges
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import losses, moving, rebuilding
@@ -158,6 +159,23 @@ def test_servers_that_differ_about_the_lost_rows_take_the_job_back() -> None:
     driven.lost[1] = {0: {0}}
     driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
     assert driven.job.recoveries == 1
+
+
+@pytest.mark.parametrize(("tells", "recoveries"), [((0,), 0), ((), 1)])
+def test_only_servers_with_parity_of_a_lost_one_tell_what_it_had(tells: tuple[int, ...], recoveries: int) -> None:
+    driven = protected()
+    driven.kill(Role.PS, 1)
+    for index in (0, 2):
+        driven.faults["Copy", index] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    job, spec, has = driven.job, driven.spec, driven.lost[1]
+    for index in (0, 2):
+        rebuilt = {1: as_ranges(has)} if index in tells else {}
+        job = moving.on_copied(job, spec, unwrap(job.move), index, CopyReport(True, 0, 1, rebuilt), driven.now)
+    assert job.recoveries == recoveries
+    if tells:
+        move = unwrap(job.move)
+        assert (move.phase, move.settled) == (MovePhase.SWITCH, {1: as_ranges(has)})
 
 
 def test_a_server_that_takes_its_rows_out_of_the_parity_gets_on() -> None:

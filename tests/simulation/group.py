@@ -93,13 +93,13 @@ class SimulatedGroup:
         self.members = tuple(one.index for one in table.owners)
         self.me = self.members.index(server.index)
         self._server = server
-        parity = server.cluster.scenario.parity
-        self._layout = ParityLayout(len(self.members), parity)
+        scenario = server.cluster.scenario
+        self._layout = ParityLayout(len(self.members), scenario.parity, scenario.most_width)
         self.parity = ParitySets(self._layout, self.me)
         self.withdrawals = Withdrawals(self._layout, [SlotNumbers(SLOT_BITS, PLACES, row_bytes=1)])
-        self.core = GroupCore(self.me, len(self.members), Holding(self.parity, self.me, len(self.members)), parity)
+        self.core = GroupCore(self.me, self._layout, Holding(self.parity, self.me, len(self.members)))
         self._logged = 0
-        self._lag = ParityLag(server.cluster.scenario.lag if server.protection.is_async else None)
+        self._lag = ParityLag(scenario.lag if server.protection.is_async else None)
         self._pending: Deltas = ()
         self._withdraws = False
         self._out: set[int] = set()
@@ -129,7 +129,8 @@ class SimulatedGroup:
 
     def trouble_of_rebuild(self, version: int) -> ParityTrouble | None:
         """What keeps pushes waiting while this group still serves a rebuild; `version` is of the table in force."""
-        return self._trouble_with(self.core.waits_for(self.core.put_count, self._acknowledged()), version)
+        waiting = self.core.waits_for(self.core.put_count, self._reached(), all_others=True)
+        return self._trouble_with(waiting, version)
 
     def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
         for member in members:
@@ -165,10 +166,10 @@ class SimulatedGroup:
         number = self.core.put()
         batches = self._lag.send(number, 0)
         if not self._withdraws:
-            self._queue(Sent("deltas", self._stored(), batches, deltas))
+            self._queue(Sent("deltas", self._stored(), batches, deltas), self.core.holders)
         else:
             kind: Literal["places", "withdrawal"] = "places" if places else "withdrawal"
-            self._queue(Sent(kind, self._stored(), deltas=deltas, end=end, places=places))
+            self._queue(Sent(kind, self._stored(), deltas=deltas, end=end, places=places), self.core.holders)
 
     def _flush(self) -> Task[None]:
         while not self.core.is_over:
@@ -178,7 +179,7 @@ class SimulatedGroup:
 
     def await_pushes(self) -> Task[None]:
         """Waits until a push may be answered, or until the group is over."""
-        if self._parted_at is not None or any(self._links[member].problem for member in self.core.holders):
+        if self._parted_at is not None or any(self._links[member].problem for member in self.core.others):
             yield from self.await_holders()
         else:
             self._lag.stored(self._stored())
@@ -188,8 +189,12 @@ class SimulatedGroup:
         """Waits until all holders have what was sent, but for the last items, or until the group is over."""
         yield from self._await(self.core.put_count - ahead)
 
-    def _await(self, number: int) -> Task[None]:
-        while self.core.waits_for(number, self._acknowledged()):
+    def await_others(self) -> Task[None]:
+        """Waits until all others have what was sent to them, or until the group is over."""
+        yield from self._await(self.core.put_count, all_others=True)
+
+    def _await(self, number: int, *, all_others: bool = False) -> Task[None]:
+        while self.core.waits_for(number, self._reached(), all_others=all_others):
             yield self.changed
 
     def end(self) -> None:
@@ -200,12 +205,17 @@ class SimulatedGroup:
         self.changed.notify()
 
     def send(self, item: Sent) -> None:
+        """Sends an item to all others."""
+        self.core.put(to_all=True)
+        self._queue(item, self.core.others)
+
+    def send_to_holders(self, item: Sent) -> None:
         """Sends an item to all holders."""
         self.core.put()
-        self._queue(item)
+        self._queue(item, self.core.holders)
 
-    def _queue(self, item: Sent) -> None:
-        for member in self.core.holders:
+    def _queue(self, item: Sent, receivers: Iterable[int]) -> None:
+        for member in receivers:
             link = self._links[member]
             mine = tuple(one for one in item.deltas if self._goes_to(member, one[0]))
             if not link.over:
@@ -215,16 +225,17 @@ class SimulatedGroup:
         self.changed.notify()
 
     def _goes_to(self, member: int, slot: int) -> bool:
-        return self._layout.lane(self.me, TABLE, slot >> SLOT_BITS) in self._layout.lanes_to(member)
+        return self._layout.lane(self.me, TABLE, slot >> SLOT_BITS) in self._layout.lanes_to(self.me, member)
 
-    def _acknowledged(self) -> dict[int, int]:
-        return {member: link.window.acknowledged_count for member, link in self._links.items()}
+    def _reached(self) -> dict[int, int]:
+        counts = {member: link.window.acknowledged_count for member, link in self._links.items()}
+        return {member: self.core.reached(member, count) for member, count in counts.items()}
 
     def _stored(self) -> int:
-        return self.core.stored(self._acknowledged())
+        return self.core.stored(self._reached())
 
     def _begin(self) -> Task[None]:
-        while self.core.is_filling and self.core.yet_to_meet(self._acknowledged()):
+        while self.core.is_filling and self.core.yet_to_meet(self._reached()):
             yield self.changed
         if self.core.is_filling:
             self.core.meet()

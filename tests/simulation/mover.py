@@ -124,7 +124,7 @@ class SimulatedMover:
         transfer = self._server.core.renew_move(move, world.now)
         if transfer.lost:
             applied = {} if transfer.joins else (yield from self._rebuilding(transfer).progress(wait))
-            return transfer.joins or bool(applied), 0, applied
+            return applied is not None, 0, applied or {}
         outgoing = self._sending(transfer)
         deadline = world.now + wait
         if outgoing is not None:

@@ -255,7 +255,8 @@ def _servers_may_differ_about_rebuilt_rows(stack: ExitStack) -> None:
     """Removes a check by which the master itself would notice the difference and roll back."""
 
     def first_said(move: Move) -> Mapping[int, Applied] | None:
-        return next((report.rebuilt for index, report in move.copied.items() if index not in move.lost), None)
+        said = [report.rebuilt for index, report in move.copied.items() if index not in move.lost]
+        return {server: applied for one in reversed(said) for server, applied in one.items()}
 
     stack.enter_context(patch.object(rebuilding, "rebuilt", first_said))
 

@@ -23,6 +23,7 @@ from tests.simulation.faults import (
 )
 from tests.simulation.scenario import Scenario
 
+from emberscale_api.job import MOST_STRIPE_WIDTH
 from emberscale_jobmaster.operations import MovePhase, ReloadPhase
 from emberscale_trainer.server.lag import LagBound
 
@@ -102,6 +103,7 @@ def protected(random: Random, base: Scenario) -> Scenario:
         compute_seconds=random.choice((0.3, 0.4, 0.9)),
         target_pls=0.0,
         parity=1,
+        most_width=(MOST_STRIPE_WIDTH, 1, 2)[base.seed // 3 % 3],
         faults=tuple(sorted((*base.faults, *faults))),
     )
 

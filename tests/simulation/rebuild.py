@@ -34,7 +34,7 @@ class SimulatedRebuild:
         self.transfer = transfer
         self.over = False
         self.problem = ""
-        self._applied: Mapping[int, AppliedBatches] = {}
+        self._applied: Mapping[int, AppliedBatches] | None = None
         self._changed = Condition()
         self._wanted: deque[tuple[int, ...]] = deque()
         self._goes_on = False
@@ -57,14 +57,16 @@ class SimulatedRebuild:
         self._wanted.append(places)
         self.go_on()
 
-    def progress(self, wait: float) -> Task[Mapping[int, AppliedBatches]]:
-        """Returns the batches in the rebuilt rows once all are sent, or their keys; or nothing after the wait.
+    def progress(self, wait: float) -> Task[Mapping[int, AppliedBatches] | None]:
+        """Returns the batches in the rebuilt rows once all are sent, or their keys; None after the wait.
+
+        There are none of lost servers of which this one held no parity.
 
         Raises NotHeldError.
         """
         deadline = self._server.world.now + wait
         self._server.after(wait, self._changed.notify)
-        while not self._applied and not self.problem and self._server.world.now < deadline:
+        while self._applied is None and not self.problem and self._server.world.now < deadline:
             yield self._changed
         if self.problem:
             raise NotHeldError(f"the rebuild of move {self.transfer.number} has failed here: {self.problem}")
@@ -104,7 +106,7 @@ class SimulatedRebuild:
         for peer in sorted({owner(self.transfer.table, unit) for unit in keys}):
             mine = {unit: place for unit, place in keys.items() if owner(self.transfer.table, unit) == peer}
             yield from self._give(peer, keys=mine)
-        self._ready({lost: found[member]})
+        self._ready({lost: found[member]} if member in found else {})
         while not self._goes_on and not self.problem:
             group.core.require()
             yield group.changed

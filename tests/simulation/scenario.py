@@ -5,7 +5,7 @@ from random import Random
 
 from tests.simulation.faults import HORIZON, Fault
 
-from emberscale_api.job import TrainingJob, TrainingJobSpec
+from emberscale_api.job import MOST_STRIPE_WIDTH, TrainingJob, TrainingJobSpec
 from emberscale_trainer.server.lag import LagBound
 
 MOST_SERVERS = 4
@@ -26,7 +26,8 @@ class Scenario:
     * `room`: the number of servers for which the cluster has room; others are never placed.
     * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
     * `rounds`: the most batches of a round; 0: no rounds, 1: as many as `RoundLengths` says.
-    * `parity`: the parity that servers keep of each other's rows; 0: none.
+    * `parity`: the parity that servers keep of each other's rows; 0: none. `most_width`: the most servers whose rows
+      share parity.
     * `lag`: how far it may lag behind pushes; None: not at all.
     * `outdated`: the part of the servers, by incarnation, that cannot rebuild rows on demand.
     * `dawdling`: the probability that the master delays a call, as if it got no CPU.
@@ -53,6 +54,7 @@ class Scenario:
     room: int = MOST_SERVERS
     target_pls: float = 0.0
     parity: int = 0
+    most_width: int = MOST_STRIPE_WIDTH
     rounds: int = 0
     lag: LagBound | None = None
     placing_seconds: float = 0.0

@@ -30,7 +30,10 @@ class SimulatedWithdrawing:
         """The lost rows that this server decodes and that follow on demand, with the numbers of their places."""
 
     def decode(self, lost: frozenset[int]) -> Task[dict[int, AppliedBatches]]:
-        """Reduces the parity to the rows of lost members; returns the batches in these rows. Raises NotHeldError."""
+        """Reduces the parity to the rows of lost members; returns the batches in these rows.
+
+        Of lost members of which this server holds no parity, it returns none. Raises NotHeldError.
+        """
         group = self.group
         self._marks = group.lose(lost)
         yield from self._begin_work()
@@ -52,7 +55,7 @@ class SimulatedWithdrawing:
             self._end_work()
 
     def find_keys(self, lost: int) -> Task[dict[int, AppliedBatches]]:
-        """Learns the keys of a lost member's rows; returns the batches in these rows. Raises NotHeldError."""
+        """Learns the keys of a lost member's rows; returns as `decode` does. Raises NotHeldError."""
         group = self.group
         self._marks = group.lose(frozenset((lost,)))
         yield from self._begin_work()
@@ -91,7 +94,7 @@ class SimulatedWithdrawing:
         group = self.group
         for place, half in group.parity.halves_for_others(group.core.lost):
             group.core.require()
-            group.send(Sent("half", place=place, half=half))
+            group.send_to_holders(Sent("half", place=place, half=half))
             yield from group.await_holders()
         group.core.require()
         group.send(Sent("half"))
@@ -105,10 +108,10 @@ class SimulatedWithdrawing:
             return
         end = group.begin_withdrawal(lost)
         for holder, stripe, columns in group.columns(end):
-            group.send(Sent("columns", columns={holder: (stripe, columns)}))
+            group.send_to_holders(Sent("columns", columns={holder: (stripe, columns)}))
         group.send(Sent("told", marks=self._marks, end=end))
         group.core.told_columns()
-        yield from group.await_holders()
+        yield from group.await_others()
 
     def withdraw_next(self) -> Task[None]:
         """Withdraws the next rows, and waits until the holders have most of what was sent. Raises NotHeldError."""
@@ -121,7 +124,7 @@ class SimulatedWithdrawing:
         group.core.require()
         group.send(Sent("withdrawn", marks=self._marks))
         group.core.withdrew()
-        yield from group.await_holders()
+        yield from group.await_others()
 
     def want(self, numbers: Sequence[int]) -> None:
         """Decodes the lost rows at these places of stripes before others."""

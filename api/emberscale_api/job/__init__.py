@@ -31,8 +31,8 @@ from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
 from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import (
     DEFAULT_TARGET_PLS,
-    MOST_DOUBLE_PARITY_SERVERS,
     MOST_PARITY,
+    MOST_STRIPE_WIDTH,
     CleanPodPolicy,
     Durability,
     FaultToleranceStrategy,
@@ -43,6 +43,7 @@ from emberscale_api.job.run_policy import (
     RunPolicy,
     ScalingMode,
     can_keep_parity,
+    stripe_width,
 )
 from emberscale_api.job.training import (
     HotEmbeddingsMode,
@@ -57,8 +58,8 @@ __all__ = [
     "API_VERSION",
     "DEFAULT_TARGET_PLS",
     "KIND",
-    "MOST_DOUBLE_PARITY_SERVERS",
     "MOST_PARITY",
+    "MOST_STRIPE_WIDTH",
     "AdmissionSpec",
     "Architecture",
     "CSVSpec",
@@ -110,4 +111,5 @@ __all__ = [
     "parse_duration",
     "parse_manifest",
     "resolve_model",
+    "stripe_width",
 ]

@@ -214,8 +214,9 @@ DEFAULT_TARGET_PLS = 0.1
 MOST_PARITY = 2
 """The largest `parity`."""
 
-MOST_DOUBLE_PARITY_SERVERS = 257
-"""With parity 2: 255 rows of a stripe, which the code tells apart, and its two parity blocks."""
+MOST_STRIPE_WIDTH = 4
+"""The most servers whose rows share parity. A push sends its changes to the servers that hold parity of its rows, and
+there are as many of them, and with `parity` 2 one more: wider stripes take less memory, and more time for each push."""
 
 
 class Durability(StrEnum):
@@ -231,7 +232,15 @@ class Durability(StrEnum):
 
 def can_keep_parity(servers: int, parity: int) -> bool:
     """Whether so many parameter servers can keep this parity of each other's rows."""
-    return servers > parity and (parity < MOST_PARITY or servers <= MOST_DOUBLE_PARITY_SERVERS)
+    return servers > parity
+
+
+def stripe_width(servers: int, parity: int) -> int:
+    """Returns how many of so many parameter servers share the parity of their rows; 0 or less: they can keep none.
+
+    The parity takes `parity` times the memory of the rows, over this number.
+    """
+    return min(MOST_STRIPE_WIDTH, servers - parity)
 
 
 _MAY_KEEP_PARITY = frozenset({FaultToleranceStrategy.AUTO, FaultToleranceStrategy.ERASURE_CODING})

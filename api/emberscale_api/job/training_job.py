@@ -10,7 +10,6 @@ from emberscale_api.job.data import DataContinuation, DataSpec
 from emberscale_api.job.model import ModelSpec
 from emberscale_api.job.roles import MasterSpec, Role, RoleSpec
 from emberscale_api.job.run_policy import (
-    MOST_DOUBLE_PARITY_SERVERS,
     CheckpointSpec,
     FaultToleranceSpec,
     FaultToleranceStrategy,
@@ -83,8 +82,6 @@ class TrainingJobSpec(ManifestPart):
             if count is None or can_keep_parity(count, parity):
                 continue
             bound = f"at least {parity + 1}"
-            if count > parity:
-                bound = f"at most {MOST_DOUBLE_PARITY_SERVERS}"
             raise ValueError(
                 f"faultTolerance.parity ({parity}) needs {bound} parameter servers: set ps.{field} to {bound}"
             )

@@ -53,10 +53,12 @@ def array(*numbers: int) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-@given(st.data(), st.integers(1, 2), st.integers(2, 5))
-def test_places_are_found_once_and_as_soon_as_they_are_alone(data: st.DataObject, parity: int, members: int) -> None:
+@given(st.data(), st.integers(1, 2), st.integers(2, 6), st.integers(1, 5))
+def test_places_are_found_once_and_as_soon_as_they_are_alone(
+    data: st.DataObject, parity: int, members: int, most_width: int
+) -> None:
     assume(members > parity)
-    layout = ParityLayout(members, parity)
+    layout = ParityLayout(members, parity, most_width)
     sources = [member for member in range(members) if member not in (HOLDER, LOST)]
     counts = {one: [data.draw(st.integers(0, 30)) for _ in range(TABLES)] for one in sources}
     rows, withdrawals = Rows(layout, counts), Withdrawals(layout, NUMBERS)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from emberscale_trainer.parity import Holding, SourceOverError
+from emberscale_api.job import MOST_STRIPE_WIDTH
+from emberscale_trainer.parity import Holding, ParityLayout, SourceOverError
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.group import GroupCore, is_parity_stream, parity_stream, source_of
@@ -20,9 +21,11 @@ class Sums:
         self.value ^= deltas
 
 
-def member(me: int, members: int, *, whole: bool = True, parity: int = 1) -> tuple[GroupCore[int], Sums]:
+def member(
+    me: int, members: int, *, whole: bool = True, parity: int = 1, most_width: int = MOST_STRIPE_WIDTH
+) -> tuple[GroupCore[int], Sums]:
     sums = Sums()
-    core = GroupCore(me, members, Holding(sums, me, members), parity)
+    core = GroupCore(me, ParityLayout(members, parity, most_width), Holding(sums, me, members))
     if whole:
         core.meet()
         core.filled()
@@ -39,6 +42,47 @@ def test_a_push_waits_for_all_holders_but_a_lost_one() -> None:
     assert core.waits_for(1, {1: 1, 2: 0}) == ()
     core.end()
     assert core.waits_for(5, {1: 1, 2: 0}) == ()
+
+
+def test_a_push_waits_for_holders_alone_and_what_all_must_know_for_all() -> None:
+    core, _ = member(0, 6, most_width=2)
+    assert core.holders == (1, 2)
+    assert (core.put(to_all=True), core.put(), core.put(to_all=True), core.put()) == (1, 2, 3, 4)
+    assert [core.sent_to(1, number) for number in range(5)] == [0, 1, 2, 3, 4]
+    assert [core.sent_to(4, number) for number in range(5)] == [0, 1, 1, 2, 2]
+    assert [core.reached(1, count) for count in range(5)] == [0, 1, 2, 3, 4]
+    assert [core.reached(4, count) for count in range(3)] == [0, 2, 4]
+    reached = {1: 4, 2: 4, 3: 4, 4: 2, 5: 4}
+    assert core.waits_for(4, reached) == ()
+    assert core.waits_for(4, reached, all_others=True) == (4,)
+    assert core.stored(reached) == 4
+    core.lose(frozenset({4}))
+    assert core.waits_for(4, reached, all_others=True) == ()
+
+
+def test_members_far_from_a_lost_one_wait_for_its_holders_and_say_nothing_of_its_rows() -> None:
+    far, _ = member(5, 6, most_width=2)
+    holder, _ = member(1, 6, most_width=2)
+    for core in (far, holder):
+        for source in {*range(6)} - {1, 5}:
+            core.begin(source, AppliedBatches())
+    holder.begin(5, AppliedBatches())
+    far.begin(1, AppliedBatches())
+    holder.take(0, 0, ((0, 7),), 0b1)
+    assert far.lose(frozenset({0})) == {0: 1}
+    assert holder.lose(frozenset({0})) == {0: 2}
+    for source in (3, 4):
+        for core in (far, holder):
+            core.withdrawn(source, {0: 1})
+    far.withdrawn(1, {0: 2})
+    holder.withdrawn(5, {0: 1})
+    assert far.agreed() is None
+    assert holder.agreed() is None, "the other holder has yet to say what it has"
+    for core in (far, holder):
+        core.withdrawn(2, {0: 2})
+    assert far.agreed() == {}
+    agreed = holder.agreed()
+    assert unwrap(agreed)[0].ranges(0) == [(7, 8)], "members that hold none of its parity lack no push"
 
 
 def test_pushes_wait_for_nobody_until_all_have_answered_once() -> None:
@@ -166,6 +210,7 @@ def test_one_group_rebuilds_once() -> None:
 def test_a_stream_is_taken_by_the_group_of_its_table_alone() -> None:
     stream = parity_stream(7, 3)
     assert is_parity_stream(stream)
+    assert source_of(stream & ~(1 << 62), 1, (1, 7), (1, 3)) is None, "its sender places parity otherwise"
     assert not is_parity_stream(7 << 10)
     assert source_of(stream, 1, (1, 6), (1, 3)) is None
     assert source_of(stream, 1, (1, 7), (1, 3)) == 1

@@ -30,10 +30,10 @@ class ParityBlocks:
         self._halves: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self.nbytes = 0
         """The bytes of all blocks; unwritten parts take no memory."""
-        self._directories = {source: _Directory(self._tables) for source in range(layout.members) if source != member}
+        self._directories = {source: _Directory(self._tables) for source in layout.sources(member)}
 
     def apply(self, source: int, deltas: NDArray[np.uint8]) -> None:
-        """Applies deltas of another member.
+        """Applies deltas of another member, one of `sources`.
 
         Raises ValueError for bytes that are no deltas of rows whose parity is here; those before them are applied.
         After a MemoryError nothing is.

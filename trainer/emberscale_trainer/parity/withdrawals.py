@@ -71,7 +71,7 @@ class Withdrawals:
             self._out[table, stripe] = {
                 source: np.arange(places) >= self._end_in(source, table, stripe)
                 for source, number in self._ends
-                if number == table and self._layout.role(source, table, stripe) is None
+                if number == table and self._layout.has_segment(source, table, stripe)
             }
             self._look(table, stripe, np.arange(places))
 

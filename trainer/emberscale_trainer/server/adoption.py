@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from emberscale_api.job import stripe_width
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import Batch
 
@@ -58,5 +59,6 @@ def bytes_to_adopt(rows: int, owned: Ownership, gained: Ownership, servers: int,
     """
     before, more = np.count_nonzero(owned.buckets), np.count_nonzero(gained.buckets)
     adopted = int(rows * more / before) if before else 0
-    after = (rows + adopted) * parity // (servers - parity) if servers > parity else 0
+    width = stripe_width(servers, parity)
+    after = (rows + adopted) * parity // width if width > 0 else 0
     return adopted + max(0, after - blocks)

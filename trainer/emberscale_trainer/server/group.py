@@ -4,15 +4,18 @@
                                 -> (one is lost, whose rows follow on demand) -> keys are told, agreed -> withdrawing
        another table, or another assignment -> over
 
-A member greets each other member with a first item. Once all have answered, it sends each of them one numbered item for
-one or several pushes; `lag` says which items they must have before a push is answered. Until then pushes wait for
-nobody: no row is protected yet, and members that cannot reach each other train on without parity until they can.
+A member greets each other member with a first item. Once all have answered, it sends the holders of its parity one
+numbered item for one or several pushes; `lag` says which items they must have before a push is answered. Until then
+pushes wait for nobody: no row is protected yet, and members that cannot reach each other train on without parity until
+they can. In large groups, some members hold no parity of it; they get only the items that all members need.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from emberscale_trainer.parity.holding import Batch, Holding, SourceOverError
+from emberscale_trainer.parity.layout import ParityLayout
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.stream.core import StreamLostError
@@ -20,23 +23,27 @@ from emberscale_trainer.stream.core import StreamLostError
 _Deltas = TypeVar("_Deltas")
 
 _PARITY_STREAM = 1 << 63
+_LAYOUT = 1 << 62
+"""Marks streams by the placement of `ParityLayout`."""
 _SERVERS = 1 << 10
 
 
 class GroupCore(Generic[_Deltas]):
-    """The part of member `me` in a group of `members`, of which any `parity` may be lost.
+    """The part of member `me` in a group with this layout, of whose members any `layout.parity` may be lost.
 
-    * `holding`: the parity that it holds for the others. `put_count`: the number of its last item.
+    * `holding`: the parity that it holds for others. `put_count`: the number of its last item.
     * `has_met`: all others have answered, so that pushes are sent to them. `lost`: the members that count as lost.
     * `has_told`: the holders know the keys in its rows, or will.
     * `has_withdrawn`: it has withdrawn its rows, and sends nothing more, as the others accept nothing more.
     * `is_over`: another group, or none, has replaced this one.
     """
 
-    def __init__(self, me: int, members: int, holding: Holding[_Deltas], parity: int = 1) -> None:
+    def __init__(self, me: int, layout: ParityLayout, holding: Holding[_Deltas]) -> None:
         self.holding = holding
-        self._parity = parity
-        self._others = tuple(member for member in range(members) if member != me)
+        self._me = me
+        self._layout = layout
+        self._others = tuple(member for member in range(layout.members) if member != me)
+        self._holders = frozenset(layout.holders(me))
         self.is_over = False
         self.has_met = False
         self._whole = False
@@ -44,6 +51,7 @@ class GroupCore(Generic[_Deltas]):
         self.has_told = False
         self.has_withdrawn = False
         self.put_count = 0
+        self._to_all: list[int] = []
         self._received: dict[int, int] = {}
         self._withdrawing: set[int] = set()
         self._marks: dict[int, dict[int, int]] = {}
@@ -65,9 +73,14 @@ class GroupCore(Generic[_Deltas]):
         return not self.lost and not self.is_over
 
     @property
-    def holders(self) -> tuple[int, ...]:
-        """The members that receive items: all others except lost ones."""
+    def others(self) -> tuple[int, ...]:
+        """All other members except lost ones."""
         return tuple(member for member in self._others if member not in self.lost)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The members that hold parity of this one's rows, except lost ones: they get all items."""
+        return tuple(member for member in self.others if member in self._holders)
 
     def end(self) -> None:
         """Ends the group; nothing waits for it any more."""
@@ -75,14 +88,26 @@ class GroupCore(Generic[_Deltas]):
 
     # What this member sends
 
-    def put(self) -> int:
-        """Numbers the next item."""
+    def put(self, *, to_all: bool = False) -> int:
+        """Numbers the next item, which goes to the holders or to all other members."""
         self.put_count += 1
+        if to_all:
+            self._to_all.append(self.put_count)
         return self.put_count
 
-    def yet_to_meet(self, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
-        """Returns the holders that have yet to answer the first item."""
-        return tuple(member for member in self.holders if not acknowledged[member])
+    def sent_to(self, member: int, number: int) -> int:
+        """Returns how many of the items up to this one go to a member."""
+        return number if member in self._holders else bisect_right(self._to_all, number)
+
+    def reached(self, member: int, count: int) -> int:
+        """Returns the last item before the first that a member lacks, if it has `count` items."""
+        if member in self._holders:
+            return count
+        return self._to_all[count] - 1 if count < len(self._to_all) else self.put_count
+
+    def yet_to_meet(self, reached: Mapping[int, int]) -> tuple[int, ...]:
+        """Returns the members that have yet to answer the first item."""
+        return tuple(member for member in self.others if not reached[member])
 
     def meet(self) -> None:
         """Notes that all others have answered: the next item has the batches in the rows so far, and pushes follow."""
@@ -92,20 +117,19 @@ class GroupCore(Generic[_Deltas]):
         """Notes that the holders have all earlier rows, and know the batches in them."""
         self._whole = True
 
-    def stored(self, acknowledged: Mapping[int, int]) -> int:
-        """Returns the last item that all holders have, given the items that each has acknowledged."""
-        return min((acknowledged[member] for member in self.holders), default=self.put_count)
+    def stored(self, reached: Mapping[int, int]) -> int:
+        """Returns the last item that all holders have, given the item up to which each has all."""
+        return min((reached[member] for member in self.holders), default=self.put_count)
 
-    def waits_for(self, number: int, acknowledged: Mapping[int, int]) -> tuple[int, ...]:
-        """Returns the holders that must still store the items up to this one before a push is answered.
+    def waits_for(self, number: int, reached: Mapping[int, int], *, all_others: bool = False) -> tuple[int, ...]:
+        """Returns the holders, or all other members, that lack items up to this one: a push is answered after that.
 
-        Returns no holders before the members have met, and once the group is over.
+        Returns none before the members have met, and once the group is over.
         """
-        return (
-            ()
-            if self.is_over or not self.has_met
-            else tuple(member for member in self.holders if acknowledged[member] < number)
-        )
+        if self.is_over or not self.has_met:
+            return ()
+        members = self.others if all_others else self.holders
+        return tuple(member for member in members if reached[member] < number)
 
     def told_columns(self) -> None:
         """Notes that this member has told all keys of its rows."""
@@ -171,8 +195,8 @@ class GroupCore(Generic[_Deltas]):
         """
         if self.is_over or not self._whole or self.lost not in (frozenset(), lost):
             raise NotHeldError("this server's rows are not protected")
-        if len(lost) > self._parity:
-            raise NotHeldError(f"{len(lost)} servers are lost, and parity covers {self._parity}")
+        if len(lost) > self._layout.parity:
+            raise NotHeldError(f"{len(lost)} servers are lost, and parity covers {self._layout.parity}")
         if gone := lost & self._withdrawing:
             raise NotHeldError(f"{len(gone)} of the lost servers had begun to take their rows out of the parity")
         self.lost = lost
@@ -180,30 +204,33 @@ class GroupCore(Generic[_Deltas]):
         return self._received
 
     def agreed(self) -> dict[int, AppliedBatches] | None:
-        """Returns the batches in the rows of each lost member, once only these rows are left in the parity; else None.
+        """Returns the batches in the rows of each lost member of which this one holds parity, once others agree.
 
-        All others have reported how many items they have from each lost member; items that some lack are dropped.
-        Raises NotHeldError.
+        All others have reported how many items they have from each lost member; items that some of its holders lack are
+        dropped. Returns None until then. Raises NotHeldError.
         """
         self.require()
-        if not self.lost or not set(self.holders) <= self._marks.keys():
+        if not self.lost or not set(self.others) <= self._marks.keys():
             return None
-        marks = [self._marks[member] for member in self.holders]
-        if any(named.keys() != self.lost for named in marks):
+        marks = {member: self._marks[member] for member in self.others}
+        if any(named.keys() != self.lost for named in marks.values()):
             raise NotHeldError("the servers do not agree on which ones are lost")
-        for lost in self.lost:
-            self.holding.agree(lost, min([self._received[lost], *(received[lost] for received in marks)]))
-        return {lost: self.holding.applied(lost) for lost in sorted(self.lost)}
+        marks[self._me] = self._received
+        found = sorted(self.lost.intersection(self._layout.sources(self._me)))
+        for lost in found:
+            holders = self._layout.holders(lost)
+            self.holding.agree(lost, min(received[lost] for member, received in marks.items() if member in holders))
+        return {lost: self.holding.applied(lost) for lost in found}
 
     def has_only_lost_rows(self) -> bool:
         """Whether all other live members have withdrawn their rows. Raises NotHeldError."""
         self.require()
-        return all(self.holding.is_withdrawn(member) for member in self.holders)
+        return all(self.holding.is_withdrawn(member) for member in self.others)
 
     def has_halves(self) -> bool:
         """Whether this member has received all parity that it needs to decode rows. Raises NotHeldError."""
         self.require()
-        return len(self.lost) < 2 or set(self.holders) <= self._sent_halves
+        return len(self.lost) < 2 or set(self.others) <= self._sent_halves
 
     def require(self) -> None:
         """Raises NotHeldError once the group is over."""
@@ -217,8 +244,11 @@ def is_parity_stream(stream: int) -> bool:
 
 
 def parity_stream(version: int, source: int) -> int:
-    """Returns the 64-bit number of the row stream of a server's deltas under a routing table of this version."""
-    return _PARITY_STREAM | version * _SERVERS | source
+    """Returns the 64-bit number of the row stream of a server's deltas under a routing table of this version.
+
+    Servers that place parity otherwise, as earlier versions do, do not know the stream, so that they never meet.
+    """
+    return _PARITY_STREAM | _LAYOUT | version * _SERVERS | source
 
 
 def source_of(stream: int, generation: int, newest: tuple[int, int], members: tuple[int, ...]) -> int | None:
@@ -226,8 +256,8 @@ def source_of(stream: int, generation: int, newest: tuple[int, int], members: tu
 
     Returns None if this server has not begun the stream's group yet. Raises StreamLostError for an earlier group.
     """
-    version, source = (stream & ~_PARITY_STREAM) // _SERVERS, stream % _SERVERS
-    if newest < (generation, version):
+    version, source = (stream & ~(_PARITY_STREAM | _LAYOUT)) // _SERVERS, stream % _SERVERS
+    if newest < (generation, version) or not stream & _LAYOUT:
         return None
     if newest > (generation, version) or source not in members:
         raise StreamLostError(f"server {source} is not of the group of version {newest[1]}")

@@ -1,12 +1,12 @@
 """A server's part in a group of servers that hold parity of each other's rows: the threads and streams around `group`.
 
-The servers of a routing table form a group. With `durability: Sync`, a push is answered once all of them have its
-deltas, so losing as many servers as the parity covers never loses an answered push. With `Async` it is answered at
-once, unless the parity lags too far behind (`lag`), and the deltas of several pushes are sent together. Changes without
-a push (a move, eviction, compaction) are sent later. When servers are lost, the others *withdraw* their own rows from
-the parity, which then has only the rows of the lost servers. If two rows of a stripe are lost, one of its holders sends
-its parity to the other, which decodes both. The holders then send the rows to the successors of the lost servers.
-Nobody else changes, and nothing rolls back.
+The servers of a routing table form a group. With `durability: Sync`, a push is answered once all holders of the
+server's parity have its deltas, so losing as many servers as the parity covers never loses an answered push. With
+`Async` it is answered at once, unless the parity lags too far behind (`lag`), and the deltas of several pushes are sent
+together. Changes without a push (a move, eviction, compaction) are sent later. When servers are lost, the others
+*withdraw* their own rows from the parity, which then has only the rows of the lost servers. If two rows of a stripe are
+lost, one of its holders sends its parity to the other, which decodes both. The holders then send the rows to the
+successors of the lost servers. Nobody else changes, and nothing rolls back.
 
 A group whose live servers have parted, such as when one of them was declared lost and returns, does not reunite: pushes
 wait until another group begins. `trouble` reports this to the master, which recovers the job.
@@ -98,12 +98,12 @@ class Group:
         self.layouts = tables.layouts
         self.layout = layout = ParityLayout(len(members), parity)
         self.log: DeltaLog = tables.log_deltas(
-            len(members), lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
+            layout.width, lambda number, segment: layout.lane(me, number, segment), merges=lag is not None
         )
         self.blocks = ParityBlocks(layout, self.me, tables.layouts)
         numbers = [SlotNumbers(one.slot_bits, one.segment_rows, one.stride) for one in tables.layouts]
         self.withdrawals = Withdrawals(layout, numbers)
-        self.core = GroupCore(self.me, len(members), Holding(self.blocks, self.me, len(members)), parity)
+        self.core = GroupCore(self.me, layout, Holding(self.blocks, self.me, len(members)))
         stream = parity_stream(table.version, index)
         self._senders = {
             member: StreamSender(
@@ -113,7 +113,7 @@ class Group:
             if member != self.me
         }
         self._taker = ItemTaker(self.core, self.blocks, self.withdrawals, self.layouts)
-        self.send([base_item(AppliedBatches())] * len(members))
+        self.send(base_item(AppliedBatches()))
         threading.Thread(target=self._run, name="parity", daemon=True).start()
 
     @property
@@ -157,7 +157,8 @@ class Group:
 
         `version` is that of the table in force.
         """
-        return self._trouble_with(self.core.waits_for(self.core.put_count, self._acknowledged()), version)
+        waiting = self.core.waits_for(self.core.put_count, self._reached(), all_others=True)
+        return self._trouble_with(waiting, version)
 
     def _trouble_with(self, members: Iterable[int], version: int) -> ParityTrouble | None:
         """Names a member that refuses changes, or else the slowest, if it has acknowledged none for long."""
@@ -212,28 +213,33 @@ class Group:
                 self._sends_no_more.wait(_FIRST_PAUSE)
 
     def _has_parted(self) -> bool:
-        return self._parted_at is not None or any(self._senders[one].problem for one in self.core.holders)
+        return self._parted_at is not None or any(self._senders[one].problem for one in self.core.others)
 
     def await_holders(self, *, ahead: int = 0) -> None:
         """Waits until all live holders have stored all items but the last `ahead`, or none has to any more."""
         self._await(self.core.put_count - ahead)
+
+    def await_others(self) -> None:
+        """Waits until all other live members have all items that go to them, or none has to any more."""
+        self._await(self.core.put_count, all_others=True)
 
     def send_queued(self) -> None:
         """Sends what is queued, without waiting for it."""
         for member in self.core.holders:
             self._senders[member].send_queued()
 
-    def _await(self, number: int, but: Callable[[], frozenset[int]] = frozenset) -> None:
-        """Waits for all live holders but these, which may change meanwhile."""
+    def _await(self, number: int, but: Callable[[], frozenset[int]] = frozenset, *, all_others: bool = False) -> None:
+        """Waits for all live holders, or all others, but these, which may change meanwhile."""
 
         def waiting() -> tuple[int, ...]:
-            return tuple(one for one in self.core.waits_for(number, self._acknowledged()) if one not in but())
+            found = self.core.waits_for(number, self._reached(), all_others=all_others)
+            return tuple(one for one in found if one not in but())
 
         for member in waiting():
             self._senders[member].send_queued()
         while waits_for := waiting():
             try:
-                self._senders[waits_for[0]].reach(number, _WAIT_SECONDS)
+                self._senders[waits_for[0]].reach(self.core.sent_to(waits_for[0], number), _WAIT_SECONDS)
             except TimeoutError:
                 continue
             except StreamLostError:  # the holder is lost, or has declared this server lost: the master decides
@@ -301,7 +307,7 @@ class Group:
         Any later error is fatal: what was taken cannot be put back, and the parity would be wrong without it. A server
         that withdraws its rows is not rebuilt, so nobody asks for the batches in them: its deltas are of this `kind`.
         """
-        taken = self.log.take([self.layout.lanes_to(member) for member in range(len(self.members))])
+        taken = self.log.take([self.layout.lanes_to(self.me, member) for member in range(len(self.members))])
         try:
             self._send_taken(taken, kind, what)
         except BaseException as error:
@@ -320,18 +326,23 @@ class Group:
             self._lag.stored(stored)  # what is stored need not be remembered
             batches = self._lag.send(number, size)
         withdraws = self._withdraws
-        self._queue(withdrawal_items(taken, stored, kind, what) if withdraws else delta_items(taken, stored, batches))
+        items = withdrawal_items(taken, stored, kind, what) if withdraws else delta_items(taken, stored, batches)
+        self._queue(items, self.core.holders)
 
-    def send(self, items: Iterable[Item]) -> None:
-        """Sends one item to each member, in their order. The caller holds the lock of the state."""
+    def send_to_holders(self, items: Iterable[Item]) -> None:
+        """Sends each holder its item of these, one for each member in their order. The caller has the state's lock."""
         self.core.put()
-        self._queue(items)
+        self._queue(items, self.core.holders)
 
-    def _queue(self, items: Iterable[Item]) -> None:
+    def send(self, item: Item) -> None:
+        """Sends all other members an item. The caller holds the lock of the state."""
+        self.core.put(to_all=True)
+        self._queue([item] * len(self.members), self.core.others)
+
+    def _queue(self, items: Iterable[Item], receivers: Collection[int]) -> None:
         """Queues items that are put; `await_holders` sends them, or with `Async` the streams."""
-        holders = self.core.holders
         for member, item in enumerate(items):
-            if member in holders:
+            if member in receivers:
                 try:
                     self._senders[member].put(item, _WAIT_SECONDS, now=self._lag.is_async)
                     self._totals.items += 1
@@ -340,11 +351,11 @@ class Group:
                     continue  # `await_holders` waits for the master
 
     def _stored(self) -> int:
-        return self.core.stored(self._acknowledged())
+        return self.core.stored(self._reached())
 
-    def _acknowledged(self) -> dict[int, int]:
-        """Returns the number of items that each other member has acknowledged."""
-        return {member: sender.acknowledged_count for member, sender in self._senders.items()}
+    def _reached(self) -> dict[int, int]:
+        """Returns, by other member, the item up to which it has acknowledged all that go to it."""
+        return {member: self.core.reached(member, one.acknowledged_count) for member, one in self._senders.items()}
 
     def _run(self) -> None:
         try:
@@ -369,7 +380,7 @@ class Group:
 
     def _meet(self) -> None:
         """Waits until all others have answered, and then sends the batches in the rows so far."""
-        while self.core.is_filling and (waits_for := self.core.yet_to_meet(self._acknowledged())):
+        while self.core.is_filling and (waits_for := self.core.yet_to_meet(self._reached())):
             for member in waits_for:
                 self._senders[member].send_queued()
             try:
@@ -381,7 +392,7 @@ class Group:
         with self.state.lock:
             if self.core.is_filling:
                 self.core.meet()
-                self.send([base_item(self.state.core.applied)] * len(self.members))
+                self.send(base_item(self.state.core.applied))
 
     def _part(self, problem: str) -> None:
         """Marks the group as parted for good, for the reason in `problem`."""

@@ -153,7 +153,7 @@ class Rebuild(RowSending):
                 found = withdrawing.decode(frozenset(members))
                 rows = sum(self._send(lost, withdrawing.decoded(member)) for member, lost in members.items())
                 self._flush()
-                self._ready({lost: found[member] for member, lost in members.items()})
+                self._ready({members[member]: applied for member, applied in found.items()})
         except (NotHeldError, StreamLostError, SourceOverError, TimeoutError, MemoryError, ValueError) as error:
             problem = problem_of(error)
             if not self._closed.is_set():
@@ -199,7 +199,7 @@ class Rebuild(RowSending):
         for table, keys, places in withdrawing.lost_keys():
             self._send_keys(lost, table, keys, places)
         self._flush()
-        self._ready({lost: found[member]})
+        self._ready({lost: found[member]} if member in found else {})
         self._wait(withdrawing, lambda: self.goes_on)
         rows = 0
         while not (withdrawing.has_withdrawn and withdrawing.has_only_lost_rows() and not withdrawing.has_decodable()):

@@ -25,7 +25,8 @@ class CopyProgress:
       rows that follow on demand count once their keys are sent.
     * `rounds`: the finished rounds. In a rebuild, the pieces of its own rows that the server took out of the parity,
       and of parity that it sent to other holders.
-    * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server, by its index.
+    * `rebuilt`: in a rebuild that is ready, the batches in the rows of each lost server of which this one held parity,
+      by its index.
     """
 
     ready: bool

@@ -56,6 +56,8 @@ class Withdrawing:
     def decode(self, lost: frozenset[int]) -> dict[int, AppliedBatches]:
         """Withdraws all other rows from the parity of lost members; returns the batches in the rows of each.
 
+        Of lost members of which this server holds no parity, it returns none.
+
         Waits until all other members have done so. Raises NotHeldError if this group cannot rebuild the rows.
         """
         group = self.group
@@ -118,15 +120,15 @@ class Withdrawing:
             for stripe, first, rows in group.blocks.halves(group.core.lost, table):
                 half = Item(ItemKind.HALF, table, rows, np.array([stripe, first], np.int64))
                 none = Item(ItemKind.HALF, table, rows[:0], half.keys)
-                self._send_half([half if member == following else none for member in range(len(group.members))])
+                with group.state.lock:
+                    group.core.require()
+                    group.send_to_holders(half if one == following else none for one in range(len(group.members)))
+                group.await_holders()
                 self.pieces += 1
-        self._send_half([Item(ItemKind.HALF, 0, NO_RECORDS) for _ in group.members])
-
-    def _send_half(self, items: Sequence[Item]) -> None:
-        with self.group.state.lock:
-            self.group.core.require()
-            self.group.send(items)
-        self.group.await_holders()
+        with group.state.lock:
+            group.core.require()
+            group.send(Item(ItemKind.HALF, 0, NO_RECORDS))
+        group.await_others()
 
     def _await_halves(self) -> None:
         with self.group.changed:
@@ -136,7 +138,7 @@ class Withdrawing:
     # Rows of one lost server that follow on demand
 
     def find_keys(self, lost: int) -> dict[int, AppliedBatches]:
-        """Learns the keys of a lost member's rows; returns the batches in its rows.
+        """Learns the keys of a lost member's rows; returns the batches in its rows, if this server holds its parity.
 
         Waits until all other members have told those of their rows. Raises NotHeldError as `decode` does.
         """
@@ -170,11 +172,11 @@ class Withdrawing:
             group.withdraw(what=())
             none = Item(ItemKind.COLUMNS, 0, NO_RECORDS)
             for number in range(max(map(len, pieces))):
-                group.send(piece[number] if number < len(piece) else none for piece in pieces)
+                group.send_to_holders(piece[number] if number < len(piece) else none for piece in pieces)
             said = np.array([lost, mark, *ends], np.int64)
-            group.send(Item(ItemKind.COLUMNS_TOLD, 0, NO_RECORDS, said) for _ in group.members)
+            group.send(Item(ItemKind.COLUMNS_TOLD, 0, NO_RECORDS, said))
             group.core.told_columns()
-        group.await_holders()
+        group.await_others()
 
     def _columns(self, lost: frozenset[int], ends: Sequence[int], holder: int) -> list[Item]:
         group, pieces = self.group, [_Columns()]
@@ -244,9 +246,9 @@ class Withdrawing:
         with group.state.lock:
             group.core.require()
             said = np.array([*self._marks.items()], np.int64).reshape(-1)
-            group.send(Item(ItemKind.WITHDRAWN, 0, NO_RECORDS, said) for _ in group.members)
+            group.send(Item(ItemKind.WITHDRAWN, 0, NO_RECORDS, said))
             group.core.withdrew()
-        group.await_holders()
+        group.await_others()
 
     @property
     def has_withdrawn(self) -> bool:

@@ -1,7 +1,7 @@
 """Servers that protect each other's rows with parity, over real sockets."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -173,11 +173,9 @@ class Servers:
     def replace(self, *lost: int) -> Mapping[int, AppliedBatches]:
         """Loses servers and rebuilds them; returns the batches in the rows of each."""
         joined, table = self.successors(*lost)
-        rebuilt = self.rebuild(joined, table, table.version)
-        for index in lost:
-            assert len({ranges_of(one[index]) for one in rebuilt}) == 1
-        self.switch(joined, table, table.version, rebuilt[0])
-        return rebuilt[0]
+        rebuilt = agreed_on(lost, self.rebuild(joined, table, table.version))
+        self.switch(joined, table, table.version, rebuilt)
+        return rebuilt
 
     def adopt(self, *lost: int, meanwhile: Callable[[], None] = lambda: None) -> Mapping[int, AppliedBatches]:
         """Loses servers, whose rows the others adopt; returns the batches in the rows of each.
@@ -187,7 +185,7 @@ class Servers:
         before, number = self.table, self.table.version + 1
         after, said = self.copy_to_survivors(number, *lost)
         self.adopted_bytes = sum(one.copied_bytes for one in said)
-        rebuilt: Mapping[int, AppliedBatches] = said[0].rebuilt
+        rebuilt = agreed_on(lost, [one.rebuilt for one in said])
         records = [(Ownership.of(before, index), rebuilt[index]) for index in lost]
         for server in self.left:
             server.state.switch(before.generation, number, number, AppliedBatches(), None, records)
@@ -251,6 +249,13 @@ def is_formed(server: MovingServer) -> bool:
     """Whether the server has begun to protect its rows, once it has them and others have theirs from it."""
     server.mover.look()
     return server.mover._to_protect is None
+
+
+def agreed_on(lost: Iterable[int], said: Sequence[Mapping[int, AppliedBatches]]) -> Mapping[int, AppliedBatches]:
+    """Returns the batches in the rows of lost servers, on which all that held their parity agree."""
+    found = {index: [one[index] for one in said if index in one] for index in lost}
+    assert all(len({ranges_of(applied) for applied in them}) == 1 for them in found.values())
+    return {index: them[0] for index, them in found.items()}
 
 
 def ranges_of(applied: AppliedBatches) -> tuple[tuple[int, int], ...]:

@@ -19,11 +19,12 @@ from snapshots import all_rows
 from waiting import noted_call
 
 
-def test_survivors_have_the_rows_of_a_lost_server_to_the_bit(make_servers: Callable[..., Servers]) -> None:
-    servers = make_servers(4)
+@pytest.mark.parametrize("count", [4, 7])
+def test_survivors_have_the_rows_of_a_lost_server_to_the_bit(make_servers: Callable[..., Servers], count: int) -> None:
+    servers = make_servers(count)
     servers.push(servers.batch())  # before there is parity
     servers.protect()
-    for lost in (1, 0, 3):
+    for lost in [one for one in (1, 5, 4, 0, 6, 3) if one < count]:
         for _ in range(10):
             assert set(servers.push(servers.batch())) == {Status.OK}
         rest = servers.adopt(lost)
@@ -33,7 +34,7 @@ def test_survivors_have_the_rows_of_a_lost_server_to_the_bit(make_servers: Calla
     servers.check()
 
 
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("count", [3, 4, 7])
 def test_survivors_have_the_rows_of_two_lost_servers_to_the_bit(
     make_servers: Callable[..., Servers], count: int
 ) -> None:

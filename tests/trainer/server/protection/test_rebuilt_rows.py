@@ -25,7 +25,7 @@ from snapshots import all_rows
 from waiting import wait_at
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
 def test_a_lost_servers_rows_are_rebuilt_to_the_bit(make_servers: Callable[[int], Servers], count: int) -> None:
     servers = make_servers(count)
     for _ in range(10):
@@ -41,7 +41,7 @@ def test_a_lost_servers_rows_are_rebuilt_to_the_bit(make_servers: Callable[[int]
     servers.check()
 
 
-@pytest.mark.parametrize("count", [3, 4, 5])
+@pytest.mark.parametrize("count", [3, 4, 5, 7])
 def test_any_two_servers_lost_at_once_are_rebuilt_to_the_bit(make_servers: Callable[..., Servers], count: int) -> None:
     servers = make_servers(count, parity=2)
     for _ in range(10):
